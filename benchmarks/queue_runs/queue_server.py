@@ -187,7 +187,7 @@ class QueueServer:
         for task in run.tasks:
             whole = task.seconds + setup
             share = task.work / whole if whole > 0 else 1.0
-            found.append(replace(task, seconds=whole, utilisation=share, fusable=False).to_dict())
+            found.append(replace(task, seconds=whole, utilisation=share, fusable=False, start_seconds=setup).to_dict())
         return found
 
     def _tell(self, known: Mapping[str, QueuedTask], labels: Mapping[str, str]) -> None:

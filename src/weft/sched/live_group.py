@@ -87,4 +87,5 @@ class LiveGroup:
             kind=first.kind,
             slowdown_limit=slowdown_limit(first, now),
             priority=max(task.priority for task in self.left),
+            start_seconds=self.plan.start_seconds,
         )

@@ -96,6 +96,8 @@ class RunningGroup:
 
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
+    ``start_seconds``: how long after ``started`` it asks nothing of the device; ``utilisation`` is its mean from
+    ``started`` to ``ends``.
     """
 
     id: str
@@ -110,6 +112,7 @@ class RunningGroup:
     slowdown_limit: float | None = None
     priority: int = 0
     leaving: bool = False
+    start_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -220,7 +223,8 @@ class GroupStart:
     """A group to start: on which device, with how many bytes, which tasks, and why.
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
-    device. ``warm``: whether the start costs nothing because a running worker takes the group.
+    device, of which it leaves it idle for the first ``start_seconds``. ``warm``: whether the start costs nothing
+    because a running worker takes the group.
     """
 
     device: str
@@ -230,6 +234,7 @@ class GroupStart:
     utilisation: float
     why: str
     warm: bool = True
+    start_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -249,6 +254,7 @@ class Decision:
 
     ``wait`` names the tasks that the policy considered; every other queued task waits for the reason ``rest``.
     ``preempt`` names running groups that save a checkpoint and return to the queue, so that something urgent fits.
+    ``again``: when to decide once more though nothing has ended or arrived by then; None: not before.
     """
 
     start: tuple[GroupStart, ...] = ()
@@ -256,6 +262,7 @@ class Decision:
     refuse: Mapping[str, str] = field(default_factory=dict)
     preempt: tuple[str, ...] = ()
     rest: str = ""
+    again: float | None = None
 
     def reason(self, task: str) -> str:
         """Why ``task``, which is queued and was not started, is not running."""
@@ -270,13 +277,14 @@ class Decision:
         """Plain data for JSON."""
         start = [group.to_dict() for group in self.start]
         reasons = {"wait": dict(self.wait), "refuse": dict(self.refuse), "rest": self.rest}
-        return {"start": start, **reasons, "preempt": list(self.preempt)}
+        return {"start": start, **reasons, "preempt": list(self.preempt), "again": self.again}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Decision:
         """The inverse of :meth:`to_dict`."""
         start = tuple(GroupStart.from_dict(group) for group in data["start"])
-        return cls(start, dict(data["wait"]), dict(data["refuse"]), tuple(data["preempt"]), data["rest"])
+        reasons = dict(data["wait"]), dict(data["refuse"])
+        return cls(start, *reasons, tuple(data["preempt"]), data["rest"], data.get("again"))
 
 
 def _known(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A discrete-event simulator: runs a policy over a queue in continuous time, without a device.
 
 Between two events every group advances at a constant rate, given by the interference model from the demands of the
-groups on its device. Events are arrivals and ends of tasks, after each of which the policy decides, and the moments at
-which a task has started and begins to ask something of the device. A group holds its worker and its bytes until its
-last member ends. Equal input gives an equal result.
+groups on its device. Events are arrivals and ends of tasks and the moments that a policy asks for, after each of which
+it decides, and the moments at which a task has started and begins to ask something of the device. A group holds its
+worker and its bytes until its last member ends. Equal input gives an equal result.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class _Run:
         self.groups: list[GroupRun] = []
         self.refused: dict[str, str] = {}
         self.busy_seconds, self.peak_bytes, self.decisions = 0.0, 0, 0
+        self.again = math.inf  # when the policy wants to decide though nothing has happened
 
     def until_done(self, name: str) -> Simulation:
         while self.arrivals or self.queue or any(self.live.values()):
@@ -87,7 +88,7 @@ class _Run:
             self._advance(self._seconds_to_next_event())
             self._arrive()
             self._end()
-            if self.queue and before != (len(self.arrivals), len(self.runs)):
+            if self.queue and (self.now >= self.again or before != (len(self.arrivals), len(self.runs))):
                 self._decide()
             self._update_rates()
         budget = max(device.task_bytes for device in self.devices.values())
@@ -97,7 +98,9 @@ class _Run:
         )  # fmt: skip
 
     def _seconds_to_next_event(self) -> float:
-        seconds = max(self.arrivals[-1].arrival - self.now, 0.0) if self.arrivals else math.inf
+        seconds = max(self.again - self.now, 0.0)
+        if self.arrivals:
+            seconds = min(seconds, max(self.arrivals[-1].arrival - self.now, 0.0))
         for groups in self.live.values():
             for group in groups:
                 seconds = min(seconds, group.seconds_to_next_change)
@@ -160,6 +163,7 @@ class _Run:
         machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
         decision = decide(self.policy, self.queue, running, machine)
         self.decisions += 1
+        self.again = math.inf if decision.again is None else decision.again
         self._refuse(decision)
         for start in decision.start:
             self._start(start)

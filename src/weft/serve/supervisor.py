@@ -11,6 +11,7 @@ task that ran out of memory is queued once more with its estimate corrected.
 
 from __future__ import annotations
 
+import math
 import queue
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 
 from weft.core.errors import WeftError
 from weft.sched.policies.policy import Policy
+from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import delete_ended
@@ -123,6 +125,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         self.state.options.runs.mkdir(parents=True, exist_ok=True)
+        self.state.shares = UserShares(self.state.db.shares())
         self._recover()
         self.pool.start_all()
 
@@ -146,7 +149,7 @@ class Supervisor:
 
     def _take_messages(self) -> None:
         try:
-            waiting = [self.pool.inbox.get(timeout=TICK_SECONDS)]
+            waiting = [self.pool.inbox.get(timeout=min(TICK_SECONDS, max(self.state.again - time.time(), 0.001)))]
         except queue.Empty:
             return
         while not self.pool.inbox.empty():
@@ -177,8 +180,8 @@ class Supervisor:
             self._leaving.heartbeat()
         self.pool.start_missing()
         self.pool.end_silent(now)
-        if now - self._looked > LOOK_SECONDS:
-            self.state.dirty = True
+        if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
+            self.state.dirty, self.state.again = True, math.inf
         if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
             self.state.dirty, self._looked = False, now
             self._planner.plan_queued()

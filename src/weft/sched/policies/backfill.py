@@ -1,9 +1,10 @@
 """Weft's default policy: continuous backfill by bytes and predicted seconds, without group barriers.
 
 Whenever a worker is free, tasks are considered in order of priority (raised by waiting), deadline, fair share and
-length. A task starts if it fits in memory, if sharing the device pays, and if it delays neither an inference task's
-answer nor the first task that waits for memory. Tasks that may be fused with it start in the same group. A task that
-must start now for the queue to end early goes before shorter ones of its lane (``critical_tasks.py``).
+length. A task starts if it fits in memory, if sharing the device pays (``sharing.py``), and if it delays neither an
+inference task's answer nor the first task that waits for memory. Tasks that may be fused with it start in the same
+group. A task that must start now for the queue to end early goes before shorter ones of its lane
+(``critical_tasks.py``).
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class _Pass:
         self.starts: list[GroupStart] = []
         self.wait: dict[str, str] = {}
         self.reserved = False
+        self.again: float | None = None
 
     def decide(self) -> Decision:
         if not any(plan.has_worker(inference=True) for plan in self.plans):
@@ -94,25 +96,28 @@ class _Pass:
 
     def _consider_critical(self, task: QueuedTask, why: str) -> None:
         if task.id not in self.wait and not self.order.is_taken(task.id):
-            self._consider(task, why, critical=True)
+            self._consider(task, why)
 
     def _decision(self, rest: str) -> Decision:
-        return Decision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest)
+        return Decision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest, self.again)
 
     def _any_worker(self, task: QueuedTask) -> bool:
         return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
 
-    def _consider(self, task: QueuedTask, why: str, critical: bool = False) -> None:
-        """Start ``task`` with what joins it, or note why it waits; a critical task need not gain from sharing."""
+    def _consider(self, task: QueuedTask, why: str) -> None:
+        """Start ``task`` with what joins it, or note why it waits."""
         draft = GroupDraft(self.policy.safety, self.policy.model)
         draft.add(task)
         alone = draft.footprint(self.machine.now)
         reasons = []
         for plan in self._devices(task):
             reason = plan.refuses(alone)
-            if not reason and (critical or plan.gains_from(alone)):
+            pays_from = plan.pays_from(alone)
+            if not reason and pays_from <= self.machine.now:
                 self._start(draft, plan, why)
                 return
+            if not reason:
+                self.again = pays_from if self.again is None else min(self.again, pays_from)
             reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
         self.wait[task.id] = reasons[0]
         self._make_way(task, alone)
@@ -134,7 +139,8 @@ class _Pass:
         for member in members:
             self.order.take(member)
         names, reason = tuple(member.id for member in members), why + joined + beside
-        self.starts.append(GroupStart(plan.device.name, names, group.bytes, group.seconds, group.demand, reason))
+        about = group.bytes, group.seconds, group.demand, reason
+        self.starts.append(GroupStart(plan.device.name, names, *about, start_seconds=group.start_seconds))
         self.graphs.add((plan.device.name, members[0].graph))
 
     def _join(self, draft: GroupDraft, plan: DevicePlan) -> None:

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 
 from weft.sched.admission import lacks_bytes
 from weft.sched.interference import Interference
+from weft.sched.policies.sharing import Training, pays_from
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference."""
+    """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference.
+
+    It asks nothing of the device for ``start_seconds``; ``demand`` is a mean over all ``seconds``.
+    """
 
     bytes: int
     seconds: float
     demand: float
     inference: bool = False
     slowdown_limit: float | None = None
+    start_seconds: float = 0.0
 
 
 @dataclass
@@ -28,6 +33,7 @@ class _Occupant:
     ends: float
     inference: bool
     slowdown_limit: float | None
+    training: Training
 
 
 @dataclass
@@ -47,7 +53,8 @@ class DevicePlan:
         """The plan before anything new starts."""
         here = [group for group in running if group.device == device.name]
         occupants = [
-            _Occupant(g.bytes, g.utilisation, g.ends, g.kind == "inference", g.slowdown_limit) for g in here
+            _Occupant(g.bytes, g.utilisation, g.ends, g.kind == "inference", g.slowdown_limit,
+                      Training.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation)) for g in here
         ]  # fmt: skip
         return cls(device, now, model, occupants, device.task_bytes - sum(one.bytes for one in occupants))
 
@@ -80,15 +87,14 @@ class DevicePlan:
         """How much slower than alone ``group`` would run beside the others."""
         return self.model.slowdown(group.demand, self.demand)
 
-    def gains_from(self, group: Footprint) -> bool:
-        """Whether sharing pays: more useful work per second, or little delay for a task that is comparatively short."""
+    def pays_from(self, group: Footprint) -> float:
+        """From when on it pays to start ``group`` beside the others; ``now`` if it does already."""
         if not self.occupants or group.inference:
-            return True
-        before = [one.demand for one in self.occupants]
-        if self.model.throughput([*before, group.demand]) >= GAIN * self.model.throughput(before):
-            return True
-        next_end = min(one.ends for one in self.occupants) - self.now
-        return group.seconds * group.demand * len(self.occupants) < next_end
+            return self.now
+        return pays_from(self._training_of(group), [one.training for one in self.occupants], self.now, self.model)
+
+    def _training_of(self, group: Footprint) -> Training:
+        return Training.of(self.now, group.seconds, group.start_seconds, group.demand)
 
     def start(self, group: Footprint) -> None:
         """Count ``group`` as running."""
@@ -96,7 +102,8 @@ class DevicePlan:
         if self.reserved_from is not None and ends > self.reserved_from:
             self.reserved_spare -= group.bytes
         self.free -= group.bytes
-        self.occupants.append(_Occupant(group.bytes, group.demand, ends, group.inference, group.slowdown_limit))
+        about = group.inference, group.slowdown_limit, self._training_of(group)
+        self.occupants.append(_Occupant(group.bytes, group.demand, ends, *about))
 
     def fits_from(self, needed: int) -> float | None:
         """When ``needed`` bytes are predicted to be free beside a free worker; None if the device is too small."""
@@ -134,9 +141,6 @@ class DevicePlan:
                 if then > max(one.slowdown_limit, now):
                     return f"would make an inference task on {self.device.name} miss its latency target"
         return ""
-
-
-GAIN = 1.02  # sharing must raise the throughput by this factor; estimates are not exact enough to act on less
 
 
 def slowdown_limit(task: QueuedTask, now: float) -> float | None:

@@ -22,6 +22,7 @@ class GroupDraft:
     longest: float = 0.0
     work: float = 0.0
     utilisation: float = 0.0
+    start_seconds: float = 0.0
 
     def add(self, task: QueuedTask) -> None:
         """Let ``task`` join."""
@@ -31,6 +32,7 @@ class GroupDraft:
         self.longest = max(self.longest, task.seconds)
         self.work += task.work
         self.utilisation += task.utilisation
+        self.start_seconds = max(self.start_seconds, task.start_seconds)
 
     def footprint(self, now: float) -> Footprint:
         """What the group takes as it is."""
@@ -55,4 +57,5 @@ class GroupDraft:
             demand=utilisation * fused,
             inference=first.kind == "inference",
             slowdown_limit=slowdown_limit(first, now),
+            start_seconds=self.start_seconds,
         )

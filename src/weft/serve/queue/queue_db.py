@@ -16,13 +16,16 @@ import json
 import sqlite3
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.sched.queue_state import UserShare
 from weft.serve.queue.queue_file import open_file, transaction
 from weft.serve.queue.queue_groups import Group, change_group, put_group, read_groups
+from weft.serve.queue.queue_users import put_shares, read_shares, rows_in_turn
 from weft.serve.queue.task_states import (
     ENDED,
     STATES,
@@ -155,10 +158,16 @@ class QueueDB:
             rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
             return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
 
-    def claim_all(self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group) -> list[QueueTask]:
-        """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well."""
+    def claim_all(
+        self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group, shares: Iterable[UserShare] = ()
+    ) -> list[QueueTask]:
+        """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well.
+
+        ``shares``: of their users, from now on.
+        """
         with transaction(self._db) as db:
             put_group(db, group)
+            put_shares(db, shares)
             return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
 
     def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
@@ -208,10 +217,18 @@ class QueueDB:
                     raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
                 self._emit(task, kind, self._clock(), data)
 
-    def end_group(self, group: str, state: str, note: str = "") -> None:
-        """Note that a group no longer runs: ``ended``, ``dissolved`` or ``preempted`` (it may go on)."""
+    def end_group(self, group: str, state: str, note: str = "", shares: Iterable[UserShare] = ()) -> None:
+        """Note that a group no longer runs: ``ended``, ``dissolved`` or ``preempted`` (it may go on).
+
+        ``shares``: of the users of its members, from now on.
+        """
         with transaction(self._db) as db:
             change_group(db, group, state, self._clock(), note)
+            put_shares(db, shares)
+
+    def shares(self) -> list[UserShare]:
+        """What every user has had of the devices."""
+        return read_shares(self._db)
 
     def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
         """The groups that started last, newest first."""
@@ -266,6 +283,12 @@ class QueueDB:
 
     def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
+        self._move(task, state, **columns)
+        if state in ("failed", "cancelled"):
+            self._fail_dependents(task.id, state)
+        return self.get(task.id)
+
+    def _move(self, task: QueueTask, state: str, **columns: Any) -> None:
         check_change(task.id, task.state, state)
         now = self._clock()
         names = ", ".join(f"{name} = ?" for name in columns)
@@ -275,16 +298,18 @@ class QueueDB:
         )
         told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit(task.id, state, now, told)
-        if state in ("failed", "cancelled"):
-            self._fail_dependents(task.id, state)
-        return self.get(task.id)
 
     def _fail_dependents(self, task: str, state: str) -> None:
-        rows = self._db.execute("SELECT task FROM dependencies WHERE needs = ? ORDER BY task", (task,)).fetchall()
-        for row in rows:
-            dependent = self.get(row["task"])
-            if dependent.state not in ENDED:
-                self._change(dependent, "failed", error=f"depends on {task!r}, which was {state}")
+        """Fail what waits for ``task``, and what waits for that, however long the chain is."""
+        lost = deque([(task, state)])
+        while lost:
+            needed, how = lost.popleft()
+            query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
+            for row in self._db.execute(query, (needed,)).fetchall():
+                dependent = self.get(row["task"])
+                if dependent.state not in ENDED:
+                    self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
+                    lost.append((dependent.id, "failed"))
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
         self._db.execute(
@@ -318,9 +343,13 @@ class QueueDB:
         return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
 
     def stamps(self, state: str, limit: int) -> dict[str, float]:
-        """When each of the first tasks in ``state`` was last changed: which of them have to be read anew."""
-        query = "SELECT id, updated FROM tasks WHERE state = ? ORDER BY position LIMIT ?"
-        return {row["id"]: row["updated"] for row in self._db.execute(query, (state, limit))}
+        """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
+        rows = rows_in_turn(self._db, "id, updated", state, limit)
+        return {row["id"]: row["updated"] for row in rows}
+
+    def in_turn(self, state: str, limit: int) -> list[QueueTask]:
+        """The first tasks of every user in ``state``, one of each in turn."""
+        return [QueueTask.from_row(row) for row in rows_in_turn(self._db, "*", state, limit)]
 
     def rows_as_json(
         self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0

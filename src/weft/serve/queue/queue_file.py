@@ -11,7 +11,7 @@ from pathlib import Path
 from weft.core.errors import WeftError
 from weft.serve.queue.task_states import QueueError
 
-VERSION = 2
+VERSION = 3
 BUSY_SECONDS = 30.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS tasks (
     error TEXT
 );
 CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
-CREATE INDEX IF NOT EXISTS tasks_by_user ON tasks (user, state, position);
+DROP INDEX IF EXISTS tasks_by_user;
+CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
 CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
 CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
 CREATE TABLE IF NOT EXISTS dependencies (
@@ -67,6 +68,11 @@ CREATE TABLE IF NOT EXISTS groups (
 );
 CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
 CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
+CREATE TABLE IF NOT EXISTS shares (
+    user TEXT PRIMARY KEY,
+    device_seconds REAL NOT NULL,
+    last_start TEXT NOT NULL
+) WITHOUT ROWID;
 """
 
 

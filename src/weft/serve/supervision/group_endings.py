@@ -46,7 +46,7 @@ class GroupEndings:
         for name in active.members:
             left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
         state = "preempted" if left and active.fused else "dissolved" if left else "ended"
-        self._state.db.end_group(active.group.id, state)
+        self._state.db.end_group(active.group.id, state, shares=self._state.shares_of(active))
         if state == "preempted":
             preempted = self._state.db.groups("preempted")
             self._state.resumable[active.group.id] = next(one for one in preempted if one.id == active.group.id)
@@ -109,7 +109,8 @@ class GroupEndings:
             else:
                 worker, attempt = self._state.claimant(active.worker), active.attempts[name]
                 unless_lost(self._state.db.fail, name, worker, attempt, error)
-        self._state.db.end_group(active.group.id, "dissolved" if fused else "ended", error)
+        shares = self._state.shares_of(active)
+        self._state.db.end_group(active.group.id, "dissolved" if fused else "ended", error, shares)
 
     def _lost(self, active: Active, name: str, reason: str) -> None:
         """Queue a task again whose worker was lost; one of a group goes on alone, from the group's checkpoint."""
@@ -137,9 +138,8 @@ class GroupEndings:
         self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], told, retry=first)
 
     def _charge(self, active: Active) -> None:
-        seconds = active.seconds * active.utilisation / len(active.members)
         for user in active.users.values():
-            self._state.shares[user] = self._state.shares.get(user, 0.0) + seconds
+            self._state.shares.charge(user, active.had)
 
     def worker_gone(self, worker: WorkerProcess, code: Any) -> str:
         """Queue again what a worker had that has ended; returns why it ended."""
@@ -153,7 +153,7 @@ class GroupEndings:
                     unless_lost(self._out_of_memory, active, name, reason, worker.bytes)
                 else:
                     unless_lost(self._lost, active, name, reason)
-            self._state.db.end_group(active.group.id, "dissolved", reason)
+            self._state.db.end_group(active.group.id, "dissolved", reason, self._state.shares_of(active))
         return reason
 
 

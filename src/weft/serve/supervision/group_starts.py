@@ -65,12 +65,17 @@ class GroupStarts:
     ) -> None:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed."""
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
+        shares, now = self._state.shares, time.time()
+        for task in tasks:
+            shares.started(queued_task(task), now)
+        had = [shares.of(user) for user in dict.fromkeys(task.user for task in tasks)]
         try:
-            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group)
+            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group, had)
         except QueueError:  # cancelled or paused since the decision
             self._state.dirty = True
             return
         everyone = {task.id: task for task in (*claimed, *cancelled)}
+        infers = is_inference(claimed[0])
         self._state.active[group.id] = Active(
             group=group,
             worker=worker,
@@ -81,6 +86,7 @@ class GroupStarts:
             heard=time.monotonic(),
             priority=max(task.priority for task in claimed),
             kind=claimed[0].spec.get("kind", "training"),
+            start_seconds=0.0 if infers else self._state.setup_of(group.device),
             slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
         )
         worker.group = group.id
@@ -88,7 +94,7 @@ class GroupStarts:
         self._state.counters.groups_started += 1
         self._state.counters.tasks_started += len(claimed)
         runs, members = self._state.options.runs, [everyone[name] for name in group.members]
-        if is_inference(members[0]):
+        if infers:
             self._infer(group, worker, members[0])
             return
         split = [

@@ -34,6 +34,7 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
         priority=task.priority,
         deadline=task.spec.get("deadline"),
         attempts=int(plan.get("failures", 0)),
+        start_seconds=setup_seconds,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from weft.sched.admission import free_bytes, waits_for
 from weft.sched.decide import decide
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy
-from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
+from weft.sched.queue_state import Decision, DeviceState, MachineState
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
 from weft.serve.supervision.group_starts import GroupStarts, weights_file
@@ -45,6 +46,7 @@ class Scheduler:
             self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
             return
         known = {task.id: task for task in waiting}
+        self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
         waiting = self._resume_groups(known)
         ready = [task for task in waiting if not self._held_back(task)]
         decision = self._decide(ready)
@@ -64,11 +66,11 @@ class Scheduler:
         seen = {name: task.updated for name, task in self._known.items()}
         changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
         if len(changed) > len(stamps) // 2:
-            self._known = {task.id: task for task in self._state.db.tasks(state="planned", limit=MOST_PLANNED)}
+            self._known = {task.id: task for task in self._state.db.in_turn("planned", MOST_PLANNED)}
         else:
             kept = {name: self._known[name] for name in stamps if name in self._known}
             self._known = kept | {name: self._state.db.get(name) for name in changed}
-        return [self._known[name] for name in stamps if name in self._known]
+        return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
 
     def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
         """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
@@ -103,7 +105,9 @@ class Scheduler:
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
         setup = self._state.setup_of(next(iter(self._pool.room)))
-        return decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+        found = decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+        self._state.again = math.inf if found.again is None else found.again
+        return found
 
     def _machine(self) -> MachineState:
         devices = []
@@ -114,8 +118,15 @@ class Scheduler:
             inferring = min(options.inference_workers, workers - 1)
             started = self._state.started_on.get(name, 0)
             devices.append(DeviceState(name, room, kept, workers, inferring, started))
-        users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())
-        return MachineState(tuple(devices), time.time(), users)
+        return MachineState(tuple(devices), time.time(), self._state.shares.with_running(self._being_had()))
+
+    def _being_had(self) -> dict[str, float]:
+        """Device-seconds by user of the groups that run."""
+        found: dict[str, float] = {}
+        for active in self._state.active.values():
+            for user in active.users.values():
+                found[user] = found.get(user, 0.0) + active.will_have
+        return found
 
     def _held_back(self, task: QueueTask) -> bool:
         """Whether a task cannot start yet for a reason that no policy knows of."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.sched.queue_state import RunningGroup
+from weft.sched.queue_state import RunningGroup, UserShare
+from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_groups import Group
@@ -32,6 +34,7 @@ class Active:
     heard: float
     priority: int = 0
     kind: str = "training"
+    start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
     slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
     epoch: int = 0
     told: float = 0.0
@@ -55,6 +58,16 @@ class Active:
         """How long it has run."""
         return time.monotonic() - self.began
 
+    @property
+    def had(self) -> float:
+        """Device-seconds of each of its members so far."""
+        return self.seconds * self.utilisation / max(len(self.members), 1)
+
+    @property
+    def will_have(self) -> float:
+        """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
+        return max(self.had, self.group.seconds * self.utilisation / max(len(self.members), 1))
+
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
         one, now = self.group, time.time()
@@ -71,6 +84,7 @@ class Active:
             slowdown_limit=self.slowdown_limit,
             priority=self.priority,
             leaving=self.leaving,
+            start_seconds=min(self.start_seconds, one.seconds),
         )
 
 
@@ -104,13 +118,14 @@ class SupervisorState:
     active: dict[str, Active] = field(default_factory=dict)  # by group
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)  # seconds by user
+    shares: UserShares = field(default_factory=UserShares)
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
     runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
     setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
     records: list[Record] = field(default_factory=list)
     dirty: bool = True  # the queue may have changed
+    again: float = math.inf  # when the policy wants to decide though nothing has happened, on the clock of the day
     urgent: bool = False  # an inference task waits that no decision has seen
     draining: bool = False
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
@@ -127,6 +142,10 @@ class SupervisorState:
         """Take one more group into the average."""
         known = self.setup_seconds.get(device)
         self.setup_seconds[device] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+
+    def shares_of(self, active: Active) -> list[UserShare]:
+        """What the users of a group have had so far."""
+        return [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
 
     def write_records(self) -> None:
         """Write the events that were collected."""

@@ -25,12 +25,13 @@ class TaskPlanner:
         self._planning: tuple[str, str] | None = None  # task, key of its estimate
         self._tries: dict[str, int] = {}
         self._estimates: dict[str, Mapping[str, Any]] = {}
+        self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
 
     def plan_queued(self) -> None:
         """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
         plans: list[tuple[str, Mapping[str, Any]]] = []
-        waiting = self._state.db.tasks(state="queued", limit=PLANNED_AT_ONCE)
-        for task in waiting:
+        unknown: list[tuple[QueueTask, str]] = []
+        for task in self._state.db.in_turn("queued", PLANNED_AT_ONCE):
             if task.plan is not None:
                 plans.append((task.id, task.plan))
                 continue
@@ -38,13 +39,20 @@ class TaskPlanner:
             known = self._estimates.get(key)
             if known is not None:
                 plans += self._within_limits(task, known)
-            elif self._planning is None and self._pool.workers[PLANNER].ready:
-                self._planning = (task.id, key)
-                device = self._state.options.device_names()[0].partition("@")[0]
-                self._pool.workers[PLANNER].send("plan", id=task.id, device=device, **_asked(task))
+            else:
+                unknown.append((task, key))
+        if unknown and self._planning is None and self._pool.workers[PLANNER].ready:
+            self._ask(*min(unknown, key=lambda one: (-one[0].priority, self._turns.get(one[0].user, 0))))
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
+
+    def _ask(self, task: QueueTask, key: str) -> None:
+        """Have the planner look at a task; users take turns, however many tasks one of them has."""
+        self._planning = (task.id, key)
+        self._turns[task.user] = max(self._turns.values(), default=0) + 1
+        device = self._state.options.device_names()[0].partition("@")[0]
+        self._pool.workers[PLANNER].send("plan", id=task.id, device=device, **_asked(task))
 
     def planned(self, _: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner has made an estimate, or refused the task."""

@@ -98,9 +98,22 @@ def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: 
         for handle in handles[:1]:
             os.close(handle)
         os.environ.update(wanted["environment"])
+        _use_threads(wanted.get("threads"), wanted["device"])
         _become_worker(wanted, handles[1], spawner)
     finally:
         os._exit(0)
+
+
+def _use_threads(count: int | None, device: str) -> None:
+    """Compute with ``count`` threads, unless the environment says how many; a new program reads it there."""
+    if count is None or "OMP_NUM_THREADS" in os.environ:
+        return
+    if device.startswith("cuda"):
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        return
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:

@@ -23,10 +23,13 @@ READY_SECONDS, CODE_SECONDS = 300.0, 5.0
 
 
 class Spawner:
-    """The process that forks workers; started when the first worker is, and again should it have ended."""
+    """The process that forks workers; started when the first worker is, and again should it have ended.
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        self._log, self._environment = log, environment
+    ``threads``: of each worker (None: as many as torch takes).
+    """
+
+    def __init__(self, log: Path, environment: Mapping[str, str], threads: int | None = None) -> None:
+        self._log, self._environment, self._threads = log, environment, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
@@ -88,7 +91,7 @@ class Spawner:
                 self._start()
             assert self._link is not None
             asked: dict[str, Any] = {"device": device, "environment": dict(environment)}
-            asked |= {"keep_bytes": keep_bytes, "pooled": pooled}
+            asked |= {"keep_bytes": keep_bytes, "pooled": pooled, "threads": self._threads}
             wanted = json.dumps(asked).encode()
             socket.send_fds(self._link, [wanted], list(handles))
             return int(self._answer("pid", CODE_SECONDS * 4))

@@ -1,0 +1,47 @@
+"""Workers of a host share its cores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from weft.serve.options import ServeOptions
+from weft.serve.supervision import worker_pool
+from weft.serve.supervision.supervisor_state import SupervisorState
+from weft.serve.supervision.worker_pool import WorkerPool, threads_each
+from weft.serve.workers.spawner import _use_threads
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """An environment that says nothing of threads; torch's are as before afterwards."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    yield monkeypatch
+    torch.set_num_threads(before)
+    os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def test_cores_are_divided_and_every_worker_has_one():
+    assert [threads_each(16, workers) for workers in (1, 2, 3, 16, 40)] == [16, 8, 5, 1, 1]
+
+
+def test_the_pool_asks_for_a_share_of_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pool, "usable_cores", lambda: 16)
+    options = ServeOptions(tmp_path / "queue.db", devices=("cuda:0", "cuda:1"), workers=3)
+    assert WorkerPool(SupervisorState(options))._spawner._threads == 2
+
+
+def test_a_worker_computes_with_its_share(threads):
+    _use_threads(3, "cpu")
+    assert torch.get_num_threads() == 3
+    _use_threads(5, "cuda:0")
+    assert os.environ["OMP_NUM_THREADS"] == "5", "what the program that works on a GPU reads"
+
+
+def test_the_environment_has_the_last_word(threads):
+    threads.setenv("OMP_NUM_THREADS", "2")
+    _use_threads(5, "cuda:0")
+    assert os.environ["OMP_NUM_THREADS"] == "2"
