@@ -30,6 +30,7 @@ INTERFERENCE: dict[str, dict[str, float]] = {
     "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
     "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
 }
+MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
@@ -54,7 +55,7 @@ def predicted_times(
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
     captured = found | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH)
 
 
 def _bus(machine: Machine) -> float:
