@@ -81,7 +81,8 @@ class PhaseTimes:
         mine = self.interference.get(key)
         if not mine:
             return 1.0
-        part = 1.0 if host is None or not self.workers else min(host / self.workers, 1.0)
+        # Threads share the memory's bandwidth, which some of them nearly fill: between all of it and in proportion.
+        part = 1.0 if host is None or not self.workers else min(host / self.workers, 1.0) ** 0.5
         return math.prod(
             1.0 + (mine.get(other, 1.0) - 1.0) * (part if HOST_BATCHING in (key, other) else 1.0)
             for other in set(others)

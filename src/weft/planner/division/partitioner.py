@@ -113,8 +113,10 @@ def _mismatch(host: int, device: int, most_device: int, share: float) -> tuple[b
 def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) -> Division:
     """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
     buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, 1))
-    about = {"beside": limits.beside, "in_step": limits.in_step, "lead": limits.lead}
-    return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer, **about)
+    most = max(limits.device_buffer, 1)
+    return Division(
+        host, device, workers, buffer, most, True, trainer, limits.beside, in_step=limits.in_step, lead=limits.lead
+    )
 
 
 def partition(

@@ -41,7 +41,8 @@ def predicted_times(
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
     traffic = BatchTraffic.of(task, stats, placement)
     rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
-    whole = rows * traffic.row_bytes
+    near = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those over the bus
+    whole = rows * traffic.row_bytes * (1.0 - near)
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
     hops = len(task.fanouts)
     sampled = _sampling(traffic, placement, machine, hops)
