@@ -71,9 +71,9 @@ def test_preparing_inside_of_steps_keeps_to_the_constraints(five, division, batc
 
 
 def test_reads_that_hold_up_training_are_done_inside_of_steps():
-    """Beside training they would make it take several times as long, as on an H200; the simulator finds the other way."""
+    """Beside training they would make it take several times as long; the simulator finds the other way."""
     whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(4.8), "training_gpu": PhaseTime(4.0)}
-    slowed = {"training_gpu": {"transfer_gpu": 6.0, "batching_gpu": 1.9}, "transfer_gpu": {"training_gpu": 1.3}}
+    slowed = {"training_gpu": {"transfer_gpu": 6.0, "batching_gpu": 1.9}, "transfer_gpu": {"training_gpu": 2.5}}
     given = {"host": 110.0, "dma": 4.4, "sample": 1.7, "uva": 4.8, "train": 4.0, "captured": whole}
     chosen = partition(times(**given, interference=slowed), BESIDE, 193, Limits(18, 4, 14))
     assert chosen.division.in_step
