@@ -28,6 +28,8 @@ DIVISIONS = [
     Division(1, 4, device_buffer=2, takes_over=True, trainer="npu"),
     Division(2, 3, workers=2, device_buffer=4, takes_over=True, trainer="npu", beside=True),
     Division(0, 2, device_buffer=2, trainer="npu", beside=True),
+    Division(3, 2, workers=2, device_buffer=2, takes_over=True, trainer="npu", in_step=True, lead=4),
+    Division(1, 1, workers=2, trainer="npu", beside=True, lead=3),
 ]
 IDS = [division.words() for division in DIVISIONS]
 
@@ -224,4 +226,18 @@ def test_the_executor_does_what_the_simulator_says():
     simulated = simulate(division, measured, 14, fake.registry())
     own = sum(one.key == "batching_npu" for one in simulated.activities)
     assert pipeline.prepared["device"] == own == 8
+    fake.stop()
+
+
+def test_steps_that_prepare_their_batch_get_its_seeds_and_are_a_phase_of_their_own():
+    fake, pipeline = accelerated(Division(1, 1, workers=2, trainer="npu", in_step=True, lead=2))
+    pipeline.inside = lambda seeds: ("inside", seeds.batch)
+    found = list(pipeline.run(order().epoch(0)))
+    own = [place for place, item in enumerate(found) if isinstance(item, tuple)]
+    assert own == [0, 1, *range(3, 14, 2)]
+    assert [found[place][1] for place in own] == own
+    seconds = pipeline.log.seconds()
+    assert len(seconds["step_npu"]) == len(own) == pipeline.prepared["device"]
+    assert len(seconds["training_npu"]) == 14 - len(own)
+    assert "batching_npu" not in seconds
     fake.stop()

@@ -90,7 +90,8 @@ class Gpu:
         if not parts.padded:
             return Sides(ExactHost(*about), ExactDevice(parts.sampler, parts.store), clock)
         layouts = layouts_of(parts.sampler, parts.buckets)
-        return Sides(PaddedHost(*about, layouts), PaddedDevice(parts.sampler, parts.store, layouts), clock)
+        host = PaddedHost(*about, layouts, parts.store)
+        return Sides(host, PaddedDevice(parts.sampler, parts.store, layouts), clock)
 
 
 def exact_sides(parts: Parts) -> tuple[ExactHost, ExactDevice]:

@@ -30,6 +30,7 @@ INTERFERENCE: dict[str, dict[str, float]] = {
     "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
     "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
 }
+MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
@@ -40,7 +41,8 @@ def predicted_times(
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
     traffic = BatchTraffic.of(task, stats, placement)
     rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
-    whole = rows * traffic.row_bytes
+    near = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those over the bus
+    whole = rows * traffic.row_bytes * (1.0 - near)
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
     hops = len(task.fanouts)
     sampled = _sampling(traffic, placement, machine, hops)
@@ -54,7 +56,7 @@ def predicted_times(
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
     captured = found | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH)
 
 
 def _bus(machine: Machine) -> float:
