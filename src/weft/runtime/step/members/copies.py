@@ -15,10 +15,10 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one
 from weft.runtime.step.buffers import BufferSlots
 from weft.runtime.step.inputs import bind
+from weft.runtime.step.members.comparing import NEAR, apart
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.slot import MemberSlot
 from weft.runtime.step.members.stack_modes import as_the_user_made_it
-from weft.runtime.step.members.comparing import NEAR, apart
 from weft.runtime.step.state import State
 
 Buffers = dict[str, Tensor]

@@ -45,8 +45,8 @@ class Members:
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
     its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
-    ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is looked
-    at in every evaluation, since its calls run Python.
+    ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is
+    looked at in every evaluation, since its calls run Python.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:

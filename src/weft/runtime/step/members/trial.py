@@ -103,7 +103,7 @@ class AloneStep:
 
 
 def try_again(calls: Calls) -> Trial:
-    """One training call and one in evaluation mode of another member, whose module behaves as the first one's: timed."""
+    """One training call and one in evaluation mode of another member, timed; its module behaves as the first one's."""
     begin = step_seconds()
     losses, grad = calls.train()
     logits = calls.evaluate()

@@ -168,8 +168,8 @@ class TryOut:
         self._members.learn(trial)
         if trial.hidden_state is not None and trial.lost:
             self._members.builder.note_once(
-                f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be resumed, "
-                "and its best weights are given back with what it keeps at the end of training"
+                f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be "
+                "resumed, and its best weights are given back with what it keeps at the end of training"
             )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:

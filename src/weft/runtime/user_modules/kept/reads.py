@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from weft.runtime.user_modules.kept.shared_memory import storage
@@ -88,8 +89,9 @@ IN_PLACE = frozenset(f"__{name}__" for name in ("iadd", "isub", "imul", "itruedi
 
 def _overwrites(func: Any, name: str, args: Any) -> bool:
     """Whether nothing is left of what the tensor held."""
-    whole = (
-        args[0].untyped_storage().nbytes() == args[0].numel() * args[0].element_size() if storage(args[0]) else False
-    )
+    if not storage(args[0]):
+        return False
+    with DisableTorchFunction():
+        whole = args[0].untyped_storage().nbytes() == args[0].numel() * args[0].element_size()
     everything = name == "__setitem__" and (args[1] is Ellipsis or args[1] == slice(None))
     return whole and (func in WHOLE or everything)
