@@ -122,6 +122,7 @@ class GroupRun(GroupState):
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
             self._stepped = stepped_epochs(self.stacks, self._may_record(), self.group_step.in_own_random)
+            self._follow(not self._may_record())
             return
         self.group_step.merge()
         self.group_step.compile(self._skips_evaluations())
@@ -146,6 +147,12 @@ class GroupRun(GroupState):
             self._without_evaluation = self._replay(self.group_step.without_evaluation)
             both.append(self._without_evaluation)
         self._capture(both)
+        self._follow(not any(replay.recorded for replay in both))
+
+    def _follow(self, eager: bool) -> None:
+        """Whether modules run Python in every step, so that what they keep may change."""
+        for stack in self.stacks:
+            stack.members.follows = eager
 
     def _may_record(self) -> bool:
         """Whether to capture the step: as planned, unless something is kept in Python between calls."""
