@@ -145,9 +145,9 @@ class PaddedHost(HostSide):
         with self._lock:
             self._largest = max(self._largest, nodes)
             for place, (packed, x) in enumerate(self._idle):
-                if packed.numel() == size and x.shape[0] >= nodes:
+                if packed.numel() >= size and x.shape[0] >= nodes:
                     return self._idle.pop(place)
-            self._idle = [one for one in self._idle if one[1].shape[0] >= nodes or one[0].numel() != size]
+            self._idle = []  # all are too small, and with another there would be more than the plan allows
             rows = min(int(self._largest * SPARE_ROWS), layout.nodes)
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
         return packed, torch.empty(rows, self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
