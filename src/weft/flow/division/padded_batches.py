@@ -110,6 +110,8 @@ class PaddedHost(HostSide):
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # a cache may still be filled
         self._idle: list[tuple[Tensor, Tensor]] = []
         self._largest = 0  # nodes of a batch so far
         self._lock = threading.Lock()
