@@ -56,9 +56,7 @@ def step_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple
     )
 
 
-def loads(
-    times: PhaseTimes, registry: Registry, trainer: str, workers: int, in_step: bool = False
-) -> dict[str, Load]:
+def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int, in_step: bool = False) -> dict[str, Load]:
     """The load of every resource; the host's is divided by its workers. ``in_step``: as :class:`Division` has it."""
     host, training = registry.host_route(), registry.training(trainer)
     times = times.in_step() if in_step else times
