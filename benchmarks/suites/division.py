@@ -286,7 +286,7 @@ def arguments() -> Namespace:
     parser.add_argument("--seeds", type=int, default=1024, help="per batch")
     parser.add_argument("--ratios", type=int, default=6, help="steps of the search over the ratio")
     parser.add_argument("--repeats", type=int, default=2, help="timed epochs per cell with most workers")
-    parser.add_argument("--profile-seconds", type=float, default=2.5)
+    parser.add_argument("--profile-seconds", type=float, default=2.0)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs")
     parser.add_argument("--stress", action=BooleanOptionalAction, default=True, help="epochs beside busy processes")
     args = parser.parse_args()

@@ -205,6 +205,14 @@ def test_the_device_takes_over_what_a_slow_host_has_not_begun():
     assert waits.host_is_late
 
 
+def test_a_blocked_device_prepares_ahead_instead_of_idling():
+    """The host is late with batch 2: the device makes its own of the next overlap meanwhile, and trains them later."""
+    slow = times(host=10, dma=0.1, sample=1, uva=1, train=1)
+    found = simulate(Division(1, 2, device_buffer=6), slow, 9, REGISTRY)
+    begun = {(one.key, one.batch): one.begin for one in found.activities}
+    assert begun["training_gpu", 1] < begun["batching_gpu", 6] < begun["training_gpu", 2]
+
+
 def test_interference_stretches_what_runs_at_once_and_nothing_else():
     alone = simulate(Division(0, 2), times(interference={"training_gpu": {"batching_cpu": 2.0}}), 4, REGISTRY)
     assert alone.seconds == simulate(Division(0, 2), times(), 4, REGISTRY).seconds

@@ -110,6 +110,8 @@ class PaddedHost(HostSide):
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # a cache may still be filled
         self._idle: list[tuple[Tensor, Tensor]] = []
         self._largest = 0  # nodes of a batch so far
         self._lock = threading.Lock()
@@ -145,9 +147,9 @@ class PaddedHost(HostSide):
         with self._lock:
             self._largest = max(self._largest, nodes)
             for place, (packed, x) in enumerate(self._idle):
-                if packed.numel() == size and x.shape[0] >= nodes:
+                if packed.numel() >= size and x.shape[0] >= nodes:
                     return self._idle.pop(place)
-            self._idle = [one for one in self._idle if one[1].shape[0] >= nodes or one[0].numel() != size]
+            self._idle = []  # all are too small, and with another there would be more than the plan allows
             rows = min(int(self._largest * SPARE_ROWS), layout.nodes)
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
         return packed, torch.empty(rows, self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)

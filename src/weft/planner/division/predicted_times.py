@@ -32,6 +32,8 @@ INTERFERENCE: dict[str, dict[str, float]] = {
 }
 MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
+COPIED = 4.2e-4  # seconds of a transfer beyond its bytes: 4.37 ms for 218 MB there, at 55.2 GB/s
+COMPLETED = 2.5e-4  # of the kernels that add rows from a cache, launched one by one
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
 
@@ -48,7 +50,7 @@ def predicted_times(
     sampled = _sampling(traffic, placement, machine, hops)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
-        "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine),
+        "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine) + COPIED + _completing(traffic, near, machine),
         "batching_gpu": sampled + hops * LAUNCHED,
         "transfer_gpu": _reading(traffic, placement, machine),
         "training_gpu": trained,
@@ -57,6 +59,12 @@ def predicted_times(
     captured = found | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
     return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH)
+
+
+def _completing(traffic: BatchTraffic, near: float, machine: Machine) -> float:
+    """Seconds in which the GPU adds the rows of its cache to a batch of the host's."""
+    held = near * traffic.batch.nodes * traffic.row_bytes
+    return COMPLETED + held / (ON_DEVICE * machine.copy_bandwidth) if near else 0.0
 
 
 def _bus(machine: Machine) -> float:
