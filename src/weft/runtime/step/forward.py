@@ -314,7 +314,8 @@ def mode_switch(model: nn.Module) -> Callable[[bool], object]:
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    if type(module).train is not nn.Module.train or "train" in module.__dict__:
+    own = type(module).train is not nn.Module.train or "train" in module.__dict__
+    if own or isinstance(module, torch.jit.ScriptModule):  # whose mode is not in Python
         module.train(training)
         return
     module.__dict__["training"] = training

@@ -747,9 +747,9 @@ class Orthogonal(Base):
         self.last = nn.utils.parametrizations.orthogonal(self.last)
 
 
-class Lazy(nn.Module):
+class Lazy(Base):
     def __init__(self, i, o):
-        super().__init__()
+        nn.Module.__init__(self)
         self.first, self.last, self.mean = nn.LazyLinear(8), nn.LazyLinear(o), None
 
     def forward(self, x, adj):
@@ -779,15 +779,42 @@ class NumpyInConstructor(Base):
         return self.last(self.hidden(x, adj) * torch.from_numpy(self.scale))
 
 
-class Scripted(nn.Module):
+class ScriptedLayer(Base):
     def __init__(self, i, o):
-        super().__init__()
+        nn.Module.__init__(self)
         self.first, self.last = nn.Linear(i, 8), torch.jit.script(nn.Linear(8, o))
         self.calls = 0
 
     def forward(self, x, adj):
         self.calls += self.training
         return self.last(torch.relu(self.first(x))) * (1 + 0.1 * self.calls)
+
+
+class CountsInScript(nn.Module):
+    def __init__(self, o):
+        super().__init__()
+        self.calls, self.mean, self.last = 0, torch.zeros(8), nn.Linear(8, o)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.mean = (h.detach() * 40).sin().mean(0)
+        return self.last(h + self.mean) * (1 + 0.1 * self.calls)
+
+
+class ScriptedState(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last = torch.jit.script(CountsInScript(o))
+
+
+class MakesParameter(Base):
+    """Makes a parameter in its first call, which a plain loop's optimizer does not know."""
+
+    def forward(self, x, adj):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.full((8,), 2.0))
+        return self.last(self.hidden(x, adj) * self.scale)
 
 
 class MakesModule(Base):
@@ -863,5 +890,5 @@ class TiedByData(Base):
 ALL = [
     one
     for one in dict(globals()).values()
-    if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == __name__ and one is not Base
+    if isinstance(one, type) and issubclass(one, Base) and one.__module__ == __name__
 ]

@@ -40,7 +40,7 @@ class Trial:
     the loss does not depend on; ``writes``: whether a call, or a hook in its backward pass, writes to the module's own
     weights; ``seconds``: of a training call and one in evaluation mode, if they were timed; ``unread``: places with
     tensors that calls leave and none reads; ``caches``: those that the first call fills and that depend on the graph
-    alone; ``lost``: places that cannot be written down.
+    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python.
     """
 
     loss: Tensor
@@ -53,6 +53,7 @@ class Trial:
     unread: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    branches: bool = False
 
 
 class Calls:
@@ -130,13 +131,12 @@ def try_alone(calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls]
     own = [*changed(untouched, model), *_frozen_changed(calls, watch), *of_functions]
     caches = _caches(watch, model, elsewhere, held)
     read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
-    hidden = _hidden(own, read, drawn, other)
+    hidden = _made(watch.registered()) or _hidden(own, read, drawn, other)
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     unread = () if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
     lost = keeping.lost(untouched, own) if hidden else ()
-    return Trial(
-        *(first, grad[0], logits, hidden, without, watch.writes.seen), None, tuple(unread), tuple(caches), tuple(lost)
-    )
+    kept = {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)}
+    return Trial(first, grad[0], logits, hidden, without, watch.writes.seen, **kept, branches=watch.branches)
 
 
 def _called_again(
@@ -172,6 +172,10 @@ def _caches(watch: Watch, model: nn.Module, elsewhere: Callable[[], Calls], held
     calls = elsewhere()
     calls.train_elsewhere()
     return alike(model, calls.forward.model, held, watch.made)
+
+
+def _made(registered: Sequence[str]) -> str | None:
+    return f"it makes {registered[0]!r} when it is called, and not in its constructor" if registered else None
 
 
 def _hidden(changing: Sequence[str], read: Sequence[str], drawn: bool, other_numbers: bool) -> str | None:

@@ -28,6 +28,7 @@ class Watch:
         self._places = Places(self.model, held)
         self._given = given_tensors(self.model, batch)
         self.writes, self._inputs = WeightWrites(self.model), InputWrites(self._given)
+        self._names = frozenset((*dict(self.model.named_modules()), *dict(self.model.named_parameters())))
         self._outside, self._closures = outside_state(self.model), closure_state(self.model)
         self._frozen = frozen_state(self.model)
         self._first = self._last = self.kept()
@@ -89,6 +90,14 @@ class Watch:
     def made(self) -> list[str]:
         """Places with tensors that the first calls made, and that none has changed since."""
         return [name for name in keeping_others(self._first, self._last) if name not in self._rewritten]
+
+    def registered(self) -> list[str]:
+        """Submodules and parameters that calls have made."""
+        return [
+            name
+            for name in (*dict(self.model.named_modules()), *dict(self.model.named_parameters()))
+            if name not in self._names
+        ]
 
     def frozen_changed(self) -> list[str]:
         """Parameters that do not train, and that calls have changed."""
