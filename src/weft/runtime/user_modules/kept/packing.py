@@ -133,8 +133,8 @@ class _Packer:
         return {"is": "object", "class": _class(value), "fields": {key: self(one) for key, one in own.items()}}
 
     def _tensor(self, value: Tensor) -> Tree:
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):  # of a call of several members: it has no values
-            return {"is": "other", "class": "Tensor of a stack"}
+        if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_meta:  # of several members, or a dry run
+            return {"is": "constant", "of": "a tensor without values"}
         parameter = isinstance(value, nn.Parameter)
         about = {"parameter": parameter, "grad": parameter and value.requires_grad, "host": value.device.type == "cpu"}
         if value.layout is torch.strided:

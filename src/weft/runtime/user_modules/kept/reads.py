@@ -69,7 +69,7 @@ class KeptReads(TorchFunctionMode):
 
 
 def _keys(tensor: Tensor) -> tuple[int, ...]:
-    """The memory of a tensor, and itself: sparse ones have no such memory, and views of weights share that of others."""
+    """The memory of a tensor, and itself: sparse ones have no such memory, views of weights that of others."""
     place = storage(tensor)
     return (place, -id(tensor)) if place else (-id(tensor),)
 

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.nn.pyg.swap import DROPOUT
 from weft.runtime.user_modules.attributes import CLOCK, OF_ITS_CLASS, REGISTERED
 
 SCRIPT = "script"  # the kind of a place in a module of torch.jit
 OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 NO_PLACE = frozenset((*REGISTERED, *OF_HOOKS))  # the latter are by numbers of hooks
 NOT_DATA = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 OF_WEFT = ("weft.ops", "weft.graph", "weft.flow")  # adjacencies and the like, which every call is given again
 MOST = 100_000  # values of one place that are looked at
 
@@ -84,11 +86,11 @@ class Places:
                 yield from (Place(start + key, Scripted(module), key, SCRIPT) for key in Scripted(module).names())
                 continue
             for key, value in vars(module).items():
-                if key not in NO_PLACE and type(value).__module__ != OF_ITS_CLASS:
+                if key not in NO_PLACE and type(value).__module__ != OF_ITS_CLASS and not key.startswith(OF_CONVERTED):
                     yield Place(start + key, module.__dict__, key)
             for kind, others in (("_parameters", self._held), ("_buffers", self._held), ("_modules", self._named)):
                 for key, value in getattr(module, kind).items():
-                    if value is not None and start + key not in others:
+                    if value is not None and start + key not in others and key != DROPOUT:
                         yield Place(start + key, getattr(module, kind), key, kind)
 
     def name_of(self, module: nn.Module) -> str | None:
