@@ -887,6 +887,160 @@ class TiedByData(Base):
         return self.last(self.b(torch.relu(self.a(self.hidden(x, adj)))))
 
 
+# ---- outside of the module --------------------------------------------------------------------------------------
+
+SEEN: dict[str, float] = {"mean": 1.0}
+BY_MODULE: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class GlobalInEvaluation(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            SEEN["mean"] = 1 + float(far(h).abs().mean())
+            return self.last(h)
+        return self.last(h) * SEEN["mean"]
+
+
+class ByModule(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            BY_MODULE[self] = far(h)
+            return self.last(h)
+        return self.last(h + BY_MODULE.get(self, 0.0))
+
+
+class MutableDefault(Base):
+    def forward(self, x, adj, memory=[]):  # noqa: B006
+        h = self.hidden(x, adj)
+        if self.training:
+            memory.append(len(memory))
+        return self.last(h) * (1 + 0.1 * len(memory))
+
+
+def made_in_function(i, o):
+    calls = [0]
+
+    class Made(Base):
+        def forward(self, x, adj):
+            calls[0] += self.training
+            return super().forward(x, adj) * (1 + 0.1 * calls[0])
+
+    return Made(i, o)
+
+
+# ---- buffers and views that are replaced ------------------------------------------------------------------------
+
+
+class ViewsOfBuffers(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("table", torch.zeros(2, 8))
+        self.register_buffer("first", self.table[0])
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.table.mul_(0.5).add_(far(h))
+        return self.last(h + self.first)
+
+
+class ConstantViewsOfBuffers(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("table", torch.linspace(0, 1, 16).view(2, 8))
+        self.register_buffer("first", self.table[0])
+
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) + self.first + self.table[1])
+
+
+class ReplacesWeight(Base):
+    """In a plain loop the view stays where the weight was."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.w = self.last.weight.detach()
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.last.weight.data = self.last.weight.data * 0.99
+        return self.last(h) + h @ self.w.T
+
+
+class ReplacesBuffer(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("mean", torch.zeros(8))
+        self.first = [self.mean]
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.mean = 0.5 * self.mean + far(h)
+        return self.last(h + self.mean + self.first[0])
+
+
+class BufferOfEvaluations(Base):
+    """A buffer that only evaluations change."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not self.training:
+            self.mean.mul_(0.5).add_(far(h))
+        return self.last(h + self.mean)
+
+
+class InnerAverage(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.average = [torch.optim.swa_utils.AveragedModel(self.last)]
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.average[0].update_parameters(self.last)
+            return self.last(h)
+        return self.average[0](h)
+
+
+class InnerOptimizer(Base):
+    """Trains a layer of its own."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.probe = [nn.Linear(8, o)]
+        self.inner = torch.optim.Adam(self.probe[0].parameters(), lr=0.05)
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            guess = self.probe[0](h.detach())
+            self.inner.zero_grad()
+            (guess.square() - guess).mean().backward()
+            self.inner.step()
+        return self.last(h) + self.probe[0](h).detach()
+
+
+class KeepsInput(Base):
+    """Its first call has nothing to add."""
+
+    seen = None
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.seen is not None and self.training:
+            h = h + self.seen[:, :1]
+        self.seen = x
+        return self.last(h)
+
+
 ALL = [
     one
     for one in dict(globals()).values()

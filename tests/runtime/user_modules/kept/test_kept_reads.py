@@ -16,7 +16,13 @@ from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import EPOCHS, GRAPH, RATE, preempted_after, run, seed_all, tasks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's on modules of torch.jit, old norms and sparse tensors
-REFUSED = (modules.TiedByData,)
+OUTSIDE = {
+    modules.GlobalInEvaluation: "SEEN",
+    modules.ByModule: "BY_MODULE",
+    modules.MutableDefault: "memory",
+    modules.made_in_function: "calls",
+}
+REFUSED = (modules.TiedByData, modules.ViewsOfBuffers, *OUTSIDE)
 NOT_RESUMED = (modules.ItertoolsCount,)
 EXACT = [model for model in modules.ALL if model not in REFUSED]
 
@@ -82,6 +88,18 @@ def test_parameters_in_one_memory_are_refused_by_both_names():
         weft.SpecError, match=r"a\.weight of model TiedByData is in the memory of the parameter b\.weight"
     ):
         run(tasks_of(modules.TiedByData, [0]))
+
+
+def test_buffers_in_one_memory_that_change_are_refused_by_both_names():
+    with pytest.raises(weft.SpecError, match="buffer table of model ViewsOfBuffers is in the memory of buffer first"):
+        run(tasks_of(modules.ViewsOfBuffers, [0]))
+
+
+@pytest.mark.parametrize(("model", "name"), OUTSIDE.items())
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_is_outside_of_a_module_is_refused_before_the_first_epoch(model, name, seeds):
+    with pytest.raises(weft.SpecError, match=f"changes {name} when it is called, and gives other numbers"):
+        run(tasks_of(model, range(seeds)))
 
 
 class InAnyType(modules.DetachedWeight):

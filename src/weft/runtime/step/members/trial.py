@@ -27,6 +27,7 @@ from weft.runtime.step.members.watching import Watch
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.state import KeptState, alike
 
 OTHERS = "it gives other numbers when it is called again"
@@ -40,7 +41,8 @@ class Trial:
     the loss does not depend on; ``writes``: whether a call, or a hook in its backward pass, writes to the module's own
     weights; ``seconds``: of a training call and one in evaluation mode, if they were timed; ``unread``: places with
     tensors that calls leave and none reads; ``caches``: those that the first call fills and that depend on the graph
-    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python.
+    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python;
+    ``changed_buffers``: names of those that calls change, in evaluation mode as well if ``changed_in_evaluation``.
     """
 
     loss: Tensor
@@ -54,6 +56,8 @@ class Trial:
     caches: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     branches: bool = False
+    changed_buffers: frozenset[str] = frozenset()
+    changed_in_evaluation: bool = False
 
 
 class Calls:
@@ -88,6 +92,11 @@ class Calls:
         self.state.restore(self._before)
         with torch.no_grad(), same_draws(self.state.flat.device):
             return as_one(of_member(self.forward(self.state.flat, training=False, batch=self.batch), 0))
+
+    def changed_buffers(self) -> set[str]:
+        """Names of the buffers that the last call has changed."""
+        before = {name: self._before[f"buffer.{name}"] for name in self.state.buffers}
+        return {name for name, one in self.state.buffers.items() if not same_numbers(one, before[name])}
 
 
 class AloneStep:
@@ -127,16 +136,23 @@ def try_alone(calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls]
     logits, twice = _called_again(calls, watch, first, grad)
     other, of_functions = differ(twice), watch.functions_changed()
     if other:
-        watch.check_outside(of_functions * of_object)
+        watch.check_shared([*watch.outside_changed(), *(of_functions * of_object)])
     own = [*changed(untouched, model), *_frozen_changed(calls, watch), *of_functions]
-    caches = _caches(watch, model, elsewhere, held)
+    caches = [] if other else _caches(watch, model, elsewhere, held)
     read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
     hidden = _made(watch.registered()) or _hidden(own, read, drawn, other)
+    outside = watch.outside_changed()
+    if hidden is None and outside and _evaluates_otherwise(calls, logits):
+        watch.check_shared(outside)
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     unread = () if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
     lost = keeping.lost(untouched, own) if hidden else ()
-    kept = {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)}
-    return Trial(first, grad[0], logits, hidden, without, watch.writes.seen, **kept, branches=watch.branches)
+    return Trial(
+        *(first, grad[0], logits, hidden, without, watch.writes.seen, None),
+        *(tuple(unread), tuple(caches), tuple(lost), watch.branches),
+        frozenset(watch.changed_buffers | watch.changed_in_evaluation),
+        bool(watch.changed_in_evaluation),
+    )
 
 
 def _called_again(
@@ -145,14 +161,22 @@ def _called_again(
     """Logits of an evaluation, and what training calls before and after it gave, beside the first one."""
     with watch.call(training=True):
         second, again = calls.train()
+    watch.changed_buffers |= calls.changed_buffers()
     twice, before = [(first, second), (grad, again)], watch.kept()
     with watch.call(training=False):
         logits = calls.evaluate()
+    watch.changed_in_evaluation |= calls.changed_buffers()
     if watch.keeps_others_than(before):
         with watch.call(training=True):
             third, once_more = calls.train()
         twice += [(first, third), (grad, once_more)]
     return logits, twice
+
+
+def _evaluates_otherwise(calls: Calls, logits: Tensor) -> bool:
+    """Whether an evaluation gives other logits after a training call with other weights."""
+    calls.train_elsewhere()
+    return differ([(logits, calls.evaluate())])
 
 
 def _frozen_changed(calls: Calls, watch: Watch) -> list[str]:

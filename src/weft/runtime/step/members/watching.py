@@ -35,6 +35,8 @@ class Watch:
         self._rewritten: dict[str, None] = {}
         self.read: dict[str, None] = {}
         self.branches = False
+        self.changed_buffers: set[str] = set()
+        self.changed_in_evaluation: set[str] = set()
 
     def kept(self) -> Kept:
         """The tensors that the module keeps now."""
@@ -107,9 +109,12 @@ class Watch:
         """Functions that the module keeps, and whose variables calls have changed."""
         return differing(self._closures, closure_state(self.model))
 
-    def check_outside(self, of_functions: Sequence[str]) -> None:
-        """A :class:`SpecError` if calls have changed what all copies of the module share."""
-        changed = [*differing(self._outside, outside_state(self.model)), *of_functions]
+    def outside_changed(self) -> list[str]:
+        """What calls have changed outside of the module."""
+        return differing(self._outside, outside_state(self.model))
+
+    def check_shared(self, changed: Sequence[str]) -> None:
+        """A :class:`SpecError` if calls have ``changed`` what all copies of the module share."""
         if changed:
             raise SpecError(
                 f"model {_name(self.model)} changes {changed[0]} when it is called, and gives other numbers when it is "

@@ -101,6 +101,8 @@ class _Packer:
             return self._array(value)
         if isinstance(value, GENERATORS):
             return self._generator(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return {"is": "optimizer", "state": self(value.state_dict())}
         text = _text(value)
         if text is not None:
             return text
@@ -108,6 +110,7 @@ class _Packer:
             more = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
             return {"is": "items", "class": _class(value), "items": [self(one) for one in value], **more}
         if isinstance(value, Mapping) and hasattr(value, "items"):
+            self.whole = self.whole and not any(isinstance(key, (Tensor, nn.Module)) for key in value)
             pairs = [[self(key), self(one)] for key, one in value.items()]
             return {"is": "pairs", "class": _class(value), "pairs": pairs}
         return self._object(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -182,9 +183,11 @@ def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = T
 
     for name, packed in sorted(snapshot.items(), key=lambda one: one[0].count(".")):
         path, _, key = name.rpartition(".")
-        table = _table_of(model.get_submodule(path), key, packed)
+        module = model.get_submodule(path)
+        table = _table_of(module, key, packed)
+        shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
         try:
-            _put(table, key, packed, lambda old, packed=packed: unpack(packed, old, refer, model))  # type: ignore[misc]
+            _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model))
         except CannotUnpack as error:
             if not strict:
                 continue
@@ -192,6 +195,11 @@ def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = T
                 f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({error}): "
                 "keep it in a buffer, or make it in the constructor"
             ) from None
+
+
+def _is_shared(memory: Memory, place: Any, tensor: Tensor) -> bool:
+    """Whether a tensor is a weight or in the memory of one, and not the one that is to be filled."""
+    return tensor is not place and memory.reference(tensor) is not None
 
 
 def _put(table: dict[str, Any], key: str, packed: Packed, make: Callable[[Any], Any]) -> None:
