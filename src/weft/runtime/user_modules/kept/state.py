@@ -100,7 +100,7 @@ class KeptState:
 def alike(model: nn.Module, other: nn.Module, held: Collection[str], names: Collection[str]) -> list[str]:
     """Those of the places ``names`` in which two modules of one class keep the same."""
     mine, its = (_packed(one, held, _Everything(), {}) for one in (model, other))
-    return [n for n in names if n in mine and not _refers_to_weights(mine[n].tree) and mine[n].same(its.get(n))]
+    return [n for n in names if n in mine and not _refers_to_weights(mine[n].tree) and mine[n].near(its.get(n))]
 
 
 def _refers_to_weights(tree: Any) -> bool:
