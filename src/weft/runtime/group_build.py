@@ -131,6 +131,7 @@ class GroupBuild:
         own = OwnGenerator(tasks[0].seed)  # a user's module or function may draw from torch's generator
         with own:
             stack = Stack(tasks, self.inputs, first_once=once, length=self._epochs)
+        own.with_python = stack.members.hidden_state is not None or stack.members.branches
         self.own_random[id(stack)] = own
         return stack
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -100,8 +101,9 @@ class GroupState:
         for member in self.members:
             saved |= {f"{member.index}.{name}": member.saved(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
+            with nullcontext() if own is None else own:
+                kept = member.stack.members.python_state() | member.stack.loop_state()
             saved |= {} if own is None else {f"{member.index}.random": own.state}
-            kept = member.stack.members.python_state() | member.stack.loop_state()
             kept |= {BEST + name: value for name, value in as_tensors(member.stack.best_kept).items()}
             saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
         return saved | generator_states(self.device)
@@ -132,11 +134,11 @@ class GroupState:
             return
         for name, tensor in member.stack.state.tensors().items():
             tensor[member.row].copy_(own[name])
-        kept = _of_member(saved, member.index)
-        member.stack.members.restore_python_state(kept)
+        kept, random = _of_member(saved, member.index), self._own_random.get(id(member.stack))
+        with nullcontext() if random is None else random:
+            member.stack.members.restore_python_state(kept)
         member.stack.restore_loop_state(kept)
         member.stack.best_kept = from_tensors({n.removeprefix(BEST): kept[n] for n in kept if n.startswith(BEST)})
-        random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
 

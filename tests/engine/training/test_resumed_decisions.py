@@ -16,7 +16,7 @@ from weft.core.errors import SpecError
 from weft.runtime import group_build
 from weft.runtime.built_stacks import STACKS
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
-from weft.runtime.step.members import conversion, trial, trying
+from weft.runtime.step.members import comparing, conversion, trying
 from weft.runtime.user_modules import converting
 from weft.runtime.user_modules.same_numbers import Verdict
 
@@ -182,7 +182,7 @@ def test_members_share_a_step_as_they_did(tmp_path, monkeypatch, first):
 
     def alone(patch):
         patch.setattr(trying, "compare", lambda *_: False)
-        patch.setattr(trial, "REPEATED", -1.0)
+        patch.setattr(comparing, "REPEATED", -1.0)
 
     with monkeypatch.context() as patch:
         if not first:

@@ -97,9 +97,9 @@ def notes_of(monkeypatch, graph):
     ("model", "reason"),
     [
         (Counts, "it changes 'calls' from call to call"),
-        (Replaces, "it gives other numbers when it is called again"),
+        (Replaces, "it reads 'last' of an earlier call, which is no buffer"),
         (Decides, "it branches on numbers that change in training"),
-        (DecidesByItsOwn, "it branches on numbers that change in training"),
+        (DecidesByItsOwn, "it reads 'counter' of an earlier call, which is no buffer"),
         (DecidesByResults, "it reads numbers back from its data"),
         (DecidesByLists, "it reads numbers back from its data"),
         (DecidesByArrays, "it reads numbers back from its data"),

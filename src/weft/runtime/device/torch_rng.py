@@ -16,10 +16,22 @@ from torch import Tensor
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Generators start at ``seed`` inside, and are restored outside."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    """Torch's, Python's and NumPy's generators start at ``seed`` inside, and are restored outside."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed_all(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_all(seed: int) -> None:
+    """Start torch's, Python's and NumPy's generators at ``seed``."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
@@ -59,15 +71,27 @@ class OwnGenerator:
     """Torch's CPU generator with a state of its own per run, while other runs draw from it in between.
 
     It starts at ``seed``; each ``with own:`` continues from the end of the last one. ``state`` is for a checkpoint.
+    ``with_python``: so do Python's and NumPy's; to exchange them takes 80 us.
     """
 
     def __init__(self, seed: int) -> None:
         self.state = torch.Generator().manual_seed(seed).get_state()
+        self._python = random.Random(seed).getstate()
+        self._numpy = np.random.RandomState(seed % (1 << 32)).get_state(legacy=False)
+        self.with_python = True
 
     def __enter__(self) -> None:
         self._outside = torch.get_rng_state()
         torch.set_rng_state(self.state)
+        if self.with_python:
+            self._others = random.getstate(), np.random.get_state(legacy=False)
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
 
     def __exit__(self, *_: object) -> None:
         self.state = torch.get_rng_state()
         torch.set_rng_state(self._outside)
+        if self.with_python:
+            self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+            random.setstate(self._others[0])
+            np.random.set_state(self._others[1])

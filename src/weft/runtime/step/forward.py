@@ -5,7 +5,7 @@ Shapes: T members, P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -199,9 +199,7 @@ class LeafForward(Forward):
         super().attach(state, rates)
         self._slots.bind(self._parameters)
         self._point(state.flat[0])
-        for one in self._followers:
-            if one.owner in self._row:
-                one.follow(self._row[one.owner])
+        self._follow_buffers(self._row)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]``."""
@@ -235,11 +233,9 @@ class LeafForward(Forward):
     ) -> tuple[nn.Module, list[str]]:
         """As :meth:`Forward.copied`; whatever else holds a parameter has the copy's own."""
         self._point(flat.clone())
-        self._bind(
-            torch.empty(0, dtype=torch.int64),
-            [rate.clone() for rate in rates],
-            {name: value.clone() for name, value in buffers.items()},
-        )
+        own = {name: value.clone() for name, value in buffers.items()}
+        self._bind(torch.empty(0, dtype=torch.int64), [rate.clone() for rate in rates], own)
+        self._follow_buffers(own)
         try:
             return copy_module(self.model)
         finally:
@@ -263,6 +259,11 @@ class LeafForward(Forward):
         for one in self._followers:
             if one.owner not in self._row:
                 one.follow(self._own[self.layout.names.index(one.owner)])
+
+    def _follow_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        for one in self._followers:
+            if one.owner in buffers:
+                one.follow(buffers[one.owner])
 
     def _take_replaced(self) -> None:
         """Take over what the module assigned to a parameter's ``data``."""
@@ -314,7 +315,8 @@ def mode_switch(model: nn.Module) -> Callable[[bool], object]:
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    if type(module).train is not nn.Module.train or "train" in module.__dict__:
+    own = type(module).train is not nn.Module.train or "train" in module.__dict__
+    if own or isinstance(module, torch.jit.ScriptModule):  # whose mode is not in Python
         module.train(training)
         return
     module.__dict__["training"] = training

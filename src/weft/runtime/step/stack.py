@@ -230,16 +230,32 @@ class Stack:
 
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
-        kept = self.members.kept()
+        kept, buffers = self.members.kept(), self._buffers_to_evaluate()
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             if self._plateau is not None:
                 self._plateau(self.state.extras, rows, self.state.epoch)
             at = 0 if kept is None else int(self.state.first_epoch)
-            self._book(self.state, rows, steps)
+            with self._as_evaluated(buffers):
+                self._book(self.state, rows, steps)
             if kept is not None and int(self.state.best_epoch[0]) == at:  # it is alone, and its step is not captured
                 self.best_kept = kept
+
+    def _buffers_to_evaluate(self) -> dict[str, Tensor]:
+        """Copies of the buffers, if an evaluation changes them: best weights go with what they were evaluated with."""
+        changed = self.members.changed_in_evaluation
+        return {name: one.clone() for name, one in self.state.buffers.items()} if changed else {}
+
+    @contextmanager
+    def _as_evaluated(self, buffers: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the state has these ``buffers``."""
+        after = {name: self.state.buffers[name].clone() for name in buffers}
+        for name, one in buffers.items():
+            self.state.buffers[name].copy_(one)
+        yield
+        for name, one in after.items():
+            self.state.buffers[name].copy_(one)
 
     def _evaluated(self, logits: Any) -> Tensor:
         if not self._splits.parts:

@@ -30,9 +30,12 @@ PLAIN = (bool, int, float, complex, str, bytes, type, range, slice, torch.dtype,
 
 
 def attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Full name and value of every attribute; modules with a clock are left out: theirs are per member."""
+    """Full name and value of every attribute; modules with a clock are left out: theirs are per member.
+
+    So are those of ``torch.jit``, whose attributes are not in Python.
+    """
     for prefix, module in model.named_modules():
-        if CLOCK not in module._buffers:
+        if CLOCK not in module._buffers and not isinstance(module, torch.jit.ScriptModule):
             for key, value in vars(module).items():
                 if key not in REGISTERED and type(value).__module__ != OF_ITS_CLASS:
                     yield f"{prefix}.{key}" if prefix else key, value

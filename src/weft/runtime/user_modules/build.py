@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
+from weft.runtime.device.torch_rng import seed_all
 from weft.runtime.user_modules.copying import copy_module, functions_that_hold
 from weft.runtime.user_modules.importing import import_callable, in_words
 from weft.runtime.user_modules.settings import arguments, signature_of
@@ -68,7 +68,7 @@ def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
     signature = signature_of(factory)
     sizes = {"in_features": in_features, "out_features": out_features}
     given = arguments(task, signature)
-    torch.manual_seed(task.seed)
+    seed_all(task.seed)
     try:
         if signature.by_name:
             model = factory(**sizes, **given)

@@ -7,6 +7,7 @@ locks, files or generators, which cannot be copied either. None of them is part 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -45,7 +46,16 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
         copied = copy.deepcopy(model, copies)
     _hook_alike(model, copied)
     _share_alike(model, copied, copies)
+    _refer_alike(copied, copies)
     return copied, list(left_out)
+
+
+def _refer_alike(copied: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Let weak references to parts of the model be to those of the copy."""
+    for module in copied.modules():
+        for key, value in vars(module).items():
+            if isinstance(value, weakref.ref) and isinstance(copies.get(id(value())), (nn.Module, Tensor)):
+                vars(module)[key] = weakref.ref(copies[id(value())])
 
 
 def _share_alike(model: nn.Module, copied: nn.Module, copies: Mapping[int, Any]) -> None:

@@ -747,9 +747,9 @@ class Orthogonal(Base):
         self.last = nn.utils.parametrizations.orthogonal(self.last)
 
 
-class Lazy(nn.Module):
+class Lazy(Base):
     def __init__(self, i, o):
-        super().__init__()
+        nn.Module.__init__(self)
         self.first, self.last, self.mean = nn.LazyLinear(8), nn.LazyLinear(o), None
 
     def forward(self, x, adj):
@@ -779,15 +779,42 @@ class NumpyInConstructor(Base):
         return self.last(self.hidden(x, adj) * torch.from_numpy(self.scale))
 
 
-class Scripted(nn.Module):
+class ScriptedLayer(Base):
     def __init__(self, i, o):
-        super().__init__()
+        nn.Module.__init__(self)
         self.first, self.last = nn.Linear(i, 8), torch.jit.script(nn.Linear(8, o))
         self.calls = 0
 
     def forward(self, x, adj):
         self.calls += self.training
         return self.last(torch.relu(self.first(x))) * (1 + 0.1 * self.calls)
+
+
+class CountsInScript(nn.Module):
+    def __init__(self, o):
+        super().__init__()
+        self.calls, self.mean, self.last = 0, torch.zeros(8), nn.Linear(8, o)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.mean = (h.detach() * 40).sin().mean(0)
+        return self.last(h + self.mean) * (1 + 0.1 * self.calls)
+
+
+class ScriptedState(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last = torch.jit.script(CountsInScript(o))
+
+
+class MakesParameter(Base):
+    """Makes a parameter in its first call, which a plain loop's optimizer does not know."""
+
+    def forward(self, x, adj):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.full((8,), 2.0))
+        return self.last(self.hidden(x, adj) * self.scale)
 
 
 class MakesModule(Base):
@@ -860,8 +887,162 @@ class TiedByData(Base):
         return self.last(self.b(torch.relu(self.a(self.hidden(x, adj)))))
 
 
+# ---- outside of the module --------------------------------------------------------------------------------------
+
+SEEN: dict[str, float] = {"mean": 1.0}
+BY_MODULE: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class GlobalInEvaluation(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            SEEN["mean"] = 1 + float(far(h).abs().mean())
+            return self.last(h)
+        return self.last(h) * SEEN["mean"]
+
+
+class ByModule(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            BY_MODULE[self] = far(h)
+            return self.last(h)
+        return self.last(h + BY_MODULE.get(self, 0.0))
+
+
+class MutableDefault(Base):
+    def forward(self, x, adj, memory=[]):  # noqa: B006
+        h = self.hidden(x, adj)
+        if self.training:
+            memory.append(len(memory))
+        return self.last(h) * (1 + 0.1 * len(memory))
+
+
+def made_in_function(i, o):
+    calls = [0]
+
+    class Made(Base):
+        def forward(self, x, adj):
+            calls[0] += self.training
+            return super().forward(x, adj) * (1 + 0.1 * calls[0])
+
+    return Made(i, o)
+
+
+# ---- buffers and views that are replaced ------------------------------------------------------------------------
+
+
+class ViewsOfBuffers(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("table", torch.zeros(2, 8))
+        self.register_buffer("first", self.table[0])
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.table.mul_(0.5).add_(far(h))
+        return self.last(h + self.first)
+
+
+class ConstantViewsOfBuffers(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("table", torch.linspace(0, 1, 16).view(2, 8))
+        self.register_buffer("first", self.table[0])
+
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) + self.first + self.table[1])
+
+
+class ReplacesWeight(Base):
+    """In a plain loop the view stays where the weight was."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.w = self.last.weight.detach()
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.last.weight.data = self.last.weight.data * 0.99
+        return self.last(h) + h @ self.w.T
+
+
+class ReplacesBuffer(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("mean", torch.zeros(8))
+        self.first = [self.mean]
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.mean = 0.5 * self.mean + far(h)
+        return self.last(h + self.mean + self.first[0])
+
+
+class BufferOfEvaluations(Base):
+    """A buffer that only evaluations change."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not self.training:
+            self.mean.mul_(0.5).add_(far(h))
+        return self.last(h + self.mean)
+
+
+class InnerAverage(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.average = [torch.optim.swa_utils.AveragedModel(self.last)]
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.average[0].update_parameters(self.last)
+            return self.last(h)
+        return self.average[0](h)
+
+
+class InnerOptimizer(Base):
+    """Trains a layer of its own."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.probe = [nn.Linear(8, o)]
+        self.inner = torch.optim.Adam(self.probe[0].parameters(), lr=0.05)
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            guess = self.probe[0](h.detach())
+            self.inner.zero_grad()
+            (guess.square() - guess).mean().backward()
+            self.inner.step()
+        return self.last(h) + self.probe[0](h).detach()
+
+
+class KeepsInput(Base):
+    """Its first call has nothing to add."""
+
+    seen = None
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.seen is not None and self.training:
+            h = h + self.seen[:, :1]
+        self.seen = x
+        return self.last(h)
+
+
 ALL = [
     one
     for one in dict(globals()).values()
-    if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == __name__ and one is not Base
+    if isinstance(one, type) and issubclass(one, Base) and one.__module__ == __name__
 ]

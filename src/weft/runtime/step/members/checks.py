@@ -56,6 +56,9 @@ def _check_followers(model: nn.Module) -> None:
 
 def _check_attributes(models: list[nn.Module]) -> None:
     """Attributes of a user's modules are shared by all members, so they must be equal."""
+    scripted = [name for name, part in models[0].named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        raise CannotStack(f"{scripted[0] or 'their module'} went through torch.jit, which several cannot share")
     for other in models[1:]:
         name = unequal(models[0], other)
         if name is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.runtime.user_modules.attributes import attributes
+from weft.runtime.user_modules.kept.walking import cells, fields
 
 LIBRARIES = ("torch", "torch_geometric", "weft", "numpy", "builtins")  # whose state is not a user's
 DEPTH = 3  # functions that functions call, and containers in containers
@@ -36,6 +37,7 @@ def outside_state(model: nn.Module) -> dict[str, Any]:
             function = _function(value)
             if function is not None:
                 found.update(_globals(function, DEPTH))
+                found.update(_held_by(function))
             elif not key.startswith("__"):
                 found[f"{kind.__name__}.{key}"] = _mark(value, DEPTH)
     return found
@@ -49,14 +51,7 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def closure_state(model: nn.Module) -> dict[str, Any]:
     """The same for what functions among a module's attributes hold: copies of the module have the same functions."""
     found = {name: value for name, value in attributes(model) if isinstance(value, types.FunctionType)}
-    return {name: [_mark(one, DEPTH) for one in _held(function)] for name, function in found.items()}
-
-
-def _held(function: types.FunctionType) -> list[Any]:
-    try:
-        return [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # an empty cell
-        return []
+    return {name: [_mark(one, DEPTH) for one in cells(function).values()] for name, function in found.items()}
 
 
 def _of_library(thing: Any) -> bool:
@@ -77,6 +72,21 @@ def _globals(function: types.FunctionType, depth: int) -> Iterator[tuple[str, An
             yield from _globals(value, depth - 1)
         elif value is not None:
             yield name, _mark(value, DEPTH)
+
+
+def _held_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Variables that a method holds, and its defaults: all modules of its class share them."""
+    for name, value in (*cells(function).items(), *_defaults(function)):
+        if not isinstance(value, CODE):
+            yield name, _mark(value, DEPTH)
+
+
+def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The parameters of a function that have defaults, with these."""
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    by_place = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    return [*by_place, *(function.__kwdefaults__ or {}).items()]
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -140,8 +150,8 @@ def _mark(value: Any, depth: int) -> Any:
         return None
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return len(value), [_mark(one, depth - 1) for one in list(value)[:MOST]]
-    own = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
-    if own is None:
+    own = value if isinstance(value, Mapping) else fields(value)
+    if not own and not hasattr(value, "__dict__"):
         return repr(value) if type(value).__repr__ is not object.__repr__ and not _large(value) else None
     return len(own), [_mark(one, depth - 1) for one in list(own.values())[:MOST]]
 

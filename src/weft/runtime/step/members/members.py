@@ -42,7 +42,9 @@ class Members:
 
     What trying them shows (:class:`weft.runtime.step.members.trying.TryOut`): ``hidden_state``, why a captured step
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
-    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
+    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``branches``,
+    whether it reads numbers into Python, and so may do something else in a later step;
+    ``changed_in_evaluation``, whether evaluations change its buffers; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
     its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
     ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is
@@ -58,7 +60,7 @@ class Members:
         self.hidden_state: str | None = None
         self.plain_output, self.rebuilds = True, False
         self.without_gradient: tuple[str, ...] = ()
-        self.writes = False
+        self.writes = self.branches = self.changed_in_evaluation = False
         self.alone_seconds: float | None = None
         self.alone: AloneStep | None = None
         self.converted: Converted | None = None
@@ -150,6 +152,7 @@ class Members:
         self.hidden_state = trial.hidden_state
         if self._keeping is not None:
             self._keeping.learn(trial.unread, trial.caches, trial.lost)
+        self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)

@@ -9,7 +9,7 @@ Shapes: P parameters, N nodes, C classes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from weft.runtime.step.members.watching import Watch
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.state import KeptState, alike
 
 OTHERS = "it gives other numbers when it is called again"
@@ -40,7 +41,8 @@ class Trial:
     the loss does not depend on; ``writes``: whether a call, or a hook in its backward pass, writes to the module's own
     weights; ``seconds``: of a training call and one in evaluation mode, if they were timed; ``unread``: places with
     tensors that calls leave and none reads; ``caches``: those that the first call fills and that depend on the graph
-    alone; ``lost``: places that cannot be written down.
+    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python;
+    ``changed_buffers``: names of those that calls change, in evaluation mode as well if ``changed_in_evaluation``.
     """
 
     loss: Tensor
@@ -53,6 +55,9 @@ class Trial:
     unread: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    branches: bool = False
+    changed_buffers: frozenset[str] = frozenset()
+    changed_in_evaluation: bool = False
 
 
 class Calls:
@@ -61,10 +66,14 @@ class Calls:
     def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
         self.forward, self.state, self.batch, self._loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
+        self.seconds = 0.0  # of all calls so far, without what is around them
 
     def step(self) -> tuple[Tensor, Tensor]:
         """Losses ``[1]`` and gradients ``[1, P]`` from where the state and the generators are."""
-        return self.forward.gradients(self.state.flat, self.batch, self._loss, self._slopes)
+        begin = step_seconds()
+        found = self.forward.gradients(self.state.flat, self.batch, self._loss, self._slopes)
+        self.seconds += step_seconds() - begin
+        return found
 
     def train(self) -> tuple[Tensor, Tensor]:
         """The same from the beginning."""
@@ -86,7 +95,15 @@ class Calls:
         """Logits ``[N, C]`` in evaluation mode."""
         self.state.restore(self._before)
         with torch.no_grad(), same_draws(self.state.flat.device):
-            return as_one(of_member(self.forward(self.state.flat, training=False, batch=self.batch), 0))
+            begin = step_seconds()
+            found = self.forward(self.state.flat, training=False, batch=self.batch)
+            self.seconds += step_seconds() - begin
+        return as_one(of_member(found, 0))
+
+    def changed_buffers(self) -> set[str]:
+        """Names of the buffers that the last call has changed."""
+        before = {name: self._before[f"buffer.{name}"] for name in self.state.buffers}
+        return {name for name, one in self.state.buffers.items() if not same_numbers(one, before[name])}
 
 
 class AloneStep:
@@ -104,10 +121,9 @@ class AloneStep:
 
 def try_again(calls: Calls) -> Trial:
     """One training call and one in evaluation mode of another member, timed; its module behaves as the first one's."""
-    begin = step_seconds()
     losses, grad = calls.train()
     logits = calls.evaluate()
-    return Trial(losses, grad[0], logits, None, seconds=step_seconds() - begin)
+    return Trial(losses, grad[0], logits, None, seconds=calls.seconds)
 
 
 def try_alone(calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls], of_object: bool = False) -> Trial:
@@ -116,26 +132,50 @@ def try_alone(calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls]
     A third training call follows if the one in evaluation mode kept tensors, which training might read. ``elsewhere``
     makes calls of another copy; ``of_object``: the model is a copy of a user's object.
     """
-    forward, model = calls.forward, calls.forward.model
-    held = {*forward.layout.names, *calls.state.buffers}
-    keeping, watch = KeptState(model, held, untouched), Watch(forward, calls.batch, held)
+    held = {*calls.forward.layout.names, *calls.state.buffers}
+    keeping, watch = KeptState(calls.forward.model, held, untouched), Watch(calls.forward, calls.batch, held)
+    seen = _watched_calls(calls, watch)
+    of_functions = watch.functions_changed()
+    if seen.other:
+        watch.check_shared([*watch.outside_changed(), *(of_functions * of_object)])
+    changing = [*changed(untouched, watch.model), *_frozen_changed(calls, watch), *of_functions]
+    caches = [] if seen.other else _caches(watch, elsewhere, held)
+    hidden = _hidden(watch, seen, changing, caches)
+    _check_evaluation(calls, watch, seen, hidden)
+    unread = [] if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
+    lost = keeping.lost(untouched, changing) if hidden else []
+    return _trial(calls, watch, seen, hidden, {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)})
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What watched calls gave; ``drawn``: from Python's or NumPy's generator, ``other``: not the same every time."""
+
+    loss: Tensor
+    grad: Tensor
+    logits: Tensor
+    drawn: bool
+    other: bool
+
+
+def _watched_calls(calls: Calls, watch: Watch) -> _Seen:
     with same_draws(calls.state.flat.device) as moved:
         with watch.call(training=True):
             first, grad = calls.step()
         drawn = moved()
     logits, twice = _called_again(calls, watch, first, grad)
-    other, of_functions = differ(twice), watch.functions_changed()
-    if other:
-        watch.check_outside(of_functions * of_object)
-    own = [*changed(untouched, model), *_frozen_changed(calls, watch), *of_functions]
-    caches = _caches(watch, model, elsewhere, held)
-    read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
-    hidden = _hidden(own, read, drawn, other)
+    return _Seen(first, grad, logits, drawn, differ(twice))
+
+
+def _trial(calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]]) -> Trial:
+    forward = calls.forward
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
-    unread = () if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
-    lost = keeping.lost(untouched, own) if hidden else ()
     return Trial(
-        *(first, grad[0], logits, hidden, without, watch.writes.seen), None, tuple(unread), tuple(caches), tuple(lost)
+        *(seen.loss, seen.grad[0], seen.logits, hidden, without, watch.writes.seen),
+        **kept,
+        branches=watch.branches,
+        changed_buffers=frozenset(watch.changed_buffers | watch.changed_in_evaluation),
+        changed_in_evaluation=bool(watch.changed_in_evaluation),
     )
 
 
@@ -145,14 +185,25 @@ def _called_again(
     """Logits of an evaluation, and what training calls before and after it gave, beside the first one."""
     with watch.call(training=True):
         second, again = calls.train()
+    watch.changed_buffers |= calls.changed_buffers()
     twice, before = [(first, second), (grad, again)], watch.kept()
     with watch.call(training=False):
         logits = calls.evaluate()
+    watch.changed_in_evaluation |= calls.changed_buffers()
     if watch.keeps_others_than(before):
         with watch.call(training=True):
             third, once_more = calls.train()
         twice += [(first, third), (grad, once_more)]
     return logits, twice
+
+
+def _check_evaluation(calls: Calls, watch: Watch, seen: _Seen, hidden: str | None) -> None:
+    """Refuse what is changed outside of the module if an evaluation gives other logits after a training elsewhere."""
+    outside = watch.outside_changed()
+    if hidden is None and outside:
+        calls.train_elsewhere()
+        if differ([(seen.logits, calls.evaluate())]):
+            watch.check_shared(outside)
 
 
 def _frozen_changed(calls: Calls, watch: Watch) -> list[str]:
@@ -165,23 +216,28 @@ def _frozen_changed(calls: Calls, watch: Watch) -> list[str]:
     return found
 
 
-def _caches(watch: Watch, model: nn.Module, elsewhere: Callable[[], Calls], held: set[str]) -> list[str]:
+def _caches(watch: Watch, elsewhere: Callable[[], Calls], held: set[str]) -> list[str]:
     """Places that the first call fills alike whatever the weights and the draws are."""
     if not watch.made:
         return []
     calls = elsewhere()
     calls.train_elsewhere()
-    return alike(model, calls.forward.model, held, watch.made)
+    return alike(watch.model, calls.forward.model, held, watch.made)
 
 
-def _hidden(changing: Sequence[str], read: Sequence[str], drawn: bool, other_numbers: bool) -> str | None:
+def _hidden(watch: Watch, seen: _Seen, changing: Sequence[str], caches: Sequence[str]) -> str | None:
+    """Why a call depends on earlier ones, in words; None if it does not."""
+    registered = watch.registered()
+    if registered:
+        return f"it makes {registered[0]!r} when it is called, and not in its constructor"
     if changing:
         return f"it changes {changing[0]!r} from call to call, which is no buffer"
+    read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
     if read:
         return f"it reads {read[0]!r} of an earlier call, which is no buffer"
-    if drawn:
+    if seen.drawn:
         return "it draws from Python's or NumPy's generator"
-    return OTHERS if other_numbers else None
+    return OTHERS if seen.other else None
 
 
 def compare(trial: Trial, losses: Tensor, grad: Tensor, logits: Tensor, layout: Layout, near: float) -> bool:

@@ -8,7 +8,7 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -34,6 +34,7 @@ from weft.runtime.step.members.trial import OTHERS, AloneStep, Calls, Trial, com
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
+from weft.runtime.user_modules.kept.shared_memory import shared_buffers
 
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 
@@ -144,13 +145,25 @@ class TryOut:
         model = self._models[row]
         set_reduce(model, self._members.source.reduce)  # before it is copied: it is not the model's doing
         untouched = copy_module(model)[0] if row == 0 else None
+        shared = shared_buffers(model) if row == 0 else []  # before training gives them places of their own
         calls = self._calls(model, row)
         if not isinstance(calls.forward, LeafForward):
             check_used_through_modules(*self._alone_with(model, row), calls.batch, self._loss_of([row]))
         if untouched is None:
             return try_again(calls)
         elsewhere = lambda: self._calls(copy_module(untouched)[0], row)  # noqa: E731
-        return try_alone(calls, untouched, elsewhere, isinstance(self._task.model, nn.Module))
+        trial = try_alone(calls, untouched, elsewhere, isinstance(self._task.model, nn.Module))
+        self._check_buffers(shared, trial.changed_buffers)
+        return trial
+
+    def _check_buffers(self, shared: Sequence[tuple[str, str]], changed: Collection[str]) -> None:
+        for owner, name in shared:
+            if owner in changed or name in changed:
+                raise SpecError(
+                    f"task {self._task.label!r}: buffer {name} of model {self._task.model_name} is in the memory of "
+                    f"buffer {owner}, so that a change of one would change the other; let one be made of the other in "
+                    "forward, or be a .clone() of it"
+                )
 
     def _calls(self, model: nn.Module, row: int) -> Calls:
         forward, own = self._alone_with(model, row)

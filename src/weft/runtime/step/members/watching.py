@@ -28,12 +28,15 @@ class Watch:
         self._places = Places(self.model, held)
         self._given = given_tensors(self.model, batch)
         self.writes, self._inputs = WeightWrites(self.model), InputWrites(self._given)
+        self._names = frozenset((*dict(self.model.named_modules()), *dict(self.model.named_parameters())))
         self._outside, self._closures = outside_state(self.model), closure_state(self.model)
         self._frozen = frozen_state(self.model)
         self._first = self._last = self.kept()
         self._rewritten: dict[str, None] = {}
         self.read: dict[str, None] = {}
         self.branches = False
+        self.changed_buffers: set[str] = set()
+        self.changed_in_evaluation: set[str] = set()
 
     def kept(self) -> Kept:
         """The tensors that the module keeps now."""
@@ -90,6 +93,14 @@ class Watch:
         """Places with tensors that the first calls made, and that none has changed since."""
         return [name for name in keeping_others(self._first, self._last) if name not in self._rewritten]
 
+    def registered(self) -> list[str]:
+        """Submodules and parameters that calls have made."""
+        return [
+            name
+            for name in (*dict(self.model.named_modules()), *dict(self.model.named_parameters()))
+            if name not in self._names
+        ]
+
     def frozen_changed(self) -> list[str]:
         """Parameters that do not train, and that calls have changed."""
         return differing(self._frozen, frozen_state(self.model))
@@ -98,9 +109,12 @@ class Watch:
         """Functions that the module keeps, and whose variables calls have changed."""
         return differing(self._closures, closure_state(self.model))
 
-    def check_outside(self, of_functions: Sequence[str]) -> None:
-        """A :class:`SpecError` if calls have changed what all copies of the module share."""
-        changed = [*differing(self._outside, outside_state(self.model)), *of_functions]
+    def outside_changed(self) -> list[str]:
+        """What calls have changed outside of the module."""
+        return differing(self._outside, outside_state(self.model))
+
+    def check_shared(self, changed: Sequence[str]) -> None:
+        """A :class:`SpecError` if calls have ``changed`` what all copies of the module share."""
         if changed:
             raise SpecError(
                 f"model {_name(self.model)} changes {changed[0]} when it is called, and gives other numbers when it is "

@@ -18,6 +18,7 @@ from weft.runtime.user_modules.weight_writes import DATA
 
 WHOLE = frozenset((Tensor.zero_, Tensor.fill_, Tensor.copy_))  # what was there before does not matter
 LOOKS = frozenset(("size", "dim", "stride", "numel", "element_size", "is_floating_point", "is_complex", "detach"))
+VIEWS = (*DATA[:1], *(getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")))
 TO_PYTHON = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 
 
@@ -31,7 +32,8 @@ class KeptReads(TorchFunctionMode):
 
     def __init__(self, kept: Sequence[tuple[str, Tensor, int]], ours: Iterable[Tensor]) -> None:
         super().__init__()
-        not_meant = {storage(one) for one in ours}
+        ours = list(ours)
+        not_meant = {storage(one) for one in ours} | {-id(one) for one in ours}
         self._alive = [one for _, one, _ in kept]  # so that no other tensor gets their memory
         self._places = {key: name for name, one, _ in kept for key in _keys(one) if key not in not_meant}
         self.names: set[str] = set()
@@ -54,7 +56,7 @@ class KeptReads(TorchFunctionMode):
         found = [place for one in _tensors((*args, *kwargs.values())) for place in self._found(one)]
         if func in DATA:
             self.written.update(found)
-        if name == "__get__" or not found:
+        if not found or (name == "__get__" and func not in VIEWS):
             return
         changed = self._found(args[0]) if args and isinstance(args[0], Tensor) and _writes(name) else []
         if changed and _overwrites(func, name, args):
@@ -67,9 +69,9 @@ class KeptReads(TorchFunctionMode):
 
 
 def _keys(tensor: Tensor) -> tuple[int, ...]:
-    """The memory of a tensor; a sparse one is told by itself."""
+    """The memory of a tensor, and itself: sparse ones have no such memory, views of weights that of others."""
     place = storage(tensor)
-    return (place,) if place else (-id(tensor),)
+    return (place, -id(tensor)) if place else (-id(tensor),)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -44,9 +44,10 @@ class Memory:
 
     def reference(self, tensor: Tensor) -> dict[str, Any] | None:
         """A tensor as one of the weights, or as a view of one; None if it has memory of its own."""
-        if id(tensor) in self._ids:
-            return {"is": "weight", "name": self._ids[id(tensor)]}
-        owner = self.owner(tensor)
+        name = self._ids.get(id(tensor))
+        if name is not None and isinstance(tensor, nn.Parameter):
+            return {"is": "weight", "name": name}
+        owner = self.owner(tensor) if name is None else name  # a buffer is another object in training
         if owner is None or isinstance(tensor, nn.Parameter):
             return None
         start = tensor.storage_offset() - self._named[owner].storage_offset()
@@ -98,6 +99,13 @@ def shared_weights(model: nn.Module) -> tuple[str, str] | None:
     others = ((n, t) for n, t in (*model.named_parameters(), *model.named_buffers()) if not is_meta(t))
     found = ((owner, name) for name, one in others if (owner := trained.owner(one)) is not None)
     return next(found, None)
+
+
+def shared_buffers(model: nn.Module) -> list[tuple[str, str]]:
+    """Names of buffers that are in the memory of other ones."""
+    buffers = dict(model.named_buffers())
+    memory = Memory(model, buffers)
+    return [(owner, name) for name, one in buffers.items() if (owner := memory.owner(one)) is not None]
 
 
 def is_meta(tensor: Tensor) -> bool:

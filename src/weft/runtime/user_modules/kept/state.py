@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.runtime.user_modules.kept.packing import SCALARS, Packed, Reference, pack
 from weft.runtime.user_modules.kept.shared_memory import Memory
 from weft.runtime.user_modules.kept.unpacking import CannotUnpack, unpack
-from weft.runtime.user_modules.kept.walking import Place, Places, inside, is_given
+from weft.runtime.user_modules.kept.walking import SCRIPT, Place, Places, Scripted, inside, is_given
 
 EMPTY = {kind: [kind.__module__, kind.__qualname__] for kind in (dict, list, set, OrderedDict)}
 ABSENT = Packed({"is": "absent"})
@@ -54,6 +56,8 @@ class KeptState:
         return {name: one for name, one in found.items() if not self._left_out(name, one)}
 
     def _left_out(self, name: str, packed: Packed) -> bool:
+        if isinstance(packed.tree, dict) and "table" in packed.tree:  # a state_dict has it, too
+            return False
         if name in self._caches and self._caches[name] is None and packed is not ABSENT:
             self._caches[name] = packed
         cache = self._caches.get(name)
@@ -96,7 +100,14 @@ class KeptState:
 def alike(model: nn.Module, other: nn.Module, held: Collection[str], names: Collection[str]) -> list[str]:
     """Those of the places ``names`` in which two modules of one class keep the same."""
     mine, its = (_packed(one, held, _Everything(), {}) for one in (model, other))
-    return [name for name in names if name in mine and mine[name].same(its.get(name))]
+    return [n for n in names if n in mine and not _refers_to_weights(mine[n].tree) and mine[n].near(its.get(n))]
+
+
+def _refers_to_weights(tree: Any) -> bool:
+    """Whether a part of it is a weight or in the memory of one, and so changes with it."""
+    if isinstance(tree, dict):
+        return tree.get("is") == "weight" or any(map(_refers_to_weights, tree.values()))
+    return isinstance(tree, list) and any(map(_refers_to_weights, tree))
 
 
 def _all_in(value: Any, places: Places) -> list[Any]:
@@ -145,7 +156,7 @@ def _is_unchanged(place: Place, tree: Any, made: Container[int]) -> bool:
 def _pack_place(place: Place, refer: Reference, made: Container[int], before: Packed | None) -> Packed:
     if place.of_hooks:
         return pack(list(place.value.values()), refer, _Everything(), before)
-    packed = pack(place.value, refer, made, before)
+    packed = pack(place.value, refer, _Everything() if place.kind == SCRIPT else made, before)
     if place.kind and isinstance(packed.tree, dict):
         packed.tree["table"] = place.kind
     return packed
@@ -172,9 +183,11 @@ def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = T
 
     for name, packed in sorted(snapshot.items(), key=lambda one: one[0].count(".")):
         path, _, key = name.rpartition(".")
-        table = _table_of(model.get_submodule(path), key, packed)
+        module = model.get_submodule(path)
+        table = _table_of(module, key, packed)
+        shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
         try:
-            _put(table, key, packed, lambda old, packed=packed: unpack(packed, old, refer, model))  # type: ignore[misc]
+            _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model))
         except CannotUnpack as error:
             if not strict:
                 continue
@@ -182,6 +195,11 @@ def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = T
                 f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({error}): "
                 "keep it in a buffer, or make it in the constructor"
             ) from None
+
+
+def _is_shared(memory: Memory, place: Any, tensor: Tensor) -> bool:
+    """Whether a tensor is a weight or in the memory of one, and not the one that is to be filled."""
+    return tensor is not place and memory.reference(tensor) is not None
 
 
 def _put(table: dict[str, Any], key: str, packed: Packed, make: Callable[[Any], Any]) -> None:
@@ -195,8 +213,10 @@ def _put(table: dict[str, Any], key: str, packed: Packed, make: Callable[[Any], 
         table[key] = make(table.get(key))
 
 
-def _table_of(module: nn.Module, key: str, packed: Packed) -> dict[str, Any]:
+def _table_of(module: nn.Module, key: str, packed: Packed) -> Any:
     """Where an attribute, a parameter, a buffer or a submodule of that name is or belongs."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return Scripted(module)
     for table in (module._parameters, module._buffers, module._modules):
         if key in table:
             return table

@@ -30,17 +30,18 @@ class CannotUnpack(Exception):
     """Raised for what cannot be made again, with the reason."""
 
 
-def unpack(packed: Packed, template: Any, refer: Referred, model: nn.Module) -> Any:
+def unpack(packed: Packed, template: Any, refer: Referred, shared: Callable[[Tensor], bool], model: nn.Module) -> Any:
     """The value of ``packed``; ``template``: what is in its place now, ``refer``: what a reference is to.
 
+    ``shared``: whether a tensor is in the memory of a weight, and must not be filled.
     Classes are looked for among those of Python, of torch's layers and of the files that ``model`` comes from.
     """
-    return _Unpacker(packed, refer, model)(packed.tree, template)
+    return _Unpacker(packed, refer, shared, model)(packed.tree, template)
 
 
 class _Unpacker:
-    def __init__(self, packed: Packed, refer: Referred, model: nn.Module) -> None:
-        self._tensors, self._refer = packed.tensors, refer
+    def __init__(self, packed: Packed, refer: Referred, shared: Callable[[Tensor], bool], model: nn.Module) -> None:
+        self._tensors, self._refer, self._shared = packed.tensors, refer, shared
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         kinds = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
         self._files = {name for name in kinds if name != "builtins"}
@@ -142,6 +143,12 @@ class _Unpacker:
                 raise CannotUnpack(f"{tree['of']}, which holds something else now")
         return template
 
+    def _is_optimizer(self, tree: Tree, template: Any) -> Any:
+        if not isinstance(template, torch.optim.Optimizer):
+            raise CannotUnpack("an optimizer that is not there now")
+        template.load_state_dict(self(tree["state"], None))
+        return template
+
     def _is_other(self, tree: Tree, template: Any) -> Any:
         raise CannotUnpack(f"a {tree['class']}")
 
@@ -162,7 +169,8 @@ class _Unpacker:
     def _as_it_was(self, tree: Tree, template: Any, value: Tensor) -> Any:
         value = value.to(torch.device("cpu") if tree.get("host") else self._device)
         alike = isinstance(template, Tensor) and template.shape == value.shape and template.dtype == value.dtype
-        if alike and not tree.get("new") and template.layout is value.layout is torch.strided:
+        in_place = alike and not tree.get("new") and template.layout is value.layout is torch.strided
+        if in_place and not self._shared(template):
             template.data.copy_(value)
             value = template
         elif tree["parameter"]:

@@ -13,22 +13,49 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from weft.nn.pyg.swap import DROPOUT
 from weft.runtime.user_modules.attributes import CLOCK, OF_ITS_CLASS, REGISTERED
 
+SCRIPT = "script"  # the kind of a place in a module of torch.jit
 OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 NO_PLACE = frozenset((*REGISTERED, *OF_HOOKS))  # the latter are by numbers of hooks
 NOT_DATA = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 OF_WEFT = ("weft.ops", "weft.graph", "weft.flow")  # adjacencies and the like, which every call is given again
 MOST = 100_000  # values of one place that are looked at
+
+
+class Scripted:
+    """The attributes of a module of ``torch.jit``, which are not in Python, as a table."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def names(self) -> list[str]:
+        """Those that are its own."""
+        found = self._module._concrete_type.get_attributes()
+        held = (*self._module._parameters.keys(), *self._module._buffers.keys(), "training", "_is_full_backward_hook")
+        return [name for name in found if name not in held]
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self._module, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self._module, key, value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The attribute, or ``default``."""
+        return getattr(self._module, key, default)
 
 
 class Place(NamedTuple):
     """Where a module keeps a value: its full name, the table it is in, its key there, and the table's if registered."""
 
     name: str
-    table: dict[str, Any]
+    table: Any
     key: str
     kind: str = ""
 
@@ -55,12 +82,15 @@ class Places:
         """A submodule is a place only if it came later."""
         for prefix, module in self.modules.items():
             start = f"{prefix}." if prefix else ""
+            if isinstance(module, torch.jit.ScriptModule):
+                yield from (Place(start + key, Scripted(module), key, SCRIPT) for key in Scripted(module).names())
+                continue
             for key, value in vars(module).items():
-                if key not in NO_PLACE and type(value).__module__ != OF_ITS_CLASS:
+                if key not in NO_PLACE and type(value).__module__ != OF_ITS_CLASS and not key.startswith(OF_CONVERTED):
                     yield Place(start + key, module.__dict__, key)
             for kind, others in (("_parameters", self._held), ("_buffers", self._held), ("_modules", self._named)):
                 for key, value in getattr(module, kind).items():
-                    if value is not None and start + key not in others:
+                    if value is not None and start + key not in others and key != DROPOUT:
                         yield Place(start + key, getattr(module, kind), key, kind)
 
     def name_of(self, module: nn.Module) -> str | None:
