@@ -165,7 +165,10 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
     from weft.serve.queue.task_states import ENDED
 
     client = _client(server, token)
-    left = {name for name in tasks if client.show(name)["state"] not in ENDED}
+    states = {name: client.show(name)["state"] for name in tasks}
+    for name in (name for name, state in states.items() if state in ENDED):
+        print(plain_line(f"{name}  {states[name]}"), flush=True)
+    left = {name for name, state in states.items() if state not in ENDED}
     only = tasks[0] if len(tasks) == 1 else None
     for event in client.events(task=only, on_lost=_say) if left else ():
         if event["task"] in tasks:

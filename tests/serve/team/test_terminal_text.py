@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import pytest
 from typer.testing import CliRunner
 
@@ -67,3 +69,9 @@ def test_no_command_prints_control_characters(command, monkeypatch, tmp_path):
     found = CliRunner().invoke(cli, command)
     assert found.output
     assert controls(found.output) == set(), found.output
+
+
+def test_the_dashboard_makes_text_of_what_others_wrote():
+    page = (resources.files("weft.serve.http") / "dashboard.html").read_text(encoding="utf-8")
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc"):
+        assert way not in page, f"{way} would carry out a task's name"
