@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,14 +19,14 @@ from benchmarks.harness.busy import profile
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.timing import synchronize
-from weft.core.division import Division, PhaseTimes
+from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.flow.division.thread_accelerator import ThreadAccelerator
 from weft.graph.data.graph import Graph
 from weft.graph.generate import citation
-from weft.planner.division.partitioner import Limits, overlap_for, partition
+from weft.planner.division.partitioner import Limits, Partition, overlap_for, partition
 from weft.planner.division.simulator import simulate
 from weft.runtime.batches.divided_source import DividedSampled, DividedSampling
 from weft.runtime.batches.placing import place_graph
@@ -35,6 +36,10 @@ from weft.runtime.profile_division import divided_source, profile_group
 
 MOST_EPOCHS = 1000
 PROFILED = 12  # steps
+WARM = 6  # batches before a cell
+LEAST_BATCHES, ROUNDS = 16, 4  # of a cell, and per worker
+WHOLE_EPOCH = 2.0  # times the seconds of a cell that an epoch may take to be measured as a whole
+PLAIN_BATCHES = 96
 HIDDEN = {"sage": 256, "gcn": 64, "gat": 64}
 PCIE = 55.2e9  # bytes per second of a copy
 DEVICE_BUFFER, SPARE_SLOTS = 4, 4
@@ -57,22 +62,35 @@ class Case:
     limits: Limits
     profile_seconds: float
     train: ThreadAccelerator | None = None
+    partitions: dict[int, Partition] = field(default_factory=dict)  # by workers
 
     @property
     def batches(self) -> int:
         return self.source.steps_per_epoch
 
     def side(self, name: str, workers: int) -> Division:
-        """The division of a side of the comparison."""
+        """The division of a side of the comparison.
+
+        ``share S``: that share in the way that Weft would divide, ``share S otherwise``: in the other way, inside of
+        steps or beside them.
+        """
         registry, trainer = self.source.hardware.registry(), self.source.hardware.name
         limits = replace(self.limits, workers=workers, beside=registry.beside(trainer))
-        if name == "host":
-            return overlap_for(0.0, limits, trainer, workers)
-        if name == "device":
-            return overlap_for(1.0, limits, trainer, workers)
-        if name.startswith("share "):
-            return overlap_for(float(name.split()[1]), limits, trainer, workers)
-        return partition(self.times, registry, self.batches, limits, trainer, workers).division
+        if name in ("host", "device"):
+            return overlap_for(float(name == "device"), limits, trainer, workers)
+        found = self._partition(limits, workers)
+        if name == "weft":
+            return found.division
+        way = next((one for one, _ in found.tried if one.divided), found.division)
+        inside = way.in_step != name.endswith("otherwise")
+        limits = replace(limits, beside=limits.beside and not inside, in_step=inside, lead=way.lead)
+        return overlap_for(float(name.split()[1]), limits, trainer, workers)
+
+    def _partition(self, limits: Limits, workers: int) -> Partition:
+        if workers not in self.partitions:
+            about = (self.source.hardware.registry(), self.batches, limits, self.source.hardware.name, workers)
+            self.partitions[workers] = partition(self.times, *about)
+        return self.partitions[workers]
 
 
 def shape_graph(shape: str, device: torch.device, args: Namespace) -> Graph:
@@ -135,8 +153,7 @@ def make_case(
     assert source is not None
     if fake is not None:
         _pace_training(group, fake)
-    group.advance(1)  # compiles, captures, pins
-    synchronize(device)
+    train_batches(group, min(args.most_workers + WARM, source.steps_per_epoch))  # compiles, captures, pins
     begin = time.perf_counter()
     times = profile_group(group, args.most_workers, limit=args.profile_seconds)
     seconds = time.perf_counter() - begin
@@ -151,39 +168,54 @@ def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
     stack.train_on = lambda batch: fake.train(lambda: plain(batch))  # type: ignore[method-assign]
 
 
-def measure(case: Case, division: Division, repeats: int, warm: bool = True) -> dict[str, Any]:
-    """Seconds of an epoch under ``division``, measured and simulated, after one that is not counted if ``warm``.
+def train_batches(group: GroupRun, count: int) -> float:
+    """Seconds of the first ``count`` batches of an epoch: an epoch of so many, from its beginning to its end."""
+    group.step_in_epoch, left = 0, iter(range(count - 1))
+    synchronize(group.device)
+    begin = time.perf_counter()
+    group.advance(1, lambda: next(left, None) is None)
+    synchronize(group.device)
+    seconds = time.perf_counter() - begin
+    group.step_in_epoch = 0
+    return seconds
 
-    Steps of both sides are captured and buffers pinned in the profile, so only the first cell of a case needs that.
+
+def batches_of_cell(case: Case, division: Division, seconds: float) -> int:
+    """As many as take about ``seconds``, an epoch at most, and enough for all workers to have had several."""
+    each = simulate(division, case.times, case.batches, case.source.hardware.registry()).seconds_per_batch
+    if case.batches * each <= WHOLE_EPOCH * seconds:
+        return case.batches
+    least = max(LEAST_BATCHES, ROUNDS * division.workers if division.host_batches else 0)
+    return min(max(int(seconds / each), least), case.batches)
+
+
+def measure(case: Case, division: Division, repeats: int, seconds: float) -> dict[str, Any]:
+    """An epoch under ``division``, measured and simulated, of as many batches as take about ``seconds``.
+
+    Steps of both sides are captured and buffers pinned in the profile, so a few batches warm it up. Of repeated epochs
+    the median counts, the lower of two.
     """
-    device = case.group.device
     case.source.divide(division)
-    if warm:
-        case.group.advance(1)  # buffers and captures of this division
-    synchronize(device)
+    count = batches_of_cell(case, division, seconds)
+    train_batches(case.group, min(WARM, count))
     case.source.phases()
-    found = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        case.group.advance(1)
-        synchronize(device)
-        found.append(time.perf_counter() - begin)
-    busy = {key: time.mean * time.count / repeats for key, time in case.source.phases().items()}
-    seconds = sorted(found)[(len(found) - 1) // 2]
+    found = [train_batches(case.group, count) for _ in range(repeats)]
+    phases, took = case.source.phases(), sorted(found)[(len(found) - 1) // 2]
     registry = case.source.hardware.registry()
-    simulated = simulate(case.source.division, case.times, case.batches, registry)
+    simulated = simulate(case.source.division, case.times, count, registry)
     return {
-        "epoch_seconds": round(seconds, 5),
-        "ms_per_batch": round(1e3 * seconds / case.batches, 4),
+        "epoch_seconds": round(took, 5),
+        "ms_per_batch": round(1e3 * took / count, 4),
         "simulated_seconds": round(simulated.seconds, 5),
-        "error": round(simulated.seconds / seconds - 1, 4),
+        "error": round(simulated.seconds / took - 1, 4),
         "device_share": round(division.device_share, 3),
         "division": division.to_dict(),
-        "busy": _busy(busy, seconds, division) or _busy_alone(case, seconds),
-        "bus_gb_s": round(_crossing(case) * case.batches / seconds / 1e9, 2),
-        **_memory(device),
+        "busy": _busy(case, phases, repeats * took, division) or _busy_alone(case, took / count),
+        "bus_gb_s": round(_crossing(case) * count / took / 1e9, 2),
+        **_memory(case.group.device),
         "simulated_busy": {name: round(share, 3) for name, share in simulated.utilisation().items()},
-        "batches": case.batches,
+        "batches": count,
+        "phase_ms": {key: round(1e3 * one.mean, 3) for key, one in phases.items()},
     }
 
 
@@ -193,32 +225,31 @@ def plain_ms(graph: Graph, task: Task, place: Placement, args: Namespace) -> flo
     place = replace(place, evaluation="whole")
     make = Sampling(fanout(args), args.seeds, placement=place)
     run = GroupRun([task], graph, plan_of(task.label, place, device), device, make_source=make)
-    run.advance(1)
-    synchronize(device)
-    begin = time.perf_counter()
-    run.advance(args.repeats)
-    synchronize(device)
-    steps = run.stacks[0].source.steps_per_epoch
-    return round(1e3 * (time.perf_counter() - begin) / args.repeats / steps, 4)
+    steps = min(run.stacks[0].source.steps_per_epoch, PLAIN_BATCHES)
+    train_batches(run, min(WARM, steps))
+    return round(1e3 * train_batches(run, steps) / steps, 4)
 
 
-def _busy(seconds: dict[str, float], epoch: float, division: Division) -> dict[str, float]:
-    """Busy share of each resource; empty where captured steps do everything on the device."""
+def _busy(case: Case, phases: Mapping[str, PhaseTime], epoch: float, division: Division) -> dict[str, float]:
+    """Busy share of each resource; empty where captured steps do everything on the device.
+
+    Of steps that read their batch themselves the bus is taken to be busy for as long as a copy of its bytes takes.
+    """
+    seconds = {key: one.mean * one.count for key, one in phases.items()}
     host = seconds.get("batching_cpu", 0.0) / division.workers
     bus = sum(value for key, value in seconds.items() if key.startswith("transfer") or key == "batching_gpu")
-    device = sum(value for key, value in seconds.items() if key.startswith("training"))
+    bus += sum(one.count for key, one in phases.items() if key.startswith("step")) * _crossing(case) / PCIE
+    device = sum(value for key, value in seconds.items() if key.startswith(("training", "step")))
     found = {"cpu": host, "pcie": bus, "gpu": device}
     return {name: round(value / epoch, 3) for name, value in found.items()} if seconds else {}
 
 
-def _busy_alone(case: Case, epoch: float) -> dict[str, float]:
+def _busy_alone(case: Case, batch: float) -> dict[str, float]:
     """Of a GPU that prepares all batches in captured steps: by its kernels, and by the bytes that cross the bus."""
     if case.group.device.type != "cuda":
         return {}
-    left = iter(range(PROFILED - 1))
-    found = profile(lambda: case.group.advance(1, lambda: next(left, None) is None), PROFILED)
-    case.group.advance(1)  # the rest of that epoch
-    bus = _crossing(case) * case.batches / epoch / PCIE
+    found = profile(lambda: train_batches(case.group, min(PROFILED, case.batches)), PROFILED)
+    bus = _crossing(case) / batch / PCIE
     return {"cpu": 0.0, "pcie": round(bus, 3), "gpu": found["busy"]} if found["busy"] is not None else {}
 
 

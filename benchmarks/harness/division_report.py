@@ -180,14 +180,17 @@ def _grid(rows: list[Row]) -> list[str]:
 
 
 def _preprocessing(cells: list[Cell]) -> list[str]:
-    profile = find(cells, shape="products", side="profile", budget_gib=None)
-    weft = find(cells, shape="products", side="weft", budget_gib=None, model=profile["model"]) if profile else None
-    if not profile or not weft:
+    """Of the model with the shortest epochs beside its profile."""
+    here, found = {"shape": "products", "budget_gib": None}, []
+    for model in sorted({cell["model"] for cell in cells if cell["side"] == "profile"}):
+        profile, weft = (find(cells, **here, side=side, model=model) for side in ("profile", "weft"))
+        if profile and weft:
+            epoch, seconds = 1e-3 * weft["ms_per_batch"] * PRODUCTS_BATCHES, profile["profile_seconds"]
+            found.append((seconds / epoch, f"{seconds:.2f} s of epochs of {epoch:.2f} s ({model})"))
+    if not found:
         return _line("profile within 2 epochs of products", None, "-")
-    epoch = 1e-3 * weft["ms_per_batch"] * PRODUCTS_BATCHES
-    epochs = profile["profile_seconds"] / epoch
-    found = f"{epochs:.2f} epochs: {profile['profile_seconds']:.2f} s of epochs of {epoch:.2f} s ({profile['model']})"
-    return _line("profile within 2 epochs of products", epochs <= PROFILE_EPOCHS, found)
+    epochs, told = max(found)
+    return _line("profile within 2 epochs of products", epochs <= PROFILE_EPOCHS, f"{epochs:.2f} epochs: {told}")
 
 
 def _adapted(cells: list[Cell]) -> list[str]:

@@ -14,7 +14,7 @@ from benchmarks.harness.timing import synchronize
 from weft.core.machine.host_memory import free_host_bytes
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
-from weft.runtime.batches.pinned import pinned
+from weft.runtime.batches.pinned import pinned, touched
 
 PAPERS, NODES, ROW_BYTES = "papers100m", 111_059_956, 128 * 4
 EDGE_BYTES = 8 << 30  # of the edges in host memory
@@ -46,7 +46,7 @@ def papers_graph(device: torch.device, scale: float) -> Graph:
 
 def host_features(x: Tensor) -> Tensor:
     """``x`` as float32 in host memory, copied in chunks."""
-    host = torch.empty(x.shape, dtype=torch.float32).fill_(0)  # all threads touch the pages
+    host = touched(x.shape, torch.float32)
     if x.is_cuda:
         host = pinned(host)
     for first in range(0, x.shape[0], CHUNK):

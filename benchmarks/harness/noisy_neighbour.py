@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.division_case import Case
-from benchmarks.harness.timing import synchronize
+from benchmarks.harness.division_case import Case, train_batches
 from weft.core.division import PhaseTimes
 from weft.planner.division.adapting import Adapter
 
 CALM, BUSY = 3, 5  # epochs
+BATCHES = 96  # of each, at most
 
 
 @contextmanager
@@ -49,7 +49,8 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
     forced = not chosen.host_batches
     case.source.divide(case.side("share 0.33", args.most_workers) if forced else chosen)
     begun, registry = case.source.division, case.source.hardware.registry()
-    adapter = Adapter(case.times, case.source.division, registry, case.limits, case.batches)
+    batches = min(case.batches, BATCHES)
+    adapter = Adapter(case.times, case.source.division, registry, case.limits, batches)
     seconds: list[float] = []
     notes: list[str] = []
     changed: list[int] = []
@@ -57,10 +58,7 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
     def epochs(count: int, calm: bool) -> None:
         for _ in range(count):
             case.source.phases()
-            begin = time.perf_counter()
-            case.group.advance(1)
-            synchronize(case.group.device)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(train_batches(case.group, batches))
             measured = {key: one.mean for key, one in case.source.phases().items()}
             if calm and forced:
                 adapter.profiled = _as_measured(case.times, measured, adapter.expected(case.times))

@@ -58,11 +58,23 @@ class QueueRun:
 
 
 class QueueServer:
-    """A supervisor over a queue file in ``folder``, with ``workers`` workers on ``device``."""
+    """A supervisor over a queue file in ``folder``, with ``workers`` workers on ``device``.
 
-    def __init__(self, folder: Path, device: str, workers: int, budget: int, reserved: int, **more: Any) -> None:
+    ``home``: the folder of what servers learn, which a later one finds again; one of its own otherwise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        workers: int,
+        budget: int,
+        reserved: int,
+        home: Path | None = None,
+        **more: Any,
+    ) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
-        environment = {"PYTHONPATH": paths, "WEFT_HOME": str(folder / "home")}
+        environment = {"PYTHONPATH": paths, "WEFT_HOME": str(home or folder / "home")}
         keep = max(reserved // workers - CONTEXT_BYTES, 0)  # a worker that waits holds CUDA's context as well
         self.options = ServeOptions(
             folder / "queue.db", devices=(device,), workers=workers, budget=budget + reserved, keep_graphs=keep,

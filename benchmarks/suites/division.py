@@ -1,29 +1,28 @@
 """Batch preparation divided between CPU and GPU: simulator against reality, against either side alone, within budgets.
 
-    python -m benchmarks.suites.division --out division.json --budget-seconds 390
-    python -m benchmarks.suites.division --out division.json --budget-seconds 390 --resume     # what was left out
+    python -m benchmarks.suites.division --out division.json --budget-seconds 470
+    python -m benchmarks.suites.division --out division.json --budget-seconds 470 --resume     # what was left out
 
-Sides: ``host`` (CPU threads prepare all batches), ``device`` (the GPU samples and gathers over PCIe beside training)
-and ``weft`` (the division that a profile leads to); ``share S``: an exhaustive search over the ratio. Per cell: the
-epoch's measured and simulated seconds and the busy share of CPU, PCIe and GPU. An epoch has ``--batches`` batches of
-``--seeds`` seeds with fan-out [15, 10, 5]; evaluation is left out. Of repeated epochs the median counts, the lower of
-two.
+Sides: ``host`` (CPU threads prepare all batches), ``device`` (the GPU samples and gathers over PCIe) and ``weft`` (the
+division that a profile leads to); ``share S``: an exhaustive search over the ratio. Per cell: measured and simulated
+seconds of an epoch and the busy share of CPU, PCIe and GPU. An epoch has ``--batches`` batches of ``--seeds`` seeds,
+fan-out [15, 10, 5], or as many as take ``--cell-seconds`` where a side is slow: from the first to the last, so that
+beginning and end count as they do in the simulator. Evaluation is left out.
 
 In this order, the most telling first, so that a run that ends early has them (``benchmarks/harness/division_case.py``
-makes the graphs and groups):
+makes the graphs and groups; every graph is made once):
 
-1. the first shape and model over all worker counts, then every ratio;
-2. what ``weft.plan`` chooses within the first of ``--budgets`` GiB of the GPU on ``--budget-shape``, for every model
-   and all worker counts, beside both sides alone with the same cache; of the first model every ratio, and epochs beside
-   busy processes, with and without adapting (``--stress``, unless ``--no-stress``). There the GPU reads more memory
-   than it finds quickly, so that both sides take about as long;
-3. the same within the other budgets. What the host prepares does not depend on the cache, so it is measured once per
-   model; neither does the GPU alone depend on the workers;
+1. the first shape and model over all worker counts, every ratio, and epochs beside busy processes, with and without
+   adapting (unless ``--no-stress``);
+2. the first model on the other shapes, with few worker counts;
+3. what ``weft.plan`` chooses within the first of ``--budgets`` GiB of the GPU on ``--budget-shape``, for every model
+   and all worker counts, beside both sides alone with the same cache; of the first model every ratio;
 4. the other models on the first shape, with few worker counts; ratios of those in ``--searched``;
-5. all models on the other shapes, with few worker counts.
+5. as 3 within the other budgets;
+6. the other models on the other shapes.
 
-The last lines are a table of what was to be shown: pass, miss or not measured
-(``benchmarks/harness/division_report.py``).
+The first lines say about how long each of these takes, the last ones are a table of what was to be shown: pass, miss or
+not measured (``benchmarks/harness/division_report.py``), and what was left out.
 The results file is written after every cell, and a figure beside it at the end (speed over workers, as MorphGL's
 Figure 9). ``--resume`` runs the cells that are not in it. ``--quick`` runs the same
 on this CPU, where a thread with given phase times stands in for the GPU.
@@ -34,6 +33,7 @@ from __future__ import annotations
 import gc
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,11 +58,52 @@ from weft.core.units import parse_bytes
 from weft.engine.planning.plan_report_builder import plan as make_plan
 from weft.graph.data.graph import Graph
 
-REPEATED_FROM = 8  # workers of the host from which on epochs are repeated: fewer take long and vary little
-# An epoch begins with as many batches at once as there are workers, and ends with them: of 32 batches that is a part of
-# the epoch that the 193 of products and the 1,179 of papers100M do not have.
-BATCHES, QUICK_BATCHES = 84, 24
+BATCHES, QUICK_BATCHES = 193, 24  # of an epoch; products has 193
+OTHERWISE = ("0.33", "0.67")  # shares that are also measured the other way, inside of steps or beside them
+# Seconds on an H200 with 16 cores, for the forecast: of making a graph; of a group's first kernels and captures, its
+# pinned memory and profile; of a cell beyond its epochs; of epochs beside busy processes; of a plan.
+GRAPH_SECONDS = {"products": 4.0, "uk": 8.0, "papers100m": 30.0}
+CASE_SECONDS, KNOWN_CASE_SECONDS, CELL_SECONDS, STRESS_SECONDS, PLAN_SECONDS = 15.0, 9.0, 0.6, 12.0, 2.0
+ON_DEVICE_GIB, ON_DEVICE_SECONDS = 75, 10.0  # of papers100M: a plan within more has all of it on the GPU
 Key = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cells that share a group, in their order; ``budget``: GiB that it is planned within, None: all in host memory."""
+
+    shape: str
+    model: str
+    budget: float | None
+    whole: bool  # all worker counts
+    ratios: bool = False
+    stress: bool = False  # and some ratios in the other way
+
+    @property
+    def label(self) -> str:
+        """Which one."""
+        within = "" if self.budget is None else f" within {self.budget:g} GiB"
+        return f"{self.shape} {self.model}{within}"
+
+    @property
+    def base(self) -> Key:
+        """What its cells have in common."""
+        return {"shape": self.shape, "model": self.model, "budget_gib": self.budget}
+
+
+def parts_of(args: Namespace) -> list[Part]:
+    """All of them, the most telling first."""
+    shapes, models, budgets = (listed(text) for text in (args.shapes, args.models, args.budgets))
+    first, lead, place = shapes[0], models[0], args.budget_shape
+    found = [Part(first, lead, None, whole=True, ratios=lead in listed(args.searched), stress=args.stress)]
+    found += [Part(shape, lead, None, whole=False) for shape in shapes[1:]]
+    within = [[Part(place, model, float(budget), whole=True) for model in models] for budget in budgets]
+    if within:
+        within[0][0] = replace(within[0][0], ratios=True)
+    found += [one for some in within[:1] for one in some]
+    found += [Part(first, model, None, whole=False, ratios=model in listed(args.searched)) for model in models[1:]]
+    found += [one for some in within[1:] for one in some]
+    return found + [Part(shape, model, None, whole=False) for shape in shapes[1:] for model in models[1:]]
 
 
 class Suite:
@@ -70,58 +111,74 @@ class Suite:
 
     def __init__(self, recorder: Recorder, args: Namespace) -> None:
         self.recorder, self.args = recorder, args
-        self._graph: tuple[str, Graph] | None = None
+        self._graphs: dict[str, Graph] = {}
 
     def run(self) -> None:
         """Everything."""
-        shapes, models, budgets = (listed(text) for text in (self.args.shapes, self.args.models, self.args.budgets))
-        whole = _counts(self.args, whole=True)
-        self.compare(shapes[0], models[0], whole)
-        for budget in budgets:
-            for model in models:
-                leads = (budget, model) == (budgets[0], models[0])
-                self.within_budget(self.args.budget_shape, model, float(budget), leads)
-        if self.args.stress and not find(self.recorder.cells, side="stress"):
-            self.compare(shapes[0], models[0], whole, stress=True)
-        for shape in shapes:
-            for model in models:
-                if (shape, model) != (shapes[0], models[0]):
-                    self.compare(shape, model, _counts(self.args, whole=False))
+        for part in parts_of(self.args):
+            if part.budget is None:
+                make = lambda p=part: make_case(self.graph(p.shape), p.shape, p.model, self.args)  # noqa: E731
+                self._cells(part, self.keys(part), make)
+            else:
+                self.within_budget(part)
+
+    def forecast(self) -> list[tuple[str, float]]:
+        """Seconds of every part that are to be expected, of what an earlier run has not found."""
+        known, graphs, found = set[tuple[str, str]](), set[str](), []
+        for part in parts_of(self.args):
+            left = [key for key in self.keys(part) if not find(self.recorder.cells, **key)]
+            seconds = 0.0
+            if left and part.budget is not None and part.budget > ON_DEVICE_GIB * self.args.papers_scale:
+                seconds = ON_DEVICE_SECONDS
+            elif left:
+                seconds += 0.0 if part.shape in graphs else GRAPH_SECONDS[part.shape]
+                seconds += KNOWN_CASE_SECONDS if (part.shape, part.model) in known else CASE_SECONDS
+                seconds += sum(map(self._expected, left)) + (0.0 if part.budget is None else PLAN_SECONDS)
+                known.add((part.shape, part.model))
+                graphs.add(part.shape)
+            found.append((part.label, seconds))
+        return found
+
+    def _expected(self, key: Key) -> float:
+        """Seconds of a cell; of the GPU alone only the first, and none of a profile, which making the group has."""
+        if key["side"] == "stress":
+            return STRESS_SECONDS
+        if key["side"] == "profile" or (key["side"] == "device" and key["workers"] != self.args.most_workers):
+            return 0.0
+        return CELL_SECONDS + 1.25 * self.args.cell_seconds * self._repeats(key)
+
+    def _repeats(self, key: Key) -> int:
+        """Of what is compared most closely all; what is slow varies little."""
+        return self.args.repeats if key.get("workers") == self.args.most_workers and key["side"] in SIDES[:2] else 1
 
     # ---- one shape and model -------------------------------------------------------------------------
 
-    def compare(self, shape: str, model: str, workers: list[int], stress: bool = False) -> None:
-        """Sides over worker counts, ratios, and a noisy neighbour where ``stress`` says so."""
-        base = {"shape": shape, "model": model, "budget_gib": None}
-        keys = self._sides(base, workers)
-        if shape == listed(self.args.shapes)[0] and model in listed(self.args.searched):
-            keys += self._ratios(base)
-        keys += self._stress(base) if stress else []
-        self._cells(keys, f"{shape} {model}", lambda: make_case(self.graph(shape), shape, model, self.args))
-
-    @staticmethod
-    def _sides(base: Key, workers: list[int]) -> list[Key]:
-        return [{**base, "side": "profile"}] + [{**base, "workers": w, "side": side} for w in workers for side in SIDES]
-
-    def _ratios(self, base: Key) -> list[Key]:
+    def keys(self, part: Part) -> list[Key]:
+        """Sides over worker counts, ratios, and a noisy neighbour."""
+        counts, base = _counts(self.args, part.whole), part.base
+        keys = [{**base, "side": "profile"}] + [{**base, "workers": w, "side": side} for w in counts for side in SIDES]
         most, steps = {**base, "workers": self.args.most_workers}, self.args.ratios
-        return [{**most, "side": f"share {step / steps:.2f}"} for step in range(1, steps)]
+        if part.ratios:
+            keys += [{**most, "side": f"share {step / steps:.2f}"} for step in range(1, steps)]
+        if part.stress:
+            keys += [{**most, "side": f"share {share} otherwise"} for share in OTHERWISE if not self.args.quick]
+            keys += [{**base, "side": "stress", "adapting": adapting} for adapting in (True, False)]
+        return keys
 
-    @staticmethod
-    def _stress(base: Key) -> list[Key]:
-        return [{**base, "side": "stress", "adapting": adapting} for adapting in (True, False)]
-
-    def _cells(self, keys: list[Key], label: str, make: Callable[[], Case]) -> None:
-        """The cells of one case, which is made unless all of them are known."""
+    def _cells(self, part: Part, keys: list[Key], make: Callable[[], Case]) -> None:
+        """The cells of one case, which is made unless all of them are known, or the time does not suffice for it."""
         if all(find(self.recorder.cells, **key) for key in keys):
-            self.recorder.say(f"{label}: done before")
+            self.recorder.say(f"{part.label}: done before")
             return
         gc.collect()  # the case before: two at once may not fit
-        case = self.recorder.prepare(label, make)
-        for key in keys if case is not None else ():
+        enough = self.recorder.left > KNOWN_CASE_SECONDS or self.args.quick
+        case = self.recorder.prepare(part.label, make) if enough else None
+        for key in keys:
             self.recorder.cell(key, partial(self._cell, case, key), free=False)
 
-    def _cell(self, case: Case, key: Key) -> dict[str, Any]:
+    def _cell(self, case: Case | None, key: Key) -> dict[str, Any]:
+        if case is None:
+            raise NotHere("its group was not made: no time was left, or it failed")
         side = key["side"]
         if side == "profile":
             return phases_of(case)
@@ -135,12 +192,12 @@ class Suite:
             same = self._known({**key, "side": "device"})
             if same is not None:
                 return {**same, "same_as": "device"}
-        slow = key["side"] == "host" and key["workers"] < REPEATED_FROM
-        return measure(case, division, 1 if slow else self.args.repeats, warm=key["side"] == "device")
+        return measure(case, division, self._repeats(key), self.args.cell_seconds)
 
-    def _known(self, key: Key) -> dict[str, Any] | None:
-        """What was measured already and does not depend on the workers (device) or on the budget's cache (host)."""
-        free = {"device": "workers", "host": "budget_gib"}.get(key["side"])
+    def _known(self, key: Key, free: str = "workers") -> dict[str, Any] | None:
+        """What was measured already of the device, which does not depend on the workers; ``free``: or on what else."""
+        if key["side"] != "device" and free == "workers":
+            return None
         found = find(self.recorder.cells, **{name: value for name, value in key.items() if name != free})
         dropped = (*key, "status", "cell_seconds")
         if found is None:
@@ -148,40 +205,39 @@ class Suite:
         return {**{name: value for name, value in found.items() if name not in dropped}, "same_as": key["side"]}
 
     def graph(self, shape: str) -> Graph:
-        """The graph of a shape; only the last one is kept."""
-        if self._graph is None or self._graph[0] != shape:
-            self._graph = None
+        """The graph of a shape; all are kept, in host memory."""
+        if shape not in self._graphs:
             made = self.recorder.prepare(f"graph {shape}", lambda: shape_graph(shape, self.recorder.device, self.args))
             if made is None:
                 raise RuntimeError(f"the graph of shape {shape} could not be made")
-            self._graph = (shape, made)
-        return self._graph[1]
+            self._graphs[shape] = made
+        return self._graphs[shape]
 
     # ---- budgets -------------------------------------------------------------------------------------
 
-    def within_budget(self, shape: str, model: str, budget: float, leads: bool) -> None:
-        """The plan within ``budget`` GiB, and its sides over all worker counts; of the leading one ratios, too."""
-        base = {"shape": shape, "model": model, "budget_gib": budget}
-        workers = _counts(self.args, whole=True)
-        made = self.recorder.cell({**base, "side": "plan"}, lambda: self._planned(shape, model, budget))
+    def within_budget(self, part: Part) -> None:
+        """The plan within a budget, and its sides over all worker counts."""
+        make_plan_ = partial(self._planned, part.shape, part.model, part.budget)
+        made = self.recorder.cell({**part.base, "side": "plan"}, make_plan_)
+        keys = self.keys(part)
         if made["status"] != "ok":
+            self._cells(part, keys, _not_made)
             return
         place = Placement.from_dict(made["placement"])
         if place.on_device:
-            for key in self._sides(base, workers)[1:]:
-                self.recorder.cell(key, partial(self._on_device, key, place), free=False)
+            for key in keys[1:]:
+                if key["side"] in SIDES:
+                    self.recorder.cell(key, partial(self._on_device, key, place), free=False)
             return
-        keys = self._sides(base, workers)
-        if leads:
-            keys += self._ratios(base) + (self._stress(base) if self.args.stress else [])
         about = (place, made["device_buffer"])
-        make = lambda: make_case(self.graph(shape), shape, model, self.args, *about)  # noqa: E731
-        self._cells(keys, f"{shape} {model} within {budget:g} GiB", make)
+        make = lambda: make_case(self.graph(part.shape), part.shape, part.model, self.args, *about)  # noqa: E731
+        self._cells(part, keys, make)
 
     def _on_device(self, key: Key, place: Placement) -> dict[str, Any]:
         """Of a plan that has everything on the GPU, so that Weft's way is the GPU's; the host as measured elsewhere."""
-        known = self._known(key if key["side"] == "host" else {**key, "side": "device"})
-        if known is None and key["side"] == "host":
+        host = key["side"] == "host"
+        known = self._known(key, "budget_gib") if host else self._known({**key, "side": "device"})
+        if known is None and host:
             raise NotHere("the host's side was not measured within another budget")
         return known or {"ms_per_batch": self._plain(key["shape"], key["model"], place)}
 
@@ -199,6 +255,10 @@ class Suite:
     def _plain(self, shape: str, model: str, place: Placement) -> float:
         graph = self.graph(shape)
         return plain_ms(graph, task_of(graph, model, self.args), place, self.args)
+
+
+def _not_made() -> Case:
+    raise NotHere("there is no plan")
 
 
 def _counts(args: Namespace, whole: bool) -> list[int]:
@@ -222,17 +282,18 @@ def arguments() -> Namespace:
     parser.add_argument("--searched", default="sage,gcn", help="models of which all ratios are measured")
     parser.add_argument("--papers-scale", type=float, default=0.5, help="of papers100M, if the host's memory holds it")
     parser.add_argument("--batches", type=int, help=f"per epoch; {BATCHES}, with --quick {QUICK_BATCHES}")
+    parser.add_argument("--cell-seconds", type=float, default=1.0, help="of an epoch of a cell, or fewer batches")
     parser.add_argument("--seeds", type=int, default=1024, help="per batch")
     parser.add_argument("--ratios", type=int, default=6, help="steps of the search over the ratio")
-    parser.add_argument("--repeats", type=int, default=2, help="timed epochs per cell")
-    parser.add_argument("--profile-seconds", type=float, default=2.5)
+    parser.add_argument("--repeats", type=int, default=2, help="timed epochs per cell with most workers")
+    parser.add_argument("--profile-seconds", type=float, default=2.0)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs")
     parser.add_argument("--stress", action=BooleanOptionalAction, default=True, help="epochs beside busy processes")
     args = parser.parse_args()
     args.batches = args.batches or (QUICK_BATCHES if args.quick else BATCHES)
     if args.quick:
         torch.set_num_threads(1)  # threads of the host and of the accelerator share few cores
-        args.device, args.seeds, args.profile_seconds = "cpu", 8, 4.0
+        args.device, args.seeds, args.profile_seconds, args.cell_seconds = "cpu", 8, 4.0, float("inf")
         args.workers = ",".join(text for text in listed(args.workers) if int(text) <= 4) or "2"
     args.most_workers = max(int(text) for text in listed(args.workers))
     return args
@@ -242,10 +303,28 @@ def main() -> None:
     """Run the cells and print the table."""
     args = arguments()
     recorder = Recorder("division", args)
-    Suite(recorder, args).run()
+    suite = Suite(recorder, args)
+    total = 0.0
+    for label, seconds in suite.forecast() if not args.quick else ():
+        total += seconds
+        recorder.say(f"forecast: {label} {seconds:.0f} s, {total:.0f} s so far")
+    suite.run()
+    print_left_out(recorder.cells)
     print_report(recorder)
     if args.out is not None:
         args.out.with_suffix(".svg").write_text(speed_svg(speed_panels(recorder.cells)), encoding="utf-8")
+
+
+def print_left_out(cells: list[Key]) -> None:
+    """Cells that were not measured, by case and reason."""
+    reasons: dict[tuple[str, str], int] = {}
+    for cell in cells:
+        if cell["status"] != "ok":
+            where = f"{cell.get('shape')} {cell.get('model')}, GiB {cell.get('budget_gib')}"
+            why = f"{cell['status']}: {cell.get('reason') or cell.get('error')}"
+            reasons[where, why] = reasons.get((where, why), 0) + 1
+    for (where, why), count in reasons.items():
+        print(f"left out: {count} cells of {where} ({why})")
 
 
 if __name__ == "__main__":

@@ -81,12 +81,13 @@ def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str
 
 
 def warm_tasks(names: Sequence[str], graphs: Mapping[str, Path], args: Namespace) -> list[Settings]:
-    """One short training of every model on every graph of the queues: they have all the kernels, whatever the depth."""
-    kinds = dict.fromkeys((entry.model, entry.shape) for name in names for entry in chosen_queue(name, args))
+    """Every task of the queues for an epoch, as PyG's workers do, so that no mode measures first starts."""
+    entries = [entry for name in names for entry in chosen_queue(name, args)]
+    kinds = dict.fromkeys((entry.model, entry.shape, entry.layers) for entry in entries)
     made = []
-    for model, shape in kinds:
-        whole = settings_of(Entry("queues", "warm", shape, model, 3), graphs, args)
-        made.append({**whole, "epochs": 2})
+    for model, shape, layers in kinds:
+        whole = settings_of(Entry("queues", "warm", shape, model, layers), graphs, args)
+        made.append({**whole, "epochs": 1})
     return made
 
 
@@ -288,7 +289,7 @@ def arguments() -> Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--tasks", type=int, default=20, help="of each queue")
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--pairs", type=int, default=3, help="measured side by side for the simulator, per queue")
     parser.add_argument("--budget-gib", type=float, default=26.0)
     parser.add_argument("--reserved-gib", type=float, default=6.0)

@@ -13,7 +13,9 @@ from benchmarks.harness import division_case
 from benchmarks.harness.division_report import rows_of, verdicts
 from benchmarks.harness.speed_plot import speed_svg
 from benchmarks.suites import division
+from weft.core.division import Division, PhaseTime, PhaseTimes, built_in
 from weft.core.placement import Placement
+from weft.planner.division.partitioner import Limits
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = ["--quick", "--shapes", "uk", "--models", "sage", "--workers", "2", "--batches", "6", "--repeats", "1"]
@@ -121,21 +123,22 @@ class Recorded:
 
 
 def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
-    """The leading case, then plans within the first budget with every ratio and a neighbour; other shapes last."""
+    """The leading case with every ratio and a neighbour, every shape, plans within budgets; other models last."""
     about = {"shapes": "products,uk", "models": "sage,gcn", "budgets": "12,80", "budget_shape": "papers100m"}
     about |= {"workers": "4,14", "few_workers": "14", "most_workers": 14, "searched": "sage", "ratios": 3}
-    suite, asked = division.Suite(Recorded(), Namespace(**about, stress=True)), []
+    suite, asked = division.Suite(Recorded(), Namespace(**about, stress=True, quick=True)), []
     places = {12.0: Placement("cached", "host"), 80.0: Placement()}
     planned = lambda shape, model, budget: {"placement": places[budget].to_dict(), "device_buffer": 4}  # noqa: E731
-    monkeypatch.setattr(suite, "_cells", lambda keys, label, make: asked.append((label, [k["side"] for k in keys])))
+    monkeypatch.setattr(suite, "_cells", lambda part, keys, make: asked.append((part.label, [k["side"] for k in keys])))
     monkeypatch.setattr(suite, "_planned", planned)
     suite.run()
     labels = [label for label, _ in asked]
-    assert labels[:2] == ["products sage", "papers100m sage within 12 GiB"]
-    assert labels[-3:] == ["products gcn", "uk sage", "uk gcn"]
-    sides = asked[1][1]
+    assert labels[:3] == ["products sage", "uk sage", "papers100m sage within 12 GiB"]
+    assert labels[-2:] == ["products gcn", "uk gcn"]
+    sides = asked[0][1]
     assert sides[:4] == ["profile", "device", "weft", "host"]
     assert sides[-4:] == ["share 0.33", "share 0.67", "stress", "stress"]
+    assert asked[2][1][-2:] == ["share 0.33", "share 0.67"]
 
 
 def test_when_the_time_is_over_nothing_is_made(cells):
@@ -147,3 +150,32 @@ def test_worker_counts_from_the_most_down():
     args = Namespace(workers="1,2,8", few_workers="2,8")
     assert division._counts(args, whole=True) == [8, 2, 1]
     assert division._counts(args, whole=False) == [8, 2]
+
+
+def test_a_forecast_has_every_part_and_leaves_out_what_is_known(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["division", "--device", "cpu"])
+    args = division.arguments()
+    recorder = Namespace(cells=[], device=None)
+    suite = division.Suite(recorder, args)
+    first = dict(suite.forecast())
+    assert len(first) == 15  # three models on two shapes, and within three budgets on another
+    assert all(seconds >= 10 for seconds in first.values())
+    assert sum(first.values()) < 540
+    part = division.parts_of(args)[0]
+    recorder.cells = [{"status": "ok", **key} for key in suite.keys(part)]
+    again = dict(suite.forecast())
+    assert again[part.label] == 0.0
+    assert sum(again.values()) < sum(first.values()) - 30
+
+
+def test_slow_sides_are_measured_over_fewer_batches():
+    registry = built_in(True)
+    times = PhaseTimes({key: PhaseTime(0.01) for key in registry.keys("gpu")} | {"batching_cpu": PhaseTime(0.08)})
+    source = Namespace(hardware=Namespace(registry=lambda: registry), steps_per_epoch=193)
+    case = division_case.Case(None, source, times, Limits(18, 4, 14), 0.0)
+    host = [Division(1, 0, workers, 18, 4) for workers in (1, 4, 14)]
+    counts = [division_case.batches_of_cell(case, one, 1.2) for one in host]
+    assert counts[0] == 16  # 80 ms each
+    assert 50 < counts[1] < 70
+    assert counts[2] == 193
+    assert division_case.batches_of_cell(case, host[2], 0.5) == 56  # four rounds

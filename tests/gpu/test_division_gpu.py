@@ -41,8 +41,8 @@ def task(model: str, **changes) -> Task:
     return Task(graph="g", model=model, **{"hidden": 8, "epochs": 3, "dropout": 0.5, "lr": 0.05, **changes})
 
 
-def run_of(graph, division, model="sage", place="host", members=1, replay=True):
-    placement = Placement(place, place, overlap=True)
+def run_of(graph, division, model="sage", place="host", members=1, replay=True, overlap=True, cache=0):
+    placement = Placement("cached" if cache else place, place, cache_bytes=cache, overlap=overlap)
     tasks = [task(model, seed=seed) for seed in range(members)]
     names = tuple(map(str, range(members)))
     plan = Plan(names, device="cuda", replay=replay, mode="sampled", placement=placement)
@@ -55,9 +55,9 @@ def rows(update) -> list[float]:
     return [value for row in update.rows for value in row]
 
 
-@pytest.mark.parametrize("place", ["host", "gpu"])
-def test_both_sides_make_the_same_batch_bit_for_bit(graph, place):
-    source = divided_source(run_of(graph, DIVISIONS[2], place=place))
+@pytest.mark.parametrize(("place", "cache"), [("host", 0), ("gpu", 0), ("host", 60_000)])
+def test_both_sides_make_the_same_batch_bit_for_bit(graph, place, cache):
+    source = divided_source(run_of(graph, DIVISIONS[2], place=place, cache=cache))
     for seeds in source.seeds()[:3]:
         packed = source.divided.host.prepare(seeds)
         mine = arrived(source.divided.host.transfer(packed))
@@ -83,6 +83,20 @@ def test_a_division_changes_no_number(graph, model):
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-5)  # features' own captured fetch and step
     plain = run_of(graph, None, model)
     assert rows(plain.advance(3)[0]) == pytest.approx(found[0], rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("cache", [0, 60_000])
+def test_batches_prepared_inside_of_steps_change_no_number(graph, model, cache):
+    """The step that samples and reads its batch has the bits of one that gets it; also with some rows cached."""
+    inside = Division(2, 2, workers=2, host_buffer=5, device_buffer=3, takes_over=True, in_step=True, lead=3)
+    found = []
+    for division in (DIVISIONS[0], inside):
+        run = run_of(graph, division, model, overlap=False, cache=cache)
+        found.append(rows(run.advance(3)[0]))
+        assert run.recorded, run.notes
+        assert divided_source(run).divided.prepared["host"] > 0
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])

@@ -57,6 +57,51 @@ def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
     assert queue.supervisor.counters.memory_errors == before + 2
 
 
+def submit_own(queue, name: str, **more) -> list[str]:
+    task = {"model": f"{FAULTY}:{name}", "graph": "demo", "epochs": 5, **more}
+    found = queue.db.submit_many([Submission({"task": task})])
+    queue.supervisor.wake()
+    return [task.id for task in found]
+
+
+def pids(queue) -> set[int]:
+    return {worker.pid for name, worker in queue.supervisor.pool.workers.items() if name != "planner"}
+
+
+def test_a_worker_goes_on_after_a_task_ran_out_of_memory_and_left_nothing(queue):
+    queue.until(lambda: all(worker.idle for worker in queue.supervisor.pool.workers.values()))
+    before = pids(queue)
+    [failed] = queue.wait(submit_own(queue, "NoMemory"), 120.0)
+    assert (failed.state, failed.attempts) == ("failed", 2)
+    assert pids(queue) == before
+
+
+@pytest.mark.parametrize("name", ["LeavesBehind", "BreaksDevice"])
+def test_a_worker_is_replaced_if_a_model_leaked_or_broke_the_device(queue, name):
+    queue.until(lambda: all(worker.idle for worker in queue.supervisor.pool.workers.values()))
+    before = pids(queue)
+    [ended] = queue.wait(submit_own(queue, name), 120.0)
+    assert ended.state == ("done" if name == "LeavesBehind" else "failed"), ended.error
+    queue.until(lambda: len(pids(queue) & before) == 1, 60.0)
+    names = queue.submit({"seed": 5, "epochs": 3}, {"seed": 6, "epochs": 3, "layers": 3})
+    assert [task.state for task in queue.wait(names, 120.0)] == ["done"] * 2
+
+
+def test_a_small_task_has_its_bytes_beside_large_graphs_that_are_kept(tmp_path):
+    many = Queue(tmp_path, devices=("cuda:0",), budget=20 * GIB, keep_graphs=6 * GIB)
+    try:
+        shapes = [f"shape:ogbn-arxiv?scale={0.1 * (1 + place):.1f}" for place in range(6)]
+        models = ("gcn", "gat", "sage", "gin", "gcn", "gat")
+        large = [{"graph": shape, "model": model, "epochs": 2} for shape, model in zip(shapes, models, strict=True)]
+        small = [{"model": model, "epochs": 2, "hidden": 16} for model in ("gcn", "gat", "sage", "gin")]
+        for one in [task for pair in zip(large, [*small, *small], strict=False) for task in pair]:
+            [done] = many.wait(many.submit(one), 180.0)
+            assert (done.state, done.attempts) == ("done", 1), (one, done.error)
+        assert many.supervisor.counters.memory_errors == 0
+    finally:
+        many.close()
+
+
 def test_a_graph_is_kept_for_the_next_group(queue):
     names = queue.submit({"epochs": 5, "seed": 1, "model": "gcn", "layers": 2})
     queue.wait(names, 120.0)

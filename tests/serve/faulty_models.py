@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -103,6 +104,22 @@ class LeaksSmallOnDevice(Plain):
     def go_wrong(self, y):
         LeaksSmallOnDevice.kept += [torch.ones(64 << 10, dtype=torch.uint8, device=y.device) for _ in range(6_400)]
         return y
+
+
+class LeavesBehind(Plain):
+    """Trains well, and leaves 300 MiB on the device, where nobody looks for what a model keeps."""
+
+    def go_wrong(self, y):
+        if not hasattr(sys, "left_by_a_model"):
+            sys.left_by_a_model = torch.ones(300 << 20, dtype=torch.uint8, device=y.device)
+        return y
+
+
+class BreaksDevice(Plain):
+    """An index out of range, which a GPU finds in a kernel: from then on every call to it fails in this process."""
+
+    def go_wrong(self, y):
+        return y + y[torch.full((y.shape[0],), 1 << 30, device=y.device)]
 
 
 class Hangs(Plain):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -25,6 +26,8 @@ from weft.runtime.group_step import GroupStep, MergedStep, StepMerger
 from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
+
+STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
 
 
 class GroupRun(GroupState):
@@ -119,6 +122,7 @@ class GroupRun(GroupState):
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
             self._stepped = stepped_epochs(self.stacks, self._may_record(), self.group_step.in_own_random)
+            self._follow(not self._may_record())
             return
         self.group_step.merge()
         self.group_step.compile(self._skips_evaluations())
@@ -143,6 +147,12 @@ class GroupRun(GroupState):
             self._without_evaluation = self._replay(self.group_step.without_evaluation)
             both.append(self._without_evaluation)
         self._capture(both)
+        self._follow(not any(replay.recorded for replay in both))
+
+    def _follow(self, eager: bool) -> None:
+        """Whether modules run Python in every step, so that what they keep may change."""
+        for stack in self.stacks:
+            stack.members.follows = eager
 
     def _may_record(self) -> bool:
         """Whether to capture the step: as planned, unless something is kept in Python between calls."""
@@ -161,7 +171,14 @@ class GroupRun(GroupState):
 
     def _replay(self, step: Callable[[], None]) -> Replay:
         changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
-        return Replay(step, changed, record=False)
+        return Replay(step, changed, record=False, never_waits=self._never_waits())
+
+    def _never_waits(self) -> bool:
+        """Whether the step is all of Weft's own operators, as they are written: none waits for the device."""
+        if self.merged is not None or any(stack.is_compiled for stack in self.stacks):
+            return False
+        built_in = all(task.traits is not None and task.model_name in BUILT_IN for task in self.tasks)
+        return built_in and not any(task.has_own(name) for task in self.tasks for name in STEP_PARTS)
 
     def _capture(self, replays: list[Replay]) -> None:
         if not self._may_record():

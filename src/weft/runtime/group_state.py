@@ -15,7 +15,7 @@ from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restor
 from weft.runtime.group_members import Member, MemberUpdate, poll_members
 from weft.runtime.step.members.copies import model_of
 from weft.runtime.step.stack import Stack
-from weft.runtime.user_modules.python_state import restore_attributes
+from weft.runtime.user_modules.python_state import as_kept, as_tensors, from_tensors
 
 BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 
@@ -102,7 +102,7 @@ class GroupState:
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
             kept = member.stack.members.python_state() | member.stack.loop_state()
-            kept |= {BEST + name: value for name, value in member.stack.best_kept.items()}
+            kept |= {BEST + name: value for name, value in as_tensors(member.stack.best_kept).items()}
             saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
         return saved | generator_states(self.device)
 
@@ -135,7 +135,7 @@ class GroupState:
         kept = _of_member(saved, member.index)
         member.stack.members.restore_python_state(kept)
         member.stack.restore_loop_state(kept)
-        member.stack.best_kept = {n.removeprefix(BEST): kept[n] for n in kept if n.startswith(BEST)}
+        member.stack.best_kept = from_tensors({n.removeprefix(BEST): kept[n] for n in kept if n.startswith(BEST)})
         random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
@@ -145,12 +145,15 @@ class GroupState:
         member = self.members[index]
         flat, buffers = member.best()
         model = model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
-        restore_attributes(model, member.stack.best_kept)
+        member.stack.members.put_kept(model, member.stack.best_kept)
         return model
 
     def best_kept(self, index: int) -> dict[str, Tensor]:
-        """What a member's module kept in Python when its best weights were evaluated."""
-        return self.members[index].stack.best_kept
+        """What a member's module kept when its best weights were evaluated, and its ``state_dict`` does not have."""
+        member = self.members[index]
+        names = member.stack.members.left_out_buffers()
+        best = {name: as_kept(value) for name, value in member.best()[1].items() if name in names}
+        return as_tensors(member.stack.best_kept | best)
 
     def made_dense(self, index: int) -> bool:
         """Whether the graph's sparse features are dense in what a member's model is given."""

@@ -10,6 +10,7 @@ from weft.core.errors import SpecError
 from weft.sched.policies import DEFAULT_POLICY, find_policy
 
 MIB = 1 << 20
+LEFTOVER_BYTES = 256 * MIB  # that a GPU worker may hold beside graphs between groups; beyond, a model has leaked
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ServeOptions:
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
     how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
     between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the budget
-    that no group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's
+    that no group gets (None: what workers may hold between groups, at most a quarter). ``mps``: whether NVIDIA's
     multi-process service is started for several workers of a GPU.
     """
 
@@ -75,9 +76,9 @@ class ServeOptions:
         """The folder of all runs."""
         return self.db.with_name(self.db.name + ".runs")
 
-    def reserved_of(self, room: int) -> int:
-        """Bytes of a device with ``room`` bytes that no group gets."""
-        return min(self.workers * self.keep_graphs, room // 4) if self.reserved is None else self.reserved
+    def reserved_of(self, room: int, beside: int = 0) -> int:
+        """Bytes of a device with ``room`` bytes that no group gets; ``beside``: what a worker holds besides graphs."""
+        return min(self.workers * (self.keep_graphs + beside), room // 4) if self.reserved is None else self.reserved
 
     def device_names(self) -> tuple[str, ...]:
         """The devices, with ``auto`` resolved to every GPU or the CPU."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import torch
 
 import weft
 from weft.core.task import Task
+from weft.engine.base import graph_store
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.graph_store import GraphStore, bytes_of, sharing, state_of
+from weft.engine.base.graph_store import SEGMENT_ENDS, GraphStore, bytes_of, sharing, state_of
 from weft.graph.generate import citation
 from weft.ops.csr.adjacency import Adjacency
 
@@ -90,6 +94,30 @@ def test_the_cap_of_a_run_follows_the_graphs_of_others(tmp_path):
     assert told[-1] == 0
 
 
+def test_what_lies_around_graphs_is_none_of_a_run(tmp_path):
+    one, told = saved(tmp_path, "one"), []
+    store = GraphStore(CPU, 1 << 30, 1 << 30, around=500)
+    place(store, one)
+    with store.following([], told.append):
+        assert told == [500 + store.bytes_held()]
+        store.clear()
+    assert told[-1] == 500
+    with store.following([one], told.append):
+        assert told[-1] == 500
+
+
+def test_a_graph_takes_the_whole_segments_of_its_memory_pool(tmp_path, monkeypatch):
+    segments = [{"total_size": 20 << 20, "allocated_size": 3 << 20}, {"total_size": 2 << 20, "allocated_size": 1 << 20}]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool: segments if pool == (0, 7) else [])
+    monkeypatch.setattr(graph_store, "_own_pool", lambda device: SimpleNamespace(id=(0, 7)))
+    monkeypatch.setattr(graph_store, "_from_pool", lambda pool, device: nullcontext())
+    store = GraphStore(CPU, 1 << 30, 1 << 30)
+    graph = place(store, saved(tmp_path, "one"))
+    assert store.bytes_held() == bytes_of(graph, CPU) + (18 << 20)
+    store.settle()
+    assert store.bytes_held() == bytes_of(graph, CPU) + (18 << 20)
+
+
 def test_a_graph_is_prefetched_only_within_the_limit(tmp_path):
     path, told = saved(tmp_path, "one"), []
     store, graphs = GraphStore(CPU, 1 << 30, 1 << 30), Graphs(CPU)
@@ -98,7 +126,7 @@ def test_a_graph_is_prefetched_only_within_the_limit(tmp_path):
         assert not store.prefetch(path, bring, 2 << 30)
         assert store.prefetch(path, bring, 1000)
         assert not store.prefetch(path, bring, 1000)  # it is there
-    assert told[1] == 1000  # before it was fetched
+    assert told[1] == 1000 + SEGMENT_ENDS  # before it was fetched
     assert told[-1] == store.bytes_held() > 0
 
 

@@ -50,7 +50,7 @@ def test_caches_and_queues_are_counted(monkeypatch):
     assert group.plan.places.cache_bytes == 500_000_000
     assert group.cost.bytes["cache"] == 500_000_000
     assert group.cost.bytes["batch"] == pytest.approx(group.cost.bytes["queue"], rel=0.1)
-    plain = planned(budget="16GiB", features="host").groups[0]
+    plain = planned(budget="16GiB", features="host", topology="gpu").groups[0]
     beside = [one.cost.bytes.get("prepared", 0) for one in (group, plain)]  # batches that the host has prepared
     assert group.cost.total_bytes - beside[0] == plain.cost.total_bytes - beside[1] + 500_000_000
     assert group.cost.epoch_seconds < plain.cost.epoch_seconds

@@ -58,22 +58,34 @@ class LastOutputAlone(Base):
         return out + getattr(self, "before", 0.0)
 
 
-class Opaque(Base):
-    """Keeps an object that no file can hold."""
+class Counter:
+    count = 0
 
-    class Counter:
-        count = 0
+
+class OwnObject(Base):
+    """Counts in an object of its own."""
 
     def __init__(self, i, o):
         super().__init__(i, o)
-        self.own = self.Counter()
+        self.own = Counter()
 
     def forward(self, x, adj):
         self.own.count += 1
-        return super().forward(x, adj) * (1.0 + 0.01 * self.own.count)
+        return super().forward(x, adj) * (1.0 + 0.2 * (self.own.count % 7))
 
 
-MODELS = [RunningMean, LastOutput, LastOutputAlone, Teacher]
+class Opaque(Base):
+    """Keeps an object that no file can hold."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.own = iter(range(10_000))
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) * (1.0 + 0.01 * next(self.own))
+
+
+MODELS = [RunningMean, LastOutput, LastOutputAlone, Teacher, OwnObject]
 
 
 def task_of(model) -> weft.Task:

@@ -9,12 +9,15 @@ import time
 import pytest
 import torch
 
-from tests.flow.division.sides import accelerated, order, sides
+from tests.flow.division.sides import CPU, accelerated, order, sides
+from tests.flow.graphs import random_graph
 from tests.flow.stages.test_pipeline import losses
 from tests.planner.division.cases import times
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import InputError, TrainingError
+from weft.flow import FeatureStore, NeighbourSampler
 from weft.flow.division.executor import DividedPipeline
+from weft.flow.division.padded_batches import PaddedHost
 from weft.planner.division.simulator import simulate
 
 pytestmark = pytest.mark.timeout(60)
@@ -28,6 +31,8 @@ DIVISIONS = [
     Division(1, 4, device_buffer=2, takes_over=True, trainer="npu"),
     Division(2, 3, workers=2, device_buffer=4, takes_over=True, trainer="npu", beside=True),
     Division(0, 2, device_buffer=2, trainer="npu", beside=True),
+    Division(3, 2, workers=2, device_buffer=2, takes_over=True, trainer="npu", in_step=True, lead=4),
+    Division(1, 1, workers=2, trainer="npu", beside=True, lead=3),
 ]
 IDS = [division.words() for division in DIVISIONS]
 
@@ -225,3 +230,48 @@ def test_the_executor_does_what_the_simulator_says():
     own = sum(one.key == "batching_npu" for one in simulated.activities)
     assert pipeline.prepared["device"] == own == 8
     fake.stop()
+
+
+def test_steps_that_prepare_their_batch_get_its_seeds_and_are_a_phase_of_their_own():
+    fake, pipeline = accelerated(Division(1, 1, workers=2, trainer="npu", in_step=True, lead=2))
+    pipeline.inside = lambda seeds: ("inside", seeds.batch)
+    found = list(pipeline.run(order().epoch(0)))
+    own = [place for place, item in enumerate(found) if isinstance(item, tuple)]
+    assert own == [0, 1, *range(3, 14, 2)]
+    assert [found[place][1] for place in own] == own
+    seconds = pipeline.log.seconds()
+    assert len(seconds["step_npu"]) == len(own) == pipeline.prepared["device"]
+    assert len(seconds["training_npu"]) == 14 - len(own)
+    assert "batching_npu" not in seconds
+    fake.stop()
+
+
+@pytest.mark.parametrize("cached", [0, 40])
+def test_buffers_that_are_used_again_have_the_features_of_their_batch(cached):
+    """Padded batches are packed into few pinned buffers: none is overwritten while a batch waits in it."""
+    graph = random_graph()
+    store = FeatureStore(graph.x, cached=torch.arange(cached))
+    division = Division(1, 0, workers=3, host_buffer=4, device_buffer=3, trainer="npu")
+    host = PaddedHost(NeighbourSampler(graph, [4, 3], seed=2), graph.x, CPU, division.pinned_batches, store=store)
+    pipeline = DividedPipeline(division, _Late(host), None)
+    found = [item for epoch in range(3) for item in pipeline.run(order().epoch(epoch))]
+    expected = NeighbourSampler(graph, [4, 3], seed=2)
+    seeds = [one for epoch in range(3) for one in order().epoch(epoch)]
+    for item, one in zip(found, seeds, strict=True):
+        nodes = expected.sample(one.seeds, one.epoch, one.batch).input_nodes
+        assert torch.equal(item.nodes[: nodes.numel()], nodes)
+        assert torch.equal(item.x[: nodes.numel()], graph.x[nodes.long()])
+        assert not item.x[nodes.numel() :].any()
+    assert 1 < host.slots.longest <= division.pinned_batches
+    assert len(host._idle) <= division.pinned_batches
+
+
+class _Late:
+    """A host whose copies begin late, while its workers go on."""
+
+    def __init__(self, inner) -> None:
+        self.prepare, self.discard, self._inner = inner.prepare, inner.discard, inner
+
+    def transfer(self, item):
+        time.sleep(0.002)
+        return self._inner.transfer(item)

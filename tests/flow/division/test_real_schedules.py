@@ -78,7 +78,8 @@ def random_case(seed: int) -> tuple[Division, dict[str, float]]:
         "host_buffer": chance.randint(1, 5),
         "device_buffer": chance.randint(1, 4),
     }
-    return Division(host, device, takes_over=chance.random() < 0.5, trainer="npu", **about), delays
+    about |= {"takes_over": chance.random() < 0.5, "in_step": chance.random() < 0.3, "lead": chance.randint(0, 3)}
+    return Division(host, device, trainer="npu", **about), delays
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -15,21 +15,28 @@ from weft.ops.sampling.draws import make_clock
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("cached", [0, 40])
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_both_sides_make_the_same_batch(buckets):
+def test_both_sides_make_the_same_batch(buckets, cached):
+    """Also where a cache has some of the rows, which the host then neither gathers nor copies."""
     graph = random_graph()
     sampler = NeighbourSampler(graph, [3, 2], seed=4)
     layouts = layouts_of(sampler, buckets)
-    host = PaddedHost(sampler, graph.x, CPU, slots=1, layouts=layouts)
+    ids = torch.arange(0, graph.num_nodes, 2, dtype=torch.int32)[:cached]
+    held = FeatureStore(graph.x, cached=ids)
+    host = PaddedHost(sampler, graph.x, CPU, slots=1, layouts=layouts, store=held)
     store = FeatureStore(graph.x)
     store.tier = "device"  # as on a GPU; the interpreter runs its kernels on CPU tensors
     triton = TritonHops(graph.adj.indptr, graph.adj.indices, replace=False, edges=False, device=CPU)
     for seeds in list(SeedOrder(graph.train, 12).epoch(1))[:2]:
         packed = host.prepare(seeds)
         mine = host.transfer(packed)
+        wanted = [node for node in mine.nodes[: packed.count].tolist() if node not in set(ids.tolist())]
+        assert torch.equal(packed.x, graph.x[wanted])
+        assert (packed.places is not None) == bool(cached)
         host.discard(packed)
-        ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
-        hops = triton.padded(ids, [3, 2], clock)
+        seed_ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
+        hops = triton.padded(seed_ids, [3, 2], clock)
         theirs = padded_item(seeds, hops, layout_of(hops, seeds.seeds.numel(), layouts), store)
         largest = PaddedLayout.of(seeds.seeds.numel(), [3, 2], graph.num_nodes)
         assert mine.layout == theirs.layout

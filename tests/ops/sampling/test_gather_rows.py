@@ -8,7 +8,7 @@ import torch
 
 from weft.core.errors import InputError
 from weft.ops.sampling import gather_rows
-from weft.ops.sampling.gather_rows import gather_rows_cpu, gather_rows_torch
+from weft.ops.sampling.gather_rows import absent_cpu, gather_rows_cpu, gather_rows_torch
 
 CASES = [
     (1, torch.float32),
@@ -45,3 +45,14 @@ def test_memory_of_another_shape_is_refused():
         gather_rows_cpu(torch.zeros(20, 5), torch.tensor([1, 2, 3]), torch.zeros(2, 5))
     with pytest.raises(InputError, match="contiguous rows"):
         gather_rows_cpu(torch.zeros(20, 5).T, torch.tensor([1, 2, 3]))
+
+
+def test_rows_that_a_cache_lacks_are_found_with_their_places():
+    ids, held = torch.tensor([7, 2, 5, 2, 0, 9], dtype=torch.int32), torch.zeros(10, dtype=torch.bool)
+    held[[2, 9]] = True
+    places = torch.empty_like(ids)
+    found = absent_cpu(ids, held, places)
+    assert found.tolist() == [7, 5, 0]
+    assert places[: found.numel()].tolist() == [0, 2, 4]
+    assert absent_cpu(ids, torch.ones(10, dtype=torch.bool), places).numel() == 0
+    assert absent_cpu(ids[:0], held, places[:0]).numel() == 0

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.planner.division.cases import REGISTRY, times
+from tests.planner.division.cases import BESIDE, REGISTRY, times
+from weft.core.division import Division, PhaseTime
 from weft.planner.division import adapting as adapting_module
 from weft.planner.division.adapting import DRIFT, FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition
@@ -127,3 +128,22 @@ def test_the_journal_says_what_changed_and_what_it_gained():
     assert said.startswith("divided anew, because batching_cpu")
     assert adapting.told(600.0, None) == ["divided anew: an epoch took 10.0 min, before 15.0 min"]
     assert adapting.told(600.0, None) == []
+
+
+def test_a_colder_cache_shows_in_steps_that_read_their_batch():
+    """Of such steps only the whole is measured; the host then gets more of the batches."""
+    whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(2.0), "training_gpu": PhaseTime(1.0)}
+    profiled = times(host=24, dma=0.2, sample=1, uva=2, train=1, captured=whole)
+    division = Division(1, 2, 8, 12, 6, True, in_step=True)
+    adapting = Adapter(profiled, division, BESIDE, Limits(16, 6, 8), BATCHES)
+    normal, slow = (
+        {key: value for key, value in adapting.expected(some).items() if key not in ("batching_gpu", "transfer_gpu")}
+        for some in (profiled, profiled.scaled(transfer_gpu=4.0))
+    )
+    assert normal["step_gpu"] == pytest.approx(3.5)
+    assert adapting.observe(normal) is None
+    change = adapting.observe(slow)
+    assert change is not None
+    assert "transfer_gpu takes 4 times as long" in change.why
+    assert change.division.device_share < division.device_share
+    assert adapting.factors["transfer_gpu"] == pytest.approx(4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,53 @@ def test_preparing_beside_training_keeps_to_the_constraints(five, division, batc
     share = sum(one.key == "batching_gpu" for one in found.activities) / batches
     by_resource = loads(times(*five), BESIDE, "gpu", division.workers)
     assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40), st.integers(0, 12))
+def test_preparing_inside_of_steps_keeps_to_the_constraints(five, division, batches, lead):
+    inside = replace(division, in_step=True, lead=lead)
+    found = simulate(inside, times(*five), batches, BESIDE)
+    assert violations(found, BESIDE) == []
+    trained = sorted((one for one in found.activities if one.key == "training_gpu"), key=lambda one: one.batch)
+    begun = {one.batch: one.begin for one in found.activities if one.key == "batching_gpu"}
+    assert all(begun[one.batch] >= before.end - 1e-9 for before, one in pairwise(trained) if one.batch in begun)
+    assert set(range(min(inside.lead, batches))) <= set(begun)
+    share = len(begun) / batches
+    by_resource = loads(times(*five), BESIDE, "gpu", division.workers, in_step=True)
+    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
+
+
+def test_reads_that_hold_up_training_are_done_inside_of_steps():
+    """Beside training they would make it take several times as long; the simulator finds the other way."""
+    whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(4.8), "training_gpu": PhaseTime(4.0)}
+    slowed = {"training_gpu": {"transfer_gpu": 6.0, "batching_gpu": 1.9}, "transfer_gpu": {"training_gpu": 2.5}}
+    given = {"host": 110.0, "dma": 4.4, "sample": 1.7, "uva": 4.8, "train": 4.0, "captured": whole}
+    chosen = partition(times(**given, interference=slowed), BESIDE, 193, Limits(18, 4, 14))
+    assert chosen.division.in_step
+    assert chosen.division.lead > 0
+    sides = [seconds for one, seconds in chosen.tried if not one.divided]
+    assert chosen.simulation.seconds_per_batch < min(sides) / 1.2
+    free = partition(times(**given), BESIDE, 193, Limits(18, 4, 14))
+    assert free.division.beside
+
+
+def test_the_device_begins_an_epoch_while_the_host_works_on_its_first_batches():
+    measured = times(host=40, dma=0.5, sample=0.5, uva=1.5, train=2)
+    division = Division(1, 1, 8, 12, 4, beside=False, in_step=True)
+    waits, leads = (simulate(replace(division, lead=lead), measured, 60, BESIDE) for lead in (0, 10))
+    assert leads.seconds < 0.9 * waits.seconds
+    assert leads.device_waited < 0.5 * waits.device_waited
+
+
+def test_fewer_threads_of_the_host_slow_others_down_less():
+    slowed = {"training_gpu": {"batching_cpu": 3.0}}
+    about = {"host": 2.0, "dma": 0.1, "train": 1.0, "interference": slowed}
+    few, many = (Division(1, 0, workers, 9, 4) for workers in (2, 8))
+    known = [simulate(one, times(**about, workers=8), 80, REGISTRY).seconds for one in (few, many)]
+    unknown = [simulate(one, times(**about), 80, REGISTRY).seconds for one in (few, many)]
+    assert known[0] < unknown[0]
+    assert known[1] <= unknown[1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -155,6 +203,14 @@ def test_the_device_takes_over_what_a_slow_host_has_not_begun():
     assert goes_on.seconds < 0.6 * waits.seconds
     assert waits.host_late > 0
     assert waits.host_is_late
+
+
+def test_a_blocked_device_prepares_ahead_instead_of_idling():
+    """The host is late with batch 2: the device makes its own of the next overlap meanwhile, and trains them later."""
+    slow = times(host=10, dma=0.1, sample=1, uva=1, train=1)
+    found = simulate(Division(1, 2, device_buffer=6), slow, 9, REGISTRY)
+    begun = {(one.key, one.batch): one.begin for one in found.activities}
+    assert begun["training_gpu", 1] < begun["batching_gpu", 6] < begun["training_gpu", 2]
 
 
 def test_interference_stretches_what_runs_at_once_and_nothing_else():

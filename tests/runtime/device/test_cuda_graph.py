@@ -197,6 +197,23 @@ class TestOnTheGpu:
         replay()
         assert counter.item() == 2
 
+    def test_a_step_that_never_waits_is_warmed_up_once(self):
+        for never_waits, calls in ((False, 3), (True, 2)):  # the last call is the capture
+            counter, called = torch.zeros(1, device="cuda"), []
+            step = lambda counter=counter, called=called: (called.append(0), counter.add_(1))  # noqa: E731
+            replay = Replay(step, [counter], record=True, never_waits=never_waits)
+            assert replay.recorded
+            assert len(called) == calls
+            replay()
+            assert counter.item() == 1
+
+    def test_a_step_that_waits_though_it_should_not_runs_eagerly(self):
+        step = Products()
+        asks = Replay(lambda: step.total.add_(step.total.item()), [step.total], record=True, never_waits=True)
+        assert not asks.recorded
+        assert asks.reason
+        assert step.replay().recorded
+
     def test_many_recordings_hold_no_more_than_one(self):
         def held():
             gc.collect()

@@ -18,8 +18,10 @@ class Division:
     handed to the bus; ``device_buffer``: how many may lie on the device ahead of the one that is trained.
     ``takes_over``: the trainer may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
     hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
-    and the batches of the two sides alternate. ``buckets``: how many sizes the batches of captured steps are padded to
-    (:mod:`weft.core.batches.buckets`).
+    and the batches of the two sides alternate. ``in_step``: it prepares each of its batches right before it trains on
+    it, in one step with that, and none ahead; they alternate, too. ``lead``: the first batches of an epoch are the
+    device's, while the host works on its first ones. ``buckets``: how many sizes the batches of captured steps are
+    padded to (:mod:`weft.core.batches.buckets`).
 
     Batches are trained in their order whoever prepares them, so a division changes no number.
     """
@@ -33,9 +35,11 @@ class Division:
     trainer: str = "gpu"
     beside: bool = False
     buckets: int = 1
+    in_step: bool = False
+    lead: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1)):
+        for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1), ("lead", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise SpecError(f"division: {name}={value!r} must be a whole number, at least {low}")
@@ -43,10 +47,13 @@ class Division:
             raise SpecError(f"division: buckets={self.buckets!r} must be a whole number from 1 to {MOST_BUCKETS}")
         if not self.host_batches + self.device_batches:
             raise SpecError("division: host_batches and device_batches are both 0; one side has to prepare batches")
+        if self.beside and self.in_step:
+            raise SpecError("division: beside and in_step exclude each other; batches are prepared in one way")
         host = self.host_buffer or max(self.workers, self.host_batches)
         object.__setattr__(self, "host_buffer", host if self.host_batches else 0)
         object.__setattr__(self, "device_buffer", self.device_buffer or max(self.device_batches, 1))
         object.__setattr__(self, "takes_over", self.takes_over and self.divided)
+        object.__setattr__(self, "lead", self.lead if self.divided else 0)
 
     @property
     def overlap(self) -> int:
@@ -57,6 +64,11 @@ class Division:
     def divided(self) -> bool:
         """Whether both sides prepare batches."""
         return self.host_batches > 0 and self.device_batches > 0
+
+    @property
+    def alternates(self) -> bool:
+        """Whether the batches of the two sides alternate, rather than follow one another within an overlap."""
+        return self.beside or self.in_step
 
     @property
     def device_share(self) -> float:
@@ -75,7 +87,10 @@ class Division:
 
     def on_device(self, place: int) -> bool:
         """Whether the trainer prepares the batch at ``place``, counted from the first of this run."""
-        if not self.beside:
+        if place < self.lead:
+            return True
+        place -= self.lead
+        if not self.alternates:
             return place % self.overlap < self.device_batches
         before, after = (one * self.device_batches // self.overlap for one in (place, place + 1))
         return after > before
@@ -89,9 +104,12 @@ class Division:
             return f"the host prepares all batches with {self.workers} workers (plain pipeline)"
         if not self.host_batches:
             return f"the {self.trainer} prepares all batches"
+        how = " inside of its steps" if self.in_step else " beside training" if self.beside else ""
+        first = f"; the first {self.lead} of an epoch are the {self.trainer}'s" if self.lead else ""
         return (
-            f"of every {self.overlap} batches the {self.trainer} prepares {self.device_batches} and the host "
+            f"of every {self.overlap} batches the {self.trainer} prepares {self.device_batches}{how} and the host "
             f"{self.host_batches} with {self.workers} workers; buffers of {self.host_buffer} and {self.device_buffer}"
+            f"{first}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class DualBuffer:
         self._next_host = self._next_device = 0  # no batch of that side before it is waiting
         self._trained = 0
         self._held = 0  # by the host: in work or in its buffer
-        self._filling = not division.beside
+        self._filling = not division.alternates
 
     @property
     def finished(self) -> bool:
@@ -127,12 +127,22 @@ class DualBuffer:
             return None
         if self.division.beside:
             return ("train", self._trained) if self._state[self._trained] is State.READY else None
+        if self.division.in_step:
+            return self._in_step()
         own = self._next_own()
         if self._filling and own is not None:
             return "prepare", own
         if self._state[self._trained] is State.READY:
             return "train", self._trained
         return self._while_blocked(own)
+
+    def _in_step(self) -> tuple[str, int] | None:
+        """Nothing ahead: prepare the next batch if it is the device's, or the host has not begun it."""
+        batch = self._trained
+        if self._state[batch] is State.READY:
+            return "train", batch
+        mine = self._by_device[batch] or self.division.takes_over
+        return ("prepare", batch) if mine and self._state[batch] is State.WAITING else None
 
     def next_beside(self) -> int | None:
         """The batch that the device is to prepare beside training; None: wait. Nothing is begun."""
@@ -165,7 +175,7 @@ class DualBuffer:
             self._move(batch, State.READY, State.TRAINED)
             self._end_filling()
             self._trained += 1
-            self._filling = not self.division.beside and self._is_own_waiting(self._trained)
+            self._filling = not self.division.alternates and self._is_own_waiting(self._trained)
             return
         if not self._by_device[batch]:
             self._by_device[batch] = True
@@ -206,7 +216,15 @@ class DualBuffer:
         return place < self.batches and self._by_device[place] and self._state[place] is State.WAITING
 
     def _window(self) -> int:
-        return min(self._trained + self.division.device_buffer, self.batches)
+        """Batches before this one may be on the device. Those of the device's own steps are not there ahead of them."""
+        if not self.division.in_step:
+            return min(self._trained + self.division.device_buffer, self.batches)
+        room = self.division.device_buffer
+        for place in range(self._trained, self.batches):
+            room -= not self._by_device[place]
+            if room < 0:
+                return place
+        return self.batches
 
     def _move(self, batch: int, before: State, after: State) -> None:
         if self._state[batch] is not before:

@@ -50,7 +50,8 @@ class PhaseTimes:
     as long. ``interference[a][b]``: how many times as long phase a takes while phase b runs (1 if not given).
     ``bytes``: of one prepared batch. ``captured``: phases of the trainer where it prepares all batches, in captured
     steps: without the launches of kernels one by one. With training among them they are those of one step that was
-    measured as a whole, and follow one another.
+    measured as a whole, and follow one another. ``workers``: threads of the host that were at work when its
+    interference with others was measured; fewer take less of the memory's bandwidth (0: not known, all the same).
     """
 
     phases: Mapping[str, PhaseTime]
@@ -58,6 +59,7 @@ class PhaseTimes:
     crowding: float = 0.0
     bytes: int = 0
     captured: Mapping[str, PhaseTime] = field(default_factory=dict)
+    workers: int = 0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.crowding) or self.crowding < 0:
@@ -74,10 +76,18 @@ class PhaseTimes:
         found = self.phases[key]
         return found.scaled(1.0 + self.crowding * (workers - 1)) if key == HOST_BATCHING else found
 
-    def slowdown(self, key: str, others: Sequence[str]) -> float:
-        """How many times as long ``key`` takes while ``others`` run."""
+    def slowdown(self, key: str, others: Sequence[str], host: int | None = None) -> float:
+        """How many times as long ``key`` takes while ``others`` run; ``host``: threads of the host among them."""
         mine = self.interference.get(key)
-        return 1.0 if not mine else math.prod(mine.get(other, 1.0) for other in set(others) if other != key)
+        if not mine:
+            return 1.0
+        # Threads share the memory's bandwidth, which some of them nearly fill: between all of it and in proportion.
+        part = 1.0 if host is None or not self.workers else min(host / self.workers, 1.0) ** 0.5
+        return math.prod(
+            1.0 + (mine.get(other, 1.0) - 1.0) * (part if HOST_BATCHING in (key, other) else 1.0)
+            for other in set(others)
+            if other != key
+        )
 
     def scaled(self, **factors: float) -> PhaseTimes:
         """The same with some phases ``factor`` times as long."""
@@ -91,13 +101,19 @@ class PhaseTimes:
         """Where the trainer prepares all batches: its phases as captured steps have them."""
         return replace(self, phases={**self.phases, **self.captured}) if self.captured else self
 
+    def in_step(self) -> PhaseTimes:
+        """Where the trainer prepares its batches inside of captured steps, and trains on others as well."""
+        inside = {key: one for key, one in self.captured.items() if not key.startswith("training")}
+        return replace(self, phases={**self.phases, **inside})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         phases = {key: asdict(one) for key, one in self.phases.items()}
         interference = {key: dict(others) for key, others in self.interference.items()}
         about = {"interference": interference, "crowding": self.crowding, "bytes": self.bytes}
         captured = {key: asdict(one) for key, one in self.captured.items()}
-        return {"phases": phases, **about, **({"captured": captured} if captured else {})}
+        more = ({"captured": captured} if captured else {}) | ({"workers": self.workers} if self.workers else {})
+        return {"phases": phases, **about, **more}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhaseTimes:
@@ -105,4 +121,4 @@ class PhaseTimes:
         phases = {key: PhaseTime(**one) for key, one in data["phases"].items()}
         captured = {key: PhaseTime(**one) for key, one in data.get("captured", {}).items()}
         about = (data.get("interference", {}), data.get("crowding", 0.0), data.get("bytes", 0))
-        return cls(phases, *about, captured)
+        return cls(phases, *about, captured, data.get("workers", 0))

@@ -2,7 +2,8 @@
 
 A graph stays with everything derived from it: its transpose, normalised forms, work lists and cached first
 aggregations. The least recently used ones are evicted once they take more than the limit. On a GPU each graph has a
-memory pool of its own, so that its arrays never pin a segment that a training used.
+memory pool of its own, so that its arrays never pin a segment that a training used; a graph takes the whole segments of
+that pool. What else the process holds when no run is under way (workspaces, ends of segments) is ``around``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from weft.sched.two_ended_pool import padded
 
 Changed = Callable[[int], None]
 _SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
+SEGMENT_ENDS = 48 << 20  # of a graph's own memory pool, beyond its arrays: torch allocates segments of 2 and 20 MiB
 ATOMS = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device)
 
 
@@ -45,13 +47,15 @@ class GraphStore:
 
     ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
     buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
-    and the state of a group.
+    and the state of a group. ``around``: bytes that the process holds beside graphs between runs, as last counted: they
+    are none of the next run's.
     """
 
     device: torch.device
     device_bytes: int
     host_bytes: int
     pool: DevicePool | None = None
+    around: int = 0
     _on_change: Changed | None = None
     _in_use: frozenset[str] = frozenset()
     _placed: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
@@ -102,7 +106,7 @@ class GraphStore:
             if self.holds(name) or others + expected > self.device_bytes:
                 return False
             if self._on_change is not None and self.pool is None:
-                self._on_change(others + expected)
+                self._on_change(self.around + others + expected + SEGMENT_ENDS)
         with no_capture(), _side_stream(self.device):
             try:
                 with self._lock:
@@ -133,7 +137,7 @@ class GraphStore:
         with _from_pool(pool, self.device):
             graph = make()
         graph.kept = {}
-        return _Kept(graph, pool, self._bytes_of(graph, key))
+        return _Kept(graph, pool, self._bytes_of(graph, key, pool))
 
     def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _Kept:
         """A graph in the pool, once enough is evicted of those that no run has; beside it, and said so, if too large.
@@ -154,9 +158,9 @@ class GraphStore:
         graph.kept = {}
         return _Kept(graph, None, self._bytes_of(graph, key))
 
-    def _bytes_of(self, graph: Graph, key: Hashable) -> int:
+    def _bytes_of(self, graph: Graph, key: Hashable, own_pool: Any = None) -> int:
         if self.pool is None:
-            return bytes_of(graph, self.device)
+            return bytes_of(graph, self.device) + _unused_bytes(own_pool)
         return bytes_of(graph, self.device, self.pool.storage) + self.pool.held(_owner(key))
 
     def _evict(self, key: Hashable) -> None:
@@ -206,7 +210,7 @@ class GraphStore:
         with self._lock:
             self._handed_out &= kept
             for key, one in self._placed.items():
-                one.bytes = self._bytes_of(one.graph, key)
+                one.bytes = self._bytes_of(one.graph, key, one.pool)
             for key in [key for key in self._placed if key not in kept]:
                 if self.bytes_held(names) <= self.device_bytes:
                     break
@@ -228,13 +232,13 @@ class GraphStore:
 
     def _changed(self) -> None:
         if self._on_change is not None:
-            self._on_change(self._bytes_of_others())
+            self._on_change(self.around + self.reserved_bytes(self._in_use))
 
-    def _bytes_of_others(self) -> int:
-        """Bytes that a run does not answer for: graphs of others, and the pool, whoever has what of it."""
+    def reserved_bytes(self, without: Iterable[str] = ()) -> int:
+        """Bytes of the device that graphs take, but those called ``without``, and the pool, whoever has what of it."""
         if self.pool is None:
-            return self.bytes_held(self._in_use)
-        left_out = {state_of(name) for name in self._in_use}
+            return self.bytes_held(without)
+        left_out = {state_of(name) for name in without}
         with self._lock:
             kept = [(key, one.bytes) for key, one in self._placed.items() if key not in left_out]
             return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in kept)
@@ -328,6 +332,13 @@ def _own_pool(device: torch.device) -> Any:
         return torch.cuda.MemPool()
     except (AttributeError, RuntimeError):
         return None
+
+
+def _unused_bytes(pool: Any) -> int:
+    """Bytes of the segments of a graph's own memory pool that no array has."""
+    if pool is None:
+        return 0
+    return sum(one["total_size"] - one["allocated_size"] for one in torch.cuda.memory_snapshot(pool.id))
 
 
 def _from_pool(pool: Any, device: torch.device) -> AbstractContextManager[Any]:

@@ -99,8 +99,8 @@ class LoadedResult(Result):
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         with same_draws(torch.device("cpu")):
             model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
+        _give_back(model, task, self.kept, place / KEPT)  # first: calls may have made buffers that weights are for
         _fill(model, task, place / WEIGHTS)
-        _give_back(model, task, self.kept, place / KEPT)
         return treat_inputs(model, task, dense=self.dense_features).eval()
 
 
@@ -126,7 +126,7 @@ def _give_back(model: nn.Module, task: Task, kept: Mapping[str, Tensor], file: P
     """What the module kept beside its weights; refuse that of another model."""
     try:
         restore_attributes(model, kept)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, SpecError, TypeError, ValueError) as error:
         raise SpecError(f"{file}: does not fit the {task.model_name} that there is now: {error}") from None
 
 

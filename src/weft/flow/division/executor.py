@@ -33,7 +33,11 @@ JOIN_SECONDS = 5.0
 
 
 class DividedPipeline:
-    """Prepares batches as ``division`` says; ``log`` has the seconds of every phase, ``prepared`` who did how many."""
+    """Prepares batches as ``division`` says; ``log`` has the seconds of every phase, ``prepared`` who did how many.
+
+    ``inside``: what the trainer is given in place of a prepared batch if its step prepares it (``in_step``); the
+    seconds of such steps are those of a phase of its own, ``step``. None: the device prepares it right before.
+    """
 
     def __init__(
         self,
@@ -41,8 +45,9 @@ class DividedPipeline:
         host: HostSide | None,
         device: DeviceSide | None,
         clock: DeviceClock | None = None,
+        inside: Callable[[SeedBatch], Any] | None = None,
     ) -> None:
-        self.host, self.device = host, device
+        self.host, self.device, self.inside = host, device, inside
         self.clock = clock or HostClock()
         self.log = PhaseLog(self.clock)
         self.prepared = {"host": 0, "device": 0, "taken over": 0}
@@ -122,24 +127,30 @@ class _Running:
         """Batch after batch; the seconds until the next one is asked for are those of training."""
         clock = self._pipeline.clock
         for _ in self._seeds:
-            item = self._next()
+            item, key = self._next()
             begin = clock.mark()
             yield arrived(item)
             del item  # the consumer decides how long it lives
-            self._log.add_marks(self._keys.training, begin, self._submit())
+            self._log.add_marks(key, begin, self._submit())
 
     def _submit(self) -> Any:
         mark = self._pipeline.clock.mark()
         self._submitted.append(mark)
         return mark
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[Any, str]:
+        """The next batch, and the phase that training on it is."""
+        inside = self._pipeline.inside if self._pipeline.division.in_step else None
         while True:
             self._keep_pace()
             what, batch = self._decide()
             if what == "train":
-                return self._items.pop(batch)
-            self._prepare_here(batch)
+                own = inside is not None and self.schedule.prepared_by_device(batch)
+                return self._items.pop(batch), self._keys.step if own else self._keys.training
+            if inside is not None:
+                self._done(batch, inside(self._seeds[batch]), self.schedule.finished_on_device)
+            else:
+                self._prepare_here(batch)
 
     def _keep_pace(self) -> None:
         """Decide from where the work is, not from how far the host has run ahead of it."""
@@ -301,10 +312,11 @@ class _Keys:
     batching: str
     reading: str
     training: str
+    step: str
 
     @classmethod
     def of(cls, trainer: str) -> _Keys:
-        return cls(f"batching_{trainer}", f"transfer_{trainer}", f"training_{trainer}")
+        return cls(*(f"{phase}_{trainer}" for phase in ("batching", "transfer", "training", "step")))
 
 
 def _failure(phase: str, batch: int, error: BaseException) -> TrainingError:

@@ -1,9 +1,10 @@
 """The two sides with batches padded to one of few sizes on a GPU, so that the training step can be captured.
 
 The host packs the structure of a batch into one pinned buffer in the layout that the GPU's own sampler gives, so a
-transfer is two copies. Whoever prepares a batch, the arrays that exist are equal, and rows beyond them are zeros.
+transfer is two copies. Rows that a cache on the GPU has are neither gathered nor copied: the batch says where others
+belong. Whoever prepares a batch, the arrays that exist are equal, and rows beyond them are zeros.
 
-Shapes: S seeds, N nodes, M node capacity, F features.
+Shapes: S seeds, N nodes, M node capacity, R rows that no cache has, F features.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weft.flow.sampling.seeds import SeedBatch
 from weft.flow.stages.streams import OnDevice
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows import gather_rows_cpu
+from weft.ops.sampling.gather_rows import absent_cpu, gather_rows_cpu
 
 SPARE_ROWS = 1.1  # rows of a pinned buffer beyond the largest batch so far
 
@@ -53,8 +54,9 @@ class PaddedItem:
 
 @dataclass(frozen=True)
 class PackedItem:
-    """A batch in host memory: the packed structure, and its features in the first ``count`` of ``rows [M, F]``.
+    """A batch of ``count`` nodes in host memory: the packed structure, and features in the first of ``rows [M, F]``.
 
+    ``places [R]`` int32: the nodes that these rows are of, where a cache has the others; None: they are of all nodes.
     ``room``: the buffer that the structure is the beginning of.
     """
 
@@ -65,15 +67,16 @@ class PackedItem:
     epoch: int
     batch: int
     room: Tensor
+    places: Tensor | None = None
 
     @property
     def x(self) -> Tensor:
-        """Features of the nodes that exist."""
-        return self.rows[: self.count]
+        """Features of the nodes that exist and that no cache has."""
+        return self.rows[: self.count if self.places is None else self.places.numel()]
 
     def tensors(self) -> list[Tensor]:
         """What is copied."""
-        return [self.packed, self.x]
+        return [self.packed, self.x] + ([] if self.places is None else [self.places])
 
 
 def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
@@ -87,16 +90,28 @@ def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
 
 
 class PaddedHost(HostSide):
-    """Compiled sampling and gathering on the CPU into pinned buffers, at most ``slots`` of them; ``x`` on the host."""
+    """Compiled sampling and gathering on the CPU into pinned buffers, at most ``slots`` of them; ``x`` on the host.
+
+    ``store``: rows that its cache on the device has are taken from there.
+    """
 
     def __init__(
-        self, sampler: NeighbourSampler, x: Tensor, device: torch.device, slots: int, layouts: Layouts | None = None
+        self,
+        sampler: NeighbourSampler,
+        x: Tensor,
+        device: torch.device,
+        slots: int,
+        layouts: Layouts | None = None,
+        store: FeatureStore | None = None,
     ) -> None:
-        self._sampler, self._x, self._device = sampler, x, device
+        self._sampler, self._x, self._device, self._store = sampler, x, device, store
+        self._held = None if store is None else store.held()
         self._layouts = layouts or layouts_of(sampler)
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # a cache may still be filled
         self._idle: list[tuple[Tensor, Tensor]] = []
         self._largest = 0  # nodes of a batch so far
         self._lock = threading.Lock()
@@ -108,27 +123,39 @@ class PaddedHost(HostSide):
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
         nodes, hops = batch.input_nodes.numel(), batch.blocks[::-1]
         layout = self._layouts.fitting(count, [hop.num_dst for hop in hops], [hop.num_edges for hop in hops], nodes)
-        room, rows = self._buffers(self._layouts.largest(count), nodes)
+        wanted, places = self._absent(batch.input_nodes)
+        room, rows = self._buffers(self._layouts.largest(count), wanted.numel())
         packed = room[: sum(layout.sizes)]
         pack(batch, layout, packed)
-        gather_rows_cpu(self._x, batch.input_nodes, rows[:nodes], shares=1)
-        return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch, room)
+        gather_rows_cpu(self._x, wanted, rows[: wanted.numel()], shares=1)
+        if places is not None:
+            places = room[room.numel() - nodes :][: places.numel()].copy_(places)  # pinned, behind the structure
+        return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch, room, places)
+
+    def _absent(self, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The nodes whose rows no cache has, and where they are among ``nodes``; None: all of them."""
+        if self._held is None or self._store is None:
+            return nodes, None
+        places = torch.empty_like(nodes)
+        wanted = absent_cpu(nodes, self._held, places)
+        self._store.note_reads(nodes.numel(), nodes.numel() - wanted.numel())
+        return wanted, places[: wanted.numel()]
 
     def _buffers(self, layout: PaddedLayout, nodes: int) -> tuple[Tensor, Tensor]:
         """Pinned buffers for ``layout`` that no batch holds, kept, since pinning takes long; ``nodes``: rows needed."""
-        size = sum(layout.sizes)
+        size = sum(layout.sizes) + (0 if self._held is None else layout.nodes)
         with self._lock:
             self._largest = max(self._largest, nodes)
             for place, (packed, x) in enumerate(self._idle):
-                if packed.numel() == size and x.shape[0] >= nodes:
+                if packed.numel() >= size and x.shape[0] >= nodes:
                     return self._idle.pop(place)
-            self._idle = [one for one in self._idle if one[1].shape[0] >= nodes or one[0].numel() != size]
+            self._idle = []  # all are too small, and with another there would be more than the plan allows
             rows = min(int(self._largest * SPARE_ROWS), layout.nodes)
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
         return packed, torch.empty(rows, self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
 
     def transfer(self, item: PackedItem) -> PaddedItem | OnDevice:
-        """Two copies; returns when they have arrived."""
+        """Two copies, and one of where rows belong; returns when they have arrived."""
         if self._stream is None:
             return self._copied(item)
         with torch.cuda.stream(self._stream):
@@ -140,7 +167,11 @@ class PaddedHost(HostSide):
     def _copied(self, item: PackedItem) -> PaddedItem:
         packed = torch.empty_like(item.packed, device=self._device).copy_(item.packed, non_blocking=True)
         x = torch.empty(item.layout.nodes, item.rows.shape[1], dtype=item.rows.dtype, device=self._device)
-        x[: item.count].copy_(item.x, non_blocking=True)
+        if item.places is None or self._store is None:
+            x[: item.count].copy_(item.x, non_blocking=True)
+        else:
+            far, places = (one.to(self._device, non_blocking=True) for one in (item.x, item.places))
+            self._store.complete(packed[: item.count], far, places, x[: item.count])
         x[item.count :].zero_()  # never read, but a weight gradient multiplies them by zeros
         return PaddedItem.unpacked(item.layout, packed, x, item.epoch, item.batch)
 

@@ -86,7 +86,8 @@ class _Profiler:
             self._beside_transfer(alone)
         if self._what.beside and self._what.device is not None:
             self._beside_preparation(alone)
-        return PhaseTimes(self._phases, self._interference, self._crowding, self._bytes, self._captured)
+        about = (self._interference, self._crowding, self._bytes, self._captured)
+        return PhaseTimes(self._phases, *about, 0 if self._what.host is None else self._workers)
 
     # ---- phases alone --------------------------------------------------------------------------------
 

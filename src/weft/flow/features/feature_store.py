@@ -102,6 +102,27 @@ class FeatureStore:
         """Where reads on a GPU are counted: what a trial run of a captured step must restore."""
         return [self._device_rows, self._device_hits]
 
+    def held(self) -> Tensor | None:
+        """Which rows the cache has ``[N]`` bool, in host memory; None without a cache."""
+        return None if self._slots is None else (self._slots >= 0).cpu()
+
+    def note_reads(self, rows: int, hits: int) -> None:
+        """Count rows that were read on the way of somebody else, of which the cache is to give ``hits``."""
+        with self._lock:
+            self._rows += rows
+            self._hit_rows += hits
+
+    def complete(self, ids: Tensor, far: Tensor, places: Tensor, out: Tensor) -> Tensor:
+        """The rows of ``ids [M]`` in ``out [M, F]``: ``far [R, F]`` at ``places [R]``, the others from the cache.
+
+        Everything is on the store's device; :meth:`held` says which rows ``far`` has to have.
+        """
+        assert self._slots is not None
+        assert self._cache is not None
+        slots = self._slots.index_select(0, ids.long()).clamp_(min=0)  # rows that the cache lacks are overwritten
+        torch.index_select(self._cache, 0, slots.long(), out=out)
+        return out.index_copy_(0, places.long(), far)
+
     def _fill(self, cached: Tensor, budget: int | None) -> None:
         N, F = self.x.shape
         ids = cached.to(self.device).long()

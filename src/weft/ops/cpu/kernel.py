@@ -99,6 +99,13 @@ def int32s(typing, address):
 
 
 @intrinsic
+def uint8s(typing, address):
+    """A pointer to bytes."""
+    result, generate = _to_pointer(types.uint8)
+    return result(types.int64), generate
+
+
+@intrinsic
 def int64s(typing, address):
     """A pointer to int64 numbers."""
     result, generate = _to_pointer(types.int64)

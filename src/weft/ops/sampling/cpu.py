@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.machine.huge_pages import advise_huge_pages
 from weft.ops.cpu.threads import run_shares
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.sampling.hop import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
@@ -101,6 +102,7 @@ class CpuSampler:
         self.num_nodes, self.replace, self.threads = self.indptr.numel() - 1, replace, threads
         self._like = torch.empty(1, dtype=indptr.dtype).numpy()
         self._table = np.zeros(max(self.num_nodes, 1), np.int64)  # untouched pages take no memory
+        advise_huge_pages(_address(self._table), self._table.nbytes)
         self._stamp, self._count, self._clock = 0, 0, np.zeros(3, np.int64)
         self.pool = ArrayPool()
         self._nodes = np.empty(0, np.int32)

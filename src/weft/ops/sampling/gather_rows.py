@@ -52,3 +52,10 @@ def gather_rows_cpu(x: Tensor, ids: Tensor, out: Tensor | None = None, shares: i
         given = (out.data_ptr(), x.data_ptr(), row_bytes, x.stride(0) * size, ids.data_ptr(), like, ids.numel())
         run_shares(_kernels().gather_share, given, shares)
     return out
+
+
+def absent_cpu(ids: Tensor, held: Tensor, places: Tensor) -> Tensor:
+    """Those of ``ids [M]`` int32 that ``held [N]`` bool says no to ``[R]``; where they are goes to ``places`` int32."""
+    found = torch.empty_like(ids)
+    addresses = (held.data_ptr(), places.data_ptr(), found.data_ptr())
+    return found[: _kernels().absent(ids.data_ptr(), ids.numel(), *addresses)]

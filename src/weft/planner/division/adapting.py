@@ -7,7 +7,7 @@ used if it is predicted to gain enough. Reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from weft.core.division import Division, PhaseTimes, Registry
@@ -19,6 +19,7 @@ DRIFT = 1.25  # ratio of measured to predicted seconds from which on a phase has
 STRONG = 1.6  # from which on one epoch suffices; below, two in a row
 GAIN = 0.05  # of an epoch that a new division must be predicted to save
 REST = 2  # epochs after a change in which only strong drifts count
+MOST_FASTER = 10.0  # times as fast as predicted that reads are taken to be
 FORGET = 20  # epochs without measuring a phase after which its drift is forgotten, so that it is tried again
 
 
@@ -62,8 +63,9 @@ class Adapter:
 
         Phases of a side that is not used, or not measured, are left out.
         """
-        drifted = self._drifted(measured, self._expected() if measured else {})
-        forgotten = self._forget(measured, epochs)
+        expected = self._expected() if measured else {}
+        drifted = self._by_phase(self._drifted(measured, expected), measured, expected)
+        forgotten = self._forget(self._seen(measured), epochs)
         self._rest = max(self._rest - epochs, 0)
         if not drifted and not forgotten:
             return None
@@ -84,9 +86,37 @@ class Adapter:
     def expected(self, times: PhaseTimes) -> dict[str, float]:
         """Mean seconds of every phase in an epoch simulated with ``times``, interference included."""
         spent: dict[str, list[float]] = {}
+        steps: dict[int, dict[str, float]] = {}
         for one in simulate(self.division, times, self.batches, self.registry).activities:
             spent.setdefault(one.key, []).append(one.end - one.begin)
+            steps.setdefault(one.batch, {})[one.key] = one.end - one.begin
+        sampling, _, _, step = self._own_phases
+        inside = [sum(one.values()) for one in steps.values() if sampling in one] if self.division.in_step else []
+        if inside:
+            spent[step] = inside
         return {key: sum(some) / len(some) for key, some in spent.items()}
+
+    @property
+    def _own_phases(self) -> tuple[str, str, str, str]:
+        """Sampling, reading and training of the trainer, and steps that have all of them."""
+        trainer = self.division.trainer
+        return f"batching_{trainer}", f"transfer_{trainer}", f"training_{trainer}", f"step_{trainer}"
+
+    def _by_phase(
+        self, drifted: dict[str, float], measured: Mapping[str, float], expected: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Of steps that sample and read their batch, only the whole is measured: unless training drifts, reads do."""
+        _, reading, training, step = self._own_phases
+        found = {key: ratio for key, ratio in drifted.items() if key != step}
+        if step in drifted and training not in drifted and expected.get(reading):
+            more = (measured[step] - expected[step]) / expected[reading]
+            found[reading] = max(1.0 + more, 1.0 / MOST_FASTER)
+        return found
+
+    def _seen(self, measured: Mapping[str, float]) -> set[str]:
+        """Phases that were measured, by themselves or as a part of steps."""
+        sampling, reading, _, step = self._own_phases
+        return {*measured, *((sampling, reading) if step in measured else ())}
 
     def _simulated(self, division: Division) -> Simulation:
         return simulate(division, self.times, self.batches, self.registry)
@@ -105,7 +135,7 @@ class Adapter:
                 found[key] = ratio
         return found
 
-    def _forget(self, measured: Mapping[str, float], epochs: int) -> dict[str, int]:
+    def _forget(self, measured: Collection[str], epochs: int) -> dict[str, int]:
         """Forget drifts that nobody has measured for long; every time it takes twice as long, against flapping."""
         forgotten = {}
         for key in list(self.factors):

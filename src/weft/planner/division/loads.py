@@ -47,11 +47,22 @@ def device_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tup
     )
 
 
-def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int) -> dict[str, Load]:
-    """The load of every resource; the host's is divided by its workers."""
+def step_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple[Operator, ...]:
+    """The same where ``trainer`` prepares inside of its steps: they occupy it, and the bus as they do otherwise."""
+    training = registry.training(trainer).occupies
+    return tuple(
+        replace(one, occupies=(*training, *(name for name in one.occupies if name in (BUS, READS))))
+        for one in device_operators(registry, trainer, times)
+    )
+
+
+def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int, in_step: bool = False) -> dict[str, Load]:
+    """The load of every resource; the host's is divided by its workers. ``in_step``: as :class:`Division` has it."""
     host, training = registry.host_route(), registry.training(trainer)
+    times = times.in_step() if in_step else times
+    device = (step_operators if in_step else device_operators)(registry, trainer, times)
     found: dict[str, list[float]] = {}
-    for side, operators in enumerate((host.operators if host else (), device_operators(registry, trainer, times))):
+    for side, operators in enumerate((host.operators if host else (), device)):
         for operator in (*operators, training):
             for resource in operator.occupies:
                 seconds = times.of(operator.key, workers).mean

@@ -2,7 +2,8 @@
 
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
-finds idle, until that gains nothing.
+finds idle, until that gains nothing. A trainer that prepares beside training may also do so inside of its steps, where
+those were measured: both ways are simulated. So is how many batches the trainer begins an epoch with.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ LARGEST = 4  # overlaps may have so many times as many device batches as their b
 NEAR = 0.01  # difference of shares that does not matter
 MOST_ROUNDS = 24
 GAIN = 0.002  # of an epoch that a move must save
+PAYS = 0.04  # of an epoch that dividing must save: of small savings the simulator is not sure (10 % off on an H200)
+LEADS = (0.0, 0.5, 1.5)  # times the batches that the trainer makes while the host makes its first, tried beside those
+MOST_LEAD = 0.34  # of an epoch
 
 
 @dataclass(frozen=True)
 class Limits:
     """The most batches that may wait in host and in device memory, the most workers, and how the device prepares.
 
-    ``buckets``: sizes that batches are padded to.
+    ``beside``, ``in_step`` and ``lead`` as of a :class:`Division`; ``buckets``: sizes that batches are padded to.
     """
 
     host_buffer: int = 64
@@ -34,6 +38,8 @@ class Limits:
     workers: int = 1
     beside: bool = False
     buckets: int = 1
+    in_step: bool = False
+    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,24 @@ def _crossing(one: Load, other: Load) -> list[float]:
     return [share] if 0.0 < share < 1.0 else []
 
 
-def equation_6(times: PhaseTimes, registry: Registry, trainer: str, workers: int) -> float:
+def equation_6(times: PhaseTimes, registry: Registry, trainer: str, workers: int, in_step: bool = False) -> float:
     """The initial share; 0 or 1 where one route is missing, and 0 where training dominates (plain pipeline)."""
     if registry.device_route(trainer) is None:
         return 0.0
     if registry.host_route() is None:
         return 1.0
-    return best_share(loads(times, registry, trainer, workers))
+    return best_share(loads(times, registry, trainer, workers, in_step))
+
+
+def first_batches(times: PhaseTimes, registry: Registry, trainer: str, workers: int, batches: int) -> int:
+    """How many batches the trainer makes and trains on while the host prepares its first ones, all at once."""
+    host, device = registry.host_route(), registry.device_route(trainer)
+    if host is None or device is None:
+        return 0
+    alone = times.in_step()
+    own = sum(alone.of(key).mean for key in (*device.keys, registry.training(trainer).key))
+    first = sum(times.of(key, workers).mean for key in host.keys)
+    return min(round(first / max(own, 1e-9)), int(MOST_LEAD * batches))
 
 
 def overlap_for(share: float, limits: Limits, trainer: str, workers: int) -> Division:
@@ -97,7 +114,10 @@ def _mismatch(host: int, device: int, most_device: int, share: float) -> tuple[b
 def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) -> Division:
     """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
     buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, 1))
-    return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer, limits.beside)
+    most = max(limits.device_buffer, 1)
+    return Division(
+        host, device, workers, buffer, most, True, trainer, limits.beside, in_step=limits.in_step, lead=limits.lead
+    )
 
 
 def partition(
@@ -110,27 +130,36 @@ def partition(
 ) -> Partition:
     """The division for an epoch of ``batches``: the initial share, one-sided ones, and what feedback makes of them."""
     count = workers or limits.workers
-    limits = replace(limits, beside=registry.beside(trainer))
+    limits = replace(limits, beside=registry.beside(trainer), in_step=False, lead=0)
 
     def run(division: Division) -> Simulation:
         return simulate(replace(division, buckets=limits.buckets), times, batches, registry)
 
-    search = _Search(run, limits, trainer, count)
+    search = _Search(run, trainer, count)
     host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
     if host:
         search.try_(overlap_for(0.0, limits, trainer, count))
     if device:
         search.try_(overlap_for(1.0, limits, trainer, count))
     if host and device:
-        search.refine(overlap_for(equation_6(times, registry, trainer, count), limits, trainer, count))
+        lead = first_batches(times, registry, trainer, count, batches) if limits.beside else 0
+        for way in _ways(replace(limits, lead=lead), times):
+            share = equation_6(times, registry, trainer, count, way.in_step)
+            search.refine(overlap_for(share, way, trainer, count), way)
     return search.best()
+
+
+def _ways(limits: Limits, times: PhaseTimes) -> list[Limits]:
+    """How the device may prepare its part: as registered, and inside of its steps where those were measured."""
+    inside = limits.beside and bool(times.captured) and limits.buckets == 1
+    return [limits] + ([replace(limits, beside=False, in_step=True)] if inside else [])
 
 
 class _Search:
     """Divisions that were simulated, and the moves between them."""
 
-    def __init__(self, run: Callable[[Division], Simulation], limits: Limits, trainer: str, workers: int) -> None:
-        self._run, self._limits, self._trainer, self._workers = run, limits, trainer, workers
+    def __init__(self, run: Callable[[Division], Simulation], trainer: str, workers: int) -> None:
+        self._run, self._trainer, self._workers = run, trainer, workers
         self._found: dict[Division, Simulation] = {}
 
     def try_(self, division: Division) -> Simulation:
@@ -138,42 +167,56 @@ class _Search:
             self._found[division] = self._run(division)
         return self._found[division]
 
-    def refine(self, division: Division) -> None:
-        """Move one batch of the overlap to the idle side until that gains nothing; try smaller overlaps likewise."""
+    def refine(self, division: Division, limits: Limits) -> None:
+        """Move one batch of the overlap to the idle side until that gains nothing; try smaller overlaps likewise.
+
+        Then other numbers of batches that the device begins with.
+        """
         if not division.divided:
             return
-        for start in (division, self._smaller(division)):
-            here = self.try_(start)
-            for _ in range(MOST_ROUNDS):
-                moved = [self.try_(one) for one in self._moves(here)]
-                best = min(moved, key=lambda one: one.seconds_per_batch, default=here)
-                if best.seconds_per_batch >= here.seconds_per_batch * (1.0 - GAIN):
-                    break
-                here = best
+        ends = [self._moved(start, limits) for start in (division, self._smaller(division, limits))]
+        best = min(ends, key=lambda one: one.seconds_per_batch).division
+        for times in LEADS if limits.lead else ():
+            self.try_(replace(best, lead=round(times * limits.lead)))
 
-    def _moves(self, here: Simulation) -> list[Division]:
+    def _moved(self, start: Division, limits: Limits) -> Simulation:
+        here = self.try_(start)
+        for _ in range(MOST_ROUNDS):
+            moved = [self.try_(one) for one in self._moves(here, limits)]
+            best = min(moved, key=lambda one: one.seconds_per_batch, default=here)
+            if best.seconds_per_batch >= here.seconds_per_batch * (1.0 - GAIN):
+                break
+            here = best
+        return here
+
+    def _moves(self, here: Simulation, limits: Limits) -> list[Division]:
         """One batch more for the idle side, or one less for the busy one."""
         host, device = here.division.host_batches, here.division.device_batches
         step = 1 if here.host_is_late else -1  # towards the device if the host is late
         pairs = [(host - step, device), (host, device + step), (host - step, device + step)]
-        return [self._overlap(*pair) for pair in pairs if self._allowed(*pair)]
+        return [self._overlap(*pair, limits) for pair in pairs if _allowed(*pair, limits)]
 
-    def _smaller(self, division: Division) -> Division:
+    def _smaller(self, division: Division, limits: Limits) -> Division:
         host, device = max(division.host_batches // 2, 1), max(division.device_batches // 2, 1)
-        return self._overlap(host, device)
+        return self._overlap(host, device, limits)
 
-    def _allowed(self, host: int, device: int) -> bool:
-        most = LARGEST * max(self._limits.device_buffer, 1)
-        return 1 <= host <= max(self._limits.host_buffer, 1) and 1 <= device <= most
-
-    def _overlap(self, host: int, device: int) -> Division:
-        return divided(host, device, self._limits, self._trainer, self._workers)
+    def _overlap(self, host: int, device: int, limits: Limits) -> Division:
+        return divided(host, device, limits, self._trainer, self._workers)
 
     def best(self) -> Partition:
-        """The fastest; of nearly equal ones the simpler, then the one with smaller buffers."""
-        fastest = min(one.seconds_per_batch for one in self._found.values())
-        near = [one for one in self._found.values() if one.seconds_per_batch <= fastest * (1.0 + GAIN)]
+        """The fastest, a one-sided one unless dividing pays; of nearly equal ones the one with smaller buffers."""
+
+        def seconds(one: Simulation) -> float:
+            return one.seconds_per_batch * (1.0 + PAYS * one.division.divided)
+
+        fastest = min(map(seconds, self._found.values()))
+        near = [one for one in self._found.values() if seconds(one) <= fastest * (1.0 + GAIN)]
         chosen = min(near, key=lambda one: (one.division.divided, one.division.overlap, one.division.host_buffer))
         runs = self._found.values()
         tried = sorted(((run.division, run.seconds_per_batch) for run in runs), key=lambda pair: pair[1])
         return Partition(chosen.division, chosen, tuple(tried))
+
+
+def _allowed(host: int, device: int, limits: Limits) -> bool:
+    most = LARGEST * max(limits.device_buffer, 1)
+    return 1 <= host <= max(limits.host_buffer, 1) and 1 <= device <= most

@@ -30,7 +30,10 @@ INTERFERENCE: dict[str, dict[str, float]] = {
     "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
     "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
 }
+MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
+COPIED = 4.2e-4  # seconds of a transfer beyond its bytes: 4.37 ms for 218 MB there, at 55.2 GB/s
+COMPLETED = 2.5e-4  # of the kernels that add rows from a cache, launched one by one
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
 
@@ -40,13 +43,14 @@ def predicted_times(
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
     traffic = BatchTraffic.of(task, stats, placement)
     rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
-    whole = rows * traffic.row_bytes
+    near = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those over the bus
+    whole = rows * traffic.row_bytes * (1.0 - near)
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
     hops = len(task.fanouts)
     sampled = _sampling(traffic, placement, machine, hops)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
-        "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine),
+        "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine) + COPIED + _completing(traffic, near, machine),
         "batching_gpu": sampled + hops * LAUNCHED,
         "transfer_gpu": _reading(traffic, placement, machine),
         "training_gpu": trained,
@@ -54,7 +58,13 @@ def predicted_times(
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
     captured = found | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH)
+
+
+def _completing(traffic: BatchTraffic, near: float, machine: Machine) -> float:
+    """Seconds in which the GPU adds the rows of its cache to a batch of the host's."""
+    held = near * traffic.batch.nodes * traffic.row_bytes
+    return COMPLETED + held / (ON_DEVICE * machine.copy_bandwidth) if near else 0.0
 
 
 def _bus(machine: Machine) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
 from weft.core.division.operators import BUS, HOST
 from weft.core.errors import SpecError
-from weft.planner.division.loads import device_operators
+from weft.planner.division.loads import device_operators, step_operators
 
 MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
 
@@ -93,6 +93,7 @@ def simulate(
 
     ``most``: batches from which on a longer epoch repeats its middle.
     """
+    most = max(most, 4 * division.lead)  # the middle is behind the beginning
     if batches <= most:
         return _Run(division, times, batches, registry, seed).result()
     shorter = most // 2 // division.overlap * division.overlap or most // 2
@@ -128,7 +129,7 @@ class _Run:
     ) -> None:
         one_side = division.kind == "sequential" and division.buckets == 1
         self._division, self._batches = division, batches
-        self._times = times.for_one_side() if one_side else times
+        self._times = times.for_one_side() if one_side else times.in_step() if division.in_step else times
         self._random = None if seed is None else random.Random(seed)
         self._training = registry.training(division.trainer)
         in_turn = one_side and self._training.key in times.captured
@@ -138,7 +139,8 @@ class _Run:
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
         self._host = host.operators if host else ()
-        self._device = device_operators(registry, division.trainer, times)
+        operators = step_operators if division.in_step else device_operators
+        self._device = operators(registry, division.trainer, times)
         self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
         self._activities: list[Activity] = []
         self._device_busy = self._preparing = False
@@ -252,7 +254,8 @@ class _Run:
 
     def _advance(self) -> None:
         running, keys = self._clock.running, {one.operator.key for one in self._clock.running}
-        slow = {key: self._times.slowdown(key, tuple(keys)) for key in keys}
+        others, host = tuple(keys), self._used.get(HOST, 0)
+        slow = {key: self._times.slowdown(key, others, host) for key in keys}
         step = min(one.left * slow[one.operator.key] for one in running)
         self._count_waiting(step)
         self._clock.now += step

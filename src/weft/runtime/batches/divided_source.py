@@ -19,6 +19,7 @@ from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
 from weft.flow.sampling.padded import PaddedAdjacency
 from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+from weft.runtime.batches.device_batch import DeviceBatch
 from weft.runtime.batches.sampled_source import Sampled, Sampling
 from weft.runtime.batches.source import Batch, SourceRequest
 
@@ -72,7 +73,8 @@ class DividedSampled(Sampled):
         parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured, self._buckets)
         sides = self.hardware.sides(parts)
         division = replace(about.division, buckets=self._buckets)
-        self.divided = DividedPipeline(division, sides.host, sides.device, sides.clock)
+        inside = self._inside if self._captured and self._buckets == 1 else None
+        self.divided = DividedPipeline(division, sides.host, sides.device, sides.clock, inside)
 
     @property
     def division(self) -> Division:
@@ -129,7 +131,14 @@ class DividedSampled(Sampled):
 
     def as_batch(self, item: Any) -> Batch:
         """What a side has prepared as a step takes it."""
+        if isinstance(item, DeviceBatch):
+            return item
         return self._prepared(item) if isinstance(item, PaddedItem) else self._batch(item)
+
+    def _inside(self, seeds: SeedBatch) -> DeviceBatch:
+        """A batch that the training step samples and reads itself, captured as where the GPU prepares all of them."""
+        ids = seeds.seeds.to(self._device, non_blocking=True)
+        return self._device_batch(SeedBatch(seeds.epoch, seeds.batch, ids))
 
     def _prepared(self, item: PaddedItem) -> PreparedBatch:
         count = item.layout.seeds

@@ -1,4 +1,4 @@
-"""Pinned host memory, which a GPU reads by itself; large tensors are pinned where they lie."""
+"""Pinned host memory, which a GPU reads by itself; large tensors are pinned where they lie, copies in huge pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from weft.core.machine.huge_pages import advise_huge_pages
+
+LARGE = 1 << 25  # bytes from which on a copy gets huge pages
 IN_PLACE = 1 << 30  # bytes from which on a tensor is pinned where it is: a copy would need as much memory again
 
 
@@ -16,13 +19,22 @@ def pinned(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda and tensor.is_pinned():
         return tensor
     size = tensor.numel() * tensor.element_size()
-    if size < IN_PLACE:
+    if size < LARGE:
         return tensor.cpu().contiguous().pin_memory()
-    if tensor.is_cuda or not tensor.is_contiguous():
-        # All threads touch the pages first: the driver would do that by itself, one page at a time.
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").fill_(0)
+    if size < IN_PLACE or tensor.is_cuda or not tensor.is_contiguous():
+        host = touched(tensor.shape, tensor.dtype)
         return (host if register(host) else host.pin_memory()).copy_(tensor)
     return tensor if register(tensor) else tensor.pin_memory()
+
+
+def touched(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Zeros on the host, in huge pages if the system has them.
+
+    All threads touch the pages: the driver would do that by itself when it pins them, one page at a time.
+    """
+    host = torch.empty(shape, dtype=dtype, device="cpu")
+    advise_huge_pages(host.data_ptr(), host.numel() * host.element_size())
+    return host.fill_(0)
 
 
 def register(tensor: Tensor) -> bool:

@@ -30,6 +30,7 @@ class Replay:
     ``reason`` says why the capture failed, and is None if it did not; after a failure ``fn`` is called eagerly.
     ``stream``: where it is warmed up and captured, the one for all captures unless given.
     ``record=False``: nothing is captured until :meth:`warm_up` and :meth:`capture` are called; ``fn`` runs eagerly.
+    ``never_waits``: ``fn`` is known not to wait for the device, so one warm-up run is enough if it compiled nothing.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Replay:
         record: bool,
         pool: Any = None,
         stream: torch.cuda.Stream | None = None,
+        never_waits: bool = False,
     ) -> None:
-        self._fn, self._changed, self._stream = fn, list(changed), stream
+        self._fn, self._changed, self._stream, self._never_waits = fn, list(changed), stream, never_waits
         self._graph: torch.cuda.CUDAGraph | None = None
         self.reason: str | None = None
         if record:
@@ -127,10 +129,12 @@ class Replay:
         with torch.cuda.stream(side), gc_disabled():
             begin = time.perf_counter()
             self._fn()
-            if time.perf_counter() - begin > COMPILING:
+            compiled = time.perf_counter() - begin > COMPILING
+            if compiled:
                 gc.collect(0)
-            with _waiting_is_an_error():  # a second time: whatever the first had to wait for is there by now
-                self._fn()
+            if compiled or not self._never_waits:
+                with _waiting_is_an_error():  # a second time: whatever the first had to wait for is there by now
+                    self._fn()
         torch.cuda.current_stream().wait_stream(side)
 
 

@@ -70,6 +70,10 @@ class BufferSlots:
             if name in buffers:  # else it was None at first, and is no part of the state
                 table[key] = buffers[name]
 
+    def replaced(self, buffers: Mapping[str, Tensor]) -> list[str]:
+        """Names of buffers that a module replaced instead of updating in place."""
+        return [name for table, key, name in self._places if name in buffers and table[key] is not buffers[name]]
+
     def collect(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy back buffers that a module replaced instead of updating in place."""
         for table, key, name in self._places:

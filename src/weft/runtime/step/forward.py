@@ -21,11 +21,12 @@ from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
 from weft.runtime.loop.outputs import with_member
 from weft.runtime.step.backward import backward, gradient
-from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
+from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules, take_buffers
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.counted_dropout import CountedDropout
+from weft.runtime.user_modules.kept.shared_memory import followers
 from weft.runtime.user_modules.stacked_rows import StackedRows
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
@@ -53,7 +54,7 @@ class Forward:
         dtype: torch.dtype = torch.float32,
         reduce: Reduce = ONE_RANK,
     ) -> None:
-        self.model, self._layout, self.call, self._dtype, self._reduce = model, layout, call, dtype, reduce
+        self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, call, dtype, reduce
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
@@ -76,7 +77,7 @@ class Forward:
             # a view: taking row 0 would have a backward of its own
             return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
-        weights = self._watched(self._layout.copies(flat.to(self._dtype)))
+        weights = self._watched(self.layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers
         with _without_fallback_warnings():
             if batch.layer:  # from the second layer on every member has features of its own
@@ -117,12 +118,12 @@ class Forward:
 
     def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
-        self._slots.bind([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
+        self._slots.bind([nn.Parameter(view.clone()) for view in self.layout.views(flat)])
         nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        return self._layout.views(flat.to(self._dtype))
+        return self.layout.views(flat.to(self._dtype))
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[list[Tensor]]:
@@ -190,6 +191,7 @@ class LeafForward(Forward):
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[name] for name in layout.names]
         self._frozen = {name: one for name, one in by_name.items() if name not in set(layout.names)}
+        self._followers = followers(model, {*layout.names, *take_buffers(model)})
         self.without_gradient: tuple[str, ...] | None = None
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -197,6 +199,9 @@ class LeafForward(Forward):
         super().attach(state, rates)
         self._slots.bind(self._parameters)
         self._point(state.flat[0])
+        for one in self._followers:
+            if one.owner in self._row:
+                one.follow(self._row[one.owner])
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]``."""
@@ -204,6 +209,8 @@ class LeafForward(Forward):
         self._point(flat)
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._take_replaced()
+        if self._followers:
+            self._leave(self._buffers.replaced(self._row))
         self._buffers.collect(self._row)
         return logits
 
@@ -219,7 +226,7 @@ class LeafForward(Forward):
         for parameter in self._parameters:
             parameter.grad = None  # a captured step would hold them beside the flat gradient
         self._check_same_gradients(found)
-        return losses.detach(), self._layout.flat_of(
+        return losses.detach(), self.layout.flat_of(
             [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
         )[None]
 
@@ -241,7 +248,7 @@ class LeafForward(Forward):
     @contextmanager
     def as_function(self) -> Iterator[Forward]:
         """The same model as a function of its weights, as a trace needs it."""
-        plain = Forward(self.model, self._layout, self.call, self._dtype, self._reduce)
+        plain = Forward(self.model, self.layout, self.call, self._dtype, self._reduce)
         plain.attach(self._state, self._rates)
         try:
             yield plain
@@ -250,16 +257,27 @@ class LeafForward(Forward):
 
     def _point(self, flat: Tensor) -> None:
         """Make the parameters views of ``flat [P]``."""
-        self._own = self._layout.views(flat.detach())
+        self._own = self.layout.views(flat.detach())
         for parameter, view in zip(self._parameters, self._own, strict=True):
             parameter.data = view
+        for one in self._followers:
+            if one.owner not in self._row:
+                one.follow(self._own[self.layout.names.index(one.owner)])
 
     def _take_replaced(self) -> None:
         """Take over what the module assigned to a parameter's ``data``."""
-        for parameter, view in zip(self._parameters, self._own, strict=True):
+        for place, (parameter, view) in enumerate(zip(self._parameters, self._own, strict=True)):
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                self._leave([self.layout.names[place]])
                 view.copy_(parameter.data)
                 parameter.data = view
+
+    def _leave(self, owners: Sequence[str]) -> None:
+        """Give memory of its own to what was in that of ``owners``, which the module has replaced."""
+        for one in self._followers:
+            if one.owner in owners:
+                one.leave()
+        self._followers = [one for one in self._followers if one.owner not in owners]
 
     def _check_same_gradients(self, found: Sequence[Tensor | None]) -> None:
         """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
@@ -272,7 +290,7 @@ class LeafForward(Forward):
                 f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
                 "only parameters that have it from the start are trained"
             )
-        without = tuple(name for name, g in zip(self._layout.names, found, strict=True) if g is None)
+        without = tuple(name for name, g in zip(self.layout.names, found, strict=True) if g is None)
         if self.without_gradient is not None and without != self.without_gradient:
             changed = sorted(set(without) ^ set(self.without_gradient))
             raise TrainingError(

@@ -42,6 +42,7 @@ from weft.runtime.step.outcome.best_and_history import Bookkeeper
 from weft.runtime.step.outcome.evaluation import Evaluation
 from weft.runtime.step.stack_loss import StackLoss
 from weft.runtime.step.state import State
+from weft.runtime.user_modules.kept.state import Snapshot
 
 
 class Stack:
@@ -71,7 +72,7 @@ class Stack:
         numbers = (len(self.columns), self._length, initial_extras(tasks, flat))
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
-        self.best_kept: dict[str, Tensor] = {}  # what the module kept when its best weights were evaluated
+        self.best_kept: Snapshot = {}  # what the module kept when its best weights were evaluated
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
         TryOut(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
@@ -235,9 +236,9 @@ class Stack:
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             if self._plateau is not None:
                 self._plateau(self.state.extras, rows, self.state.epoch)
-            at = int(self.state.first_epoch) if kept else 0
+            at = 0 if kept is None else int(self.state.first_epoch)
             self._book(self.state, rows, steps)
-            if kept and int(self.state.best_epoch[0]) == at:  # such a module is alone, and its step is not captured
+            if kept is not None and int(self.state.best_epoch[0]) == at:  # it is alone, and its step is not captured
                 self.best_kept = kept
 
     def _evaluated(self, logits: Any) -> Tensor:

@@ -7,13 +7,16 @@ locks, files or generators, which cannot be copied either. None of them is part 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from weft.runtime.user_modules.kept.shared_memory import followers
 
 DEPTH = 5  # functions in closures of functions, and so on
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
@@ -31,16 +34,27 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
             if not tensor.is_leaf or _of_a_stack(tensor):
                 memo[id(tensor)] = None if _of_a_stack(tensor) else tensor.detach().clone()
     left_out: dict[str, Any] = {}
+    copies = dict(memo)
     try:
-        copied = copy.deepcopy(model, dict(memo))
+        copied = copy.deepcopy(model, copies)
     except Exception:
         left_out = {name: value for name, value in _attributes(model) if not _can_be_copied(value, memo)}
         if not left_out:
             raise
-        memo |= {id(value): None for value in left_out.values()}
-        copied = copy.deepcopy(model, memo)
+        copies = memo | {id(value): None for value in left_out.values()}
+        copied = copy.deepcopy(model, copies)
     _hook_alike(model, copied)
+    _share_alike(model, copied, copies)
     return copied, list(left_out)
+
+
+def _share_alike(model: nn.Module, copied: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Let views of weights and buffers be views of the copy's: torch copies parameters without what shares them."""
+    owners = dict((*copied.named_parameters(), *copied.named_buffers()))
+    for one in followers(model, owners.keys()):
+        twin = copies.get(id(one.tensor))
+        if isinstance(twin, Tensor) and twin is not owners[one.owner]:
+            replace(one, tensor=twin).follow(owners[one.owner])
 
 
 def _hook_alike(model: nn.Module, copied: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a user's module keeps in Python between calls, as tensors of a checkpoint: numbers as JSON, tensors as they are.
+"""What a user's module keeps in Python between calls, as tensors of a file: a text of JSON, and tensors as they are.
 
 Buffers are part of the training state anyway. This is for modules that count in an attribute, keep a tensor of the last
 call, change a frozen parameter, or draw from Python's or NumPy's generator. Nothing is pickled.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,100 +16,81 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
-from weft.runtime.user_modules.attributes import attributes
+from weft.runtime.user_modules.kept.packing import Packed
+from weft.runtime.user_modules.kept.state import Snapshot, give_back
 
-TEXT, TENSOR = "python", "python."  # names in a checkpoint
+TEXT, TENSOR = "python", "python."  # names in a file
 
 
-def saved_state(model: nn.Module, changing: Collection[str]) -> dict[str, Tensor]:
-    """The attributes of ``model`` and the states of both generators; ``changing``: names that have to be among them."""
+def as_tensors(snapshot: Snapshot, more: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """What a module keeps, for a file; empty if it keeps nothing and there is no ``more`` to say."""
+    whole = {name: packed for name, packed in snapshot.items() if packed.whole}
+    lost = [name for name in snapshot if name not in whole]
+    if not snapshot and not more:
+        return {}
+    found = {f"{TENSOR}{n}.{at}": one.cpu().clone() for n, p in whole.items() for at, one in enumerate(p.tensors)}
+    text = json.dumps({"attributes": {name: one.tree for name, one in whole.items()}, "lost": lost, **(more or {})})
+    return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **found}
+
+
+def from_tensors(saved: Mapping[str, Tensor]) -> Snapshot:
+    """The inverse of :func:`as_tensors`."""
+    trees = _text(saved).get("attributes", {})
+    found = {name: Packed(tree, _tensors_of(name, saved)) for name, tree in trees.items()}
+    plain = [name for name in saved if name.startswith(TENSOR) and name not in _named(found)]
+    return found | {name.removeprefix(TENSOR): as_kept(saved[name]) for name in plain}  # as files had them before
+
+
+def _named(found: Snapshot) -> set[str]:
+    return {f"{TENSOR}{name}.{at}" for name, packed in found.items() for at in range(len(packed.tensors))}
+
+
+def as_kept(value: Tensor) -> Packed:
+    """A tensor that takes the place of another one, or of None."""
+    about = {"parameter": False, "grad": False, "host": False}
+    return Packed({"is": "tensor", "at": 0, **about}, (value.detach().clone(),))
+
+
+def _tensors_of(name: str, saved: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    found = []
+    while f"{TENSOR}{name}.{len(found)}" in saved:
+        found.append(saved[f"{TENSOR}{name}.{len(found)}"])
+    return tuple(found)
+
+
+def _text(saved: Mapping[str, Tensor]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bytes(saved[TEXT].tolist())) if TEXT in saved else {}
+    return found
+
+
+def saved_state(snapshot: Snapshot) -> dict[str, Tensor]:
+    """What a module keeps and the states of both generators, for a checkpoint."""
     kind, keys, *rest = np.random.get_state()
     drawn = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
-    return _packed(model, changing, attributes(model), {"generators": drawn})
+    return as_tensors(snapshot, {"generators": drawn})
 
 
-def kept_attributes(model: nn.Module, changing: Collection[str]) -> dict[str, Tensor]:
-    """What ``model`` keeps now under the names ``changing``, as far as it can be written down."""
-    return _packed(model, changing, [(name, value) for name, value in attributes(model) if name in changing], {})
-
-
-def cannot_keep(model: nn.Module, changing: Collection[str]) -> list[str]:
-    """Those of the names that :func:`kept_attributes` leaves out: other objects than numbers, texts and tensors."""
-    there = {name: value for name, value in attributes(model) if isinstance(value, Tensor) or _is_plain(value)}
-    there |= dict(model.named_parameters())
-    return [name for name in changing if name not in there]
-
-
-def _packed(
-    model: nn.Module, changing: Collection[str], found: Iterable[tuple[str, Any]], more: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    numbers, tensors, lost = {}, {}, []
-    for name, value in found:
-        if isinstance(value, Tensor):
-            if not isinstance(value, nn.Parameter):
-                tensors[TENSOR + name] = value.detach().cpu().clone()
-        elif _is_plain(value):
-            numbers[name] = value
-        elif name in changing:
-            lost.append(name)
-    frozen = {name: p for name, p in model.named_parameters() if name in changing}  # which it changes itself
-    tensors |= {TENSOR + name: value.detach().cpu().clone() for name, value in frozen.items()}
-    text = json.dumps({"attributes": numbers, "lost": lost, **more})
-    return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **tensors}
-
-
-def restore_state(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of :func:`saved_state`; a :class:`SpecError` if something could not be saved."""
-    if TEXT not in saved:
-        return
-    found = json.loads(bytes(saved[TEXT].tolist()))
-    if found["lost"]:
+def check_whole(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """A :class:`SpecError` if something could not be saved."""
+    lost = _text(saved).get("lost")
+    if lost:
         raise SpecError(
-            f"model {type(model).__name__} keeps {found['lost'][0]!r} between calls, which a checkpoint cannot hold, "
+            f"model {type(model).__name__} keeps {lost[0]!r} between calls, which a checkpoint cannot hold, "
             "so its training cannot be resumed; make it a buffer, or start afresh with overwrite"
         )
-    restore_attributes(model, saved)
-    version, state, gauss = found["generators"]["python"]
+
+
+def restore_generators(saved: Mapping[str, Tensor]) -> None:
+    """Continue Python's and NumPy's generators as :func:`saved_state` found them."""
+    drawn = _text(saved).get("generators")
+    if drawn is None:
+        return
+    version, state, gauss = drawn["python"]
     random.setstate((version, tuple(state), gauss))
-    kind, keys, *rest = found["generators"]["numpy"]
+    kind, keys, *rest = drawn["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
 def restore_attributes(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of :func:`kept_attributes`."""
-    found = json.loads(bytes(saved[TEXT].tolist())) if TEXT in saved else {"attributes": {}}
-    for name, value in found["attributes"].items():
-        _assign(model, name, value)
-    for name, value in saved.items():
-        if name.startswith(TENSOR):
-            _assign(model, name.removeprefix(TENSOR), value.clone())
-
-
-def _assign(model: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute; in a container, the values: others may hold the container itself."""
-    path, _, key = name.rpartition(".")
-    module = model.get_submodule(path)
-    old = vars(module).get(key)
-    if key in module._parameters:
-        module._parameters[key].data.copy_(value)
-    elif isinstance(old, Tensor) or isinstance(value, Tensor):
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        vars(module)[key] = value.to(device)
-    elif type(old) is dict and isinstance(value, dict):
-        old.clear()
-        old.update(value)
-    elif type(old) is list and isinstance(value, list):
-        old[:] = value
-    else:
-        vars(module)[key] = value
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON gives the same value back."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return True
-    if isinstance(value, float):
-        return type(value) is float
-    if type(value) is list:
-        return all(map(_is_plain, value))
-    return type(value) is dict and all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    """Give ``model`` what a file has of what it kept."""
+    give_back(model, from_tensors(saved))

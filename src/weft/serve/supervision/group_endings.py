@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.core.event import finite
 from weft.core.units import show_bytes
+from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
 from weft.serve.workers.worker_process import WorkerProcess
@@ -30,12 +31,16 @@ class GroupEndings:
             return
         self._state.write_records()
         self._charge(active)
+        if unfit := _unfit(worker, message):
+            worker.kill(unfit)
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]))
-            if message["kind"] == "memory":  # what its model may have leaked stays with the process
-                worker.kill("is replaced after it ran out of memory")
-            return
-        outcomes, active.took = message["members"], message.get("took")
+        else:
+            self._members_done(active, message["members"], message.get("took"))
+
+    def _members_done(self, active: Active, outcomes: Mapping[str, Any], took: Mapping[str, float] | None) -> None:
+        """The run has returned: write down how every member ended."""
+        active.took = took
         self._learn(active, outcomes)
         left = False
         for name in active.members:
@@ -169,6 +174,18 @@ class GroupEndings:
 def is_full_disk(error: str) -> bool:
     """Whether a run failed because nothing more could be written."""
     return any(words in error.lower() for words in ("no space left on device", "disk quota exceeded"))
+
+
+def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
+    """Why a worker is replaced after a group, if it is: what a model leaked or broke stays with the process."""
+    leftover = message.get("leftover", 0)
+    if leftover is None:
+        return "is replaced, since its device no longer answers"
+    if leftover > LEFTOVER_BYTES:
+        return f"is replaced, since a model left {show_bytes(leftover)} behind"
+    if message.get("kind") == "memory" and not worker.device.startswith("cuda"):  # whose memory it is cannot be told
+        return "is replaced after it ran out of memory"
+    return ""
 
 
 def _code_words(code: Any) -> str:

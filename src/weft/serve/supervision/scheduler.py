@@ -115,7 +115,8 @@ class Scheduler:
         for name, room in self._pool.room.items():
             workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
             workers, options = max(workers, 1), self._state.options
-            kept, inferring = options.reserved_of(room), min(options.inference_workers, workers - 1)
+            kept = options.reserved_of(room, self._pool.beside[name])
+            inferring = min(options.inference_workers, workers - 1)
             started = self._state.started_on.get(name, 0)
             devices.append(DeviceState(name, room, kept, workers, inferring, started))
         return MachineState(tuple(devices), time.time(), self._state.shares.with_running(self._being_had()))

@@ -43,6 +43,7 @@ class WorkerPool:
         self.inbox: Inbox = queue.Queue()
         self.workers: dict[str, WorkerProcess] = {}
         self.room: dict[str, int] = {}  # bytes by device
+        self.beside: dict[str, int] = {}  # bytes that a worker of a device holds between groups, beside graphs
         self._failed_starts: dict[str, int] = {}
         self._missing: dict[str, str] = {}  # workers to start, with their devices
         self._mps: MPS | None = None
@@ -103,7 +104,7 @@ class WorkerPool:
         worker.ready, self._state.dirty = True, True
         self._failed_starts[worker.name] = 0
         if worker.name != PLANNER:
-            there = int(message["room"])
+            there, self.beside[worker.device] = int(message["room"]), int(message["beside"])
             self.room.setdefault(worker.device, min(self._state.options.budget or there, there))
 
     def alive(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:

@@ -14,9 +14,9 @@ from weft.engine.base.memory_errors import give_back_memory
 from weft.engine.inference import read_weights
 from weft.engine.memory.device_pool import DevicePool
 from weft.runtime.device.cuda_graph import no_capture
+from weft.serve.options import LEFTOVER_BYTES
 
 HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
-PINNED_BYTES = 256 << 20  # held by segments that only parts of graphs are left in: beyond, graphs are fetched anew
 
 
 class KeptGraphs:
@@ -57,13 +57,22 @@ class KeptGraphs:
         finally:
             self._fetching.release()
 
-    def settle(self) -> None:
-        """After a group: evict what is too much; evict all if leftovers of graphs pin memory that trainings had."""
+    def settle(self) -> int:
+        """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay beside them.
+
+        Beyond ``LEFTOVER_BYTES`` a model has leaked, and the process has to go. 0 on a CPU, where it cannot be told.
+        """
         self.store.settle()
         if self._device.type != "cuda":
-            return
-        give_back_memory(self._device)
-        pinned = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        if pinned > PINNED_BYTES:
+            return 0
+        if self._count_around() > LEFTOVER_BYTES:
             self.store.clear()
-            give_back_memory(self._device)
+            self._count_around()
+        return self.store.around
+
+    def _count_around(self) -> int:
+        """Count what the process holds beside graphs; what is cached and free is given back first."""
+        torch._C._cuda_clearCublasWorkspaces()
+        give_back_memory(self._device)
+        self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
+        return self.store.around

@@ -85,15 +85,15 @@ class Worker:
         """Work until told to stop, or until stdin ends."""
         from weft.serve.workers.kept_graphs import KeptGraphs
         from weft.serve.workers.prepared_starts import PreparedStarts
-        from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
+        from weft.serve.workers.worker_memory import bytes_beside, held_bytes, room_for_tasks
 
-        room = room_for_tasks(self.device)
+        room, beside = room_for_tasks(self.device), bytes_beside(self.device)
         self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
         self._prepared = PreparedStarts(self._kept.store)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
-        self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
+        self._channel.say("ready", pid=os.getpid(), device=self.device, room=room, beside=beside)
         if not self._warm:
             self._warm_up()
             leave_out_of_collections()
@@ -155,10 +155,18 @@ class Worker:
         begin = ProcessorTime.now()
         try:
             found = self._run(message)
-            self._channel.say("done", group=message["group"], **found, took=ProcessorTime.now().since(begin))
+            took = ProcessorTime.now().since(begin)
+            self._channel.say("done", group=message["group"], **found, took=took, leftover=self._settle())
         finally:
             self._controls.pop(message["group"], None)
             self._group = ""
+
+    def _settle(self) -> int | None:
+        """Give back what the group had; the bytes that stay beside graphs, None if the device no longer answers."""
+        try:
+            return self._kept.settle()
+        except RuntimeError:  # a kernel of a user's model failed: every further call to the device does
+            return None
 
     def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
         from weft.serve.workers.estimates import estimate_of, inference_estimate
@@ -226,7 +234,6 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store), self._prepared.using():
             found = _when_unlocked(lambda: run(work, **options))
-        self._kept.settle()
         if isinstance(found, Result):
             return {found.name: _outcome(found, "")}
         places = folder_names([task.label for task in tasks])
@@ -244,7 +251,6 @@ class Worker:
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
             found = predict(task, message["weights"], **about)
         found.save(folder)
-        self._kept.settle()
         return {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
 
     def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:

@@ -16,12 +16,20 @@ except ImportError:  # Windows: no limit
 
 from weft.engine.base.machines import machine_with
 from weft.engine.base.memory_budget import room
+from weft.serve.options import LEFTOVER_BYTES
 
 
 def room_for_tasks(device: str) -> int:
     """Bytes that groups may take on ``device``, as far as it is free now."""
     there = torch.device(device)
     return room(there, machine_with(there))
+
+
+def bytes_beside(device: str) -> int:
+    """Bytes of a GPU that a worker may hold between groups beside graphs: CUDA's context, workspaces. 0 on a CPU."""
+    if not device.startswith("cuda"):
+        return 0
+    return machine_with(torch.device(device)).context_bytes + LEFTOVER_BYTES
 
 
 def held_bytes(device: str) -> int:

@@ -24,7 +24,7 @@ from weft.runtime.profile_division import divided_source, profile_group
 
 RESERVED_CORES = 2  # for the thread that trains and the one that transfers
 MOST_WORKERS = 14
-PROFILE_EPOCHS, SHORTEST_PROFILE = 2.0, 1.0
+PROFILE_EPOCHS, SHORTEST_PROFILE = 1.7, 1.0  # a profile ends a little later than its limit: within two epochs
 PINNED_SHARE = 0.25  # of the host's memory that prepared batches may take
 DEVICE_BUFFER = 4
 SPARE_SLOTS = 4
@@ -89,7 +89,7 @@ class Dividing:
 
     @staticmethod
     def _limit(plan: Plan) -> float:
-        """Seconds that a profile may take: about two epochs, and at most fifteen."""
+        """Seconds that a profile may take: within two epochs, and at most fifteen."""
         predicted = Cost.from_dict(plan.cost).epoch_seconds if plan.cost else 0.0
         return min(max(PROFILE_EPOCHS * predicted, SHORTEST_PROFILE), LIMIT_SECONDS) if predicted else LIMIT_SECONDS
 

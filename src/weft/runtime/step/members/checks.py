@@ -13,6 +13,7 @@ from weft.runtime.batches.source import Source
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.call_style import check_call
+from weft.runtime.user_modules.kept.shared_memory import followers, shared_weights
 
 
 def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> None:
@@ -21,7 +22,9 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
     had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
     check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
     _check_dtypes(task, models[0])
+    _check_memory(task, models[0])
     if len(models) > 1:
+        _check_followers(models[0])
         _check_attributes(models)
         _check_hooks(models)
 
@@ -34,6 +37,21 @@ def _check_dtypes(task: Task, model: nn.Module) -> None:
                 f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
                 "in float32: call .float() on the model, and choose the arithmetic by precision="
             )
+
+
+def _check_memory(task: Task, model: nn.Module) -> None:
+    found = None if any(p.is_meta for p in model.parameters()) else shared_weights(model)
+    if found is not None:
+        raise SpecError(
+            f"task {task.label!r}: {found[1]} of model {task.model_name} is in the memory of the parameter {found[0]}, "
+            "so that an update of one would change the other; let it be the same parameter, or a .clone() of it"
+        )
+
+
+def _check_followers(model: nn.Module) -> None:
+    """What is in the memory of a weight would be in that of one member's."""
+    for one in followers(model, dict((*model.named_parameters(), *model.named_buffers()))):
+        raise CannotStack(f"{one.name} is in the memory of {one.owner}, which every member has one of")
 
 
 def _check_attributes(models: list[nn.Module]) -> None:

@@ -19,9 +19,9 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.forward import Forward, Loss
 from weft.runtime.step.inputs import takes_edges
+from weft.runtime.step.members.comparing import EQUAL, NEAR, apart
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.stack_modes import set_reduce
-from weft.runtime.step.members.trial import EQUAL, NEAR, apart
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.converting import (
     Conversion,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one
 from weft.runtime.step.buffers import BufferSlots
 from weft.runtime.step.inputs import bind
+from weft.runtime.step.members.comparing import NEAR, apart
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.slot import MemberSlot
 from weft.runtime.step.members.stack_modes import as_the_user_made_it
-from weft.runtime.step.members.trial import NEAR, apart
 from weft.runtime.step.state import State
 
 Buffers = dict[str, Tensor]
@@ -93,21 +92,9 @@ def try_copy(members: Members, state: State) -> None:
 def _differs(members: Members, model: nn.Module, flat: Tensor, state: State) -> bool:
     """Whether a copy does not give what the shared model gives with the weights ``flat``."""
     batch = members.source.example()
-    with torch.no_grad(), same_draws(members.builder.inputs.device), _attributes_kept(members.model):
+    with torch.no_grad(), same_draws(members.builder.inputs.device), members.as_it_was():
         before = state.snapshot()
         state.flat[0] = flat
         expected = members.forward.one(state.flat[0], training=False, batch=batch)
         state.restore(before)
         return apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
-
-
-@contextmanager
-def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards the module has the attributes that it had: what it keeps of its first call is to be of training's."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)

@@ -8,6 +8,7 @@ Shapes: T members, P parameters of the widest model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.converting import convert, convertible
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
-from weft.runtime.user_modules.python_state import kept_attributes, restore_state, saved_state
+from weft.runtime.user_modules.kept.state import KeptState, Snapshot, give_back
+from weft.runtime.user_modules.python_state import check_whole, from_tensors, restore_generators, saved_state
 
 
 class Members:
@@ -43,7 +45,8 @@ class Members:
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
     its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
-    ``alone_seconds``, the least that those took on a CPU.
+    ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is
+    looked at in every evaluation, since its calls run Python.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -59,8 +62,8 @@ class Members:
         self.alone_seconds: float | None = None
         self.alone: AloneStep | None = None
         self.converted: Converted | None = None
-        self._changing: tuple[str, ...] = ()
-        self._kept: tuple[str, ...] = ()
+        self._keeping: KeptState | None = None
+        self.follows = inputs.device.type == "cpu"
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
@@ -74,6 +77,8 @@ class Members:
         check_norms(self.task, self.model, self.source)
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self.model)
+        if self._to_try and len(tasks) == 1:
+            self._keeping = KeptState(self.model, {*self.layout.names, *wide}, self._to_try[0])
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
@@ -142,8 +147,9 @@ class Members:
 
     def learn(self, trial: Trial) -> None:
         """Keep what a trial of the first member tells of the module."""
-        self.hidden_state, self._changing = trial.hidden_state, trial.attributes
-        self._kept = (*trial.attributes, *trial.rewritten) if trial.hidden_state is not None else ()
+        self.hidden_state = trial.hidden_state
+        if self._keeping is not None:
+            self._keeping.learn(trial.unread, trial.caches, trial.lost)
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
@@ -158,18 +164,39 @@ class Members:
             convert(model, found.layers)
         self.converted = found
 
-    def python_state(self) -> dict[str, Tensor]:
-        """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
-        return {} if self.hidden_state is None else saved_state(self.model, self._changing)
+    def kept(self) -> Snapshot | None:
+        """What the module keeps in Python now, for its evaluation to be repeated; None if that is not looked at."""
+        if self._keeping is None or not (self.follows or self.hidden_state is not None):
+            return None
+        return self._keeping.now()
 
-    def kept(self) -> dict[str, Tensor]:
-        """What the module keeps in Python now, for its evaluation to be repeated; empty if it keeps nothing."""
-        return kept_attributes(self.model, self._kept) if self._kept else {}
+    def python_state(self) -> dict[str, Tensor]:
+        """What the module keeps in Python between calls, for a checkpoint; empty if that is not looked at."""
+        kept = self.kept()
+        return {} if kept is None else saved_state(kept)
 
     def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`python_state`."""
-        if self.hidden_state is not None:
-            restore_state(self.model, saved)
+        if self._keeping is not None:
+            check_whole(self.model, saved)
+            self._keeping.restore(from_tensors(saved))
+            restore_generators(saved)
+
+    def as_it_was(self) -> AbstractContextManager[None]:
+        """Inside, the module may be called: afterwards it keeps what it kept before."""
+        return nullcontext() if self._keeping is None else self._keeping.put_back()
+
+    def left_out_buffers(self) -> set[str]:
+        """Buffers of a user's module that its ``state_dict`` leaves out."""
+        if not self.is_users:
+            return set()
+        places = ((name, part) for name, part in self.model.named_modules())
+        return {f"{n}.{key}" if n else key for n, part in places for key in part._non_persistent_buffers_set}
+
+    def put_kept(self, model: nn.Module, kept: Snapshot) -> None:
+        """Make a copy of the module, as it is now, one that keeps what this one has ``kept`` before."""
+        if self._keeping is not None:
+            give_back(model, self._keeping.on_copy(kept), strict=False)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""

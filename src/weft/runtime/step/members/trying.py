@@ -23,21 +23,14 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import bind, check_logits
+from weft.runtime.step.members.cast_weights import check_used_through_modules
+from weft.runtime.step.members.comparing import NEAR
 from weft.runtime.step.members.conversion import try_layers
 from weft.runtime.step.members.copies import try_copy
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.members.stack_modes import set_reduce
-from weft.runtime.step.members.trial import (
-    NEAR,
-    OTHERS,
-    AloneStep,
-    Trial,
-    check_used_through_modules,
-    compare,
-    try_again,
-    try_alone,
-)
+from weft.runtime.step.members.trial import OTHERS, AloneStep, Calls, Trial, compare, try_again, try_alone
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
@@ -124,17 +117,17 @@ class TryOut:
             together = self._together()
         if self._members.builder.inputs.agree:  # which noise might let a second comparison deny
             return
-        seconds, same = [first.seconds], self._is_same(0, first, *together)
+        seconds, same = [], self._is_same(0, first, *together)
         del first
         for row in range(1, members):
             trial = self._trial(row)
             same = self._is_same(row, trial, *together) and same
-            seconds.append(trial.seconds)
+            seconds.append(trial.seconds or 0.0)
         if self._members.source.reduce.sum(together[0].new_tensor(float(not same))):  # all ranks decide alike
             raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
         del together
         self._members.alone = self._alone_step(1)
-        self._members.alone_seconds = min(seconds)
+        self._members.alone_seconds = min(seconds)  # not of the first, whose calls are watched
 
     def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
         """A user's ``model`` alone, with a state of its own: that of member ``row``."""
@@ -148,16 +141,20 @@ class TryOut:
         return AloneStep(forward, own, self._members.source.example(), self._loss_of([row]))
 
     def _trial(self, row: int) -> Trial:
-        model, loss = self._models[row], self._loss_of([row])
+        model = self._models[row]
         set_reduce(model, self._members.source.reduce)  # before it is copied: it is not the model's doing
         untouched = copy_module(model)[0] if row == 0 else None
-        forward, own = self._alone_with(model, row)
-        batch = self._members.source.example()
-        if not isinstance(forward, LeafForward):
-            check_used_through_modules(forward, own, batch, loss)
+        calls = self._calls(model, row)
+        if not isinstance(calls.forward, LeafForward):
+            check_used_through_modules(*self._alone_with(model, row), calls.batch, self._loss_of([row]))
         if untouched is None:
-            return try_again(forward, own, batch, loss)
-        return try_alone(forward, own, batch, loss, untouched, isinstance(self._task.model, nn.Module))
+            return try_again(calls)
+        elsewhere = lambda: self._calls(copy_module(untouched)[0], row)  # noqa: E731
+        return try_alone(calls, untouched, elsewhere, isinstance(self._task.model, nn.Module))
+
+    def _calls(self, model: nn.Module, row: int) -> Calls:
+        forward, own = self._alone_with(model, row)
+        return Calls(forward, own, self._members.source.example(), self._loss_of([row]))
 
     def _learn(self, trial: Trial) -> None:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
@@ -171,8 +168,8 @@ class TryOut:
         self._members.learn(trial)
         if trial.hidden_state is not None and trial.lost:
             self._members.builder.note_once(
-                f"{name} keeps {trial.lost[0]!r} between calls, which is no buffer: its best weights are given back "
-                "with what it keeps at the end of training"
+                f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be "
+                "resumed, and its best weights are given back with what it keeps at the end of training"
             )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:

@@ -1,0 +1,1 @@
+"""What users' modules keep in Python between calls: walked, compared, written down and given back."""

@@ -1,0 +1,204 @@
+"""KeptState: what a user's module keeps in Python beside its training state, as it is now, and given back later."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.runtime.user_modules.kept.packing import SCALARS, Packed, Reference, pack
+from weft.runtime.user_modules.kept.shared_memory import Memory
+from weft.runtime.user_modules.kept.unpacking import CannotUnpack, unpack
+from weft.runtime.user_modules.kept.walking import Place, Places, inside, is_given
+
+EMPTY = {kind: [kind.__module__, kind.__qualname__] for kind in (dict, list, set, OrderedDict)}
+ABSENT = Packed({"is": "absent"})
+Snapshot = dict[str, Packed]
+
+
+class KeptState:
+    """The state of ``model``, which nothing has called yet; ``held``: names of what its training state holds.
+
+    ``again`` is the same module built anew: what its constructor makes alike is not written down, unless it changes.
+    """
+
+    def __init__(self, model: nn.Module, held: Collection[str], again: nn.Module | None = None) -> None:
+        self._model, self._held = model, frozenset(held)
+        self._places = Places(model, held)
+        self._alive = [one for place in self._places for one in _all_in(place.value, self._places)]
+        self._made = frozenset(map(id, self._alive))
+        self._first = _packed(model if again is None else again, self._held, _Everything(), {})
+        self._last: Snapshot = self._first
+        self._ignored: frozenset[str] = frozenset()
+        self._opaque: tuple[str, ...] = ()
+        self._caches: dict[str, Packed | None] = {}
+
+    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str]) -> None:
+        """Leave out what no call reads, and caches as long as they are what the first call made of the graph.
+
+        ``lost``: what changes, and may say nothing of it, as an iterator.
+        """
+        self._ignored, self._caches, self._opaque = frozenset(unread), dict.fromkeys(caches), tuple(lost)
+
+    def now(self) -> Snapshot:
+        """Everything that is not as the constructor left it."""
+        self._last = _packed(self._model, self._held, self._made, self._last, self._places)
+        first = self._first
+        found = {n: one for n, one in self._last.items() if one is not first.get(n) and not one.same(first.get(n))}
+        found |= {name: ABSENT for name in first if name not in self._last}
+        found |= {name: Packed({"is": "other", "class": "?"}, whole=False) for name in self._opaque}
+        return {name: one for name, one in found.items() if not self._left_out(name, one)}
+
+    def _left_out(self, name: str, packed: Packed) -> bool:
+        if name in self._caches and self._caches[name] is None and packed is not ABSENT:
+            self._caches[name] = packed
+        cache = self._caches.get(name)
+        return name in self._ignored or (cache is not None and packed.same(cache))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """The inverse of :meth:`now`, before the first call."""
+        give_back(self._model, snapshot)
+        self._caches = {name: one for name, one in self._caches.items() if name not in snapshot}
+
+    def on_copy(self, snapshot: Snapshot) -> Snapshot:
+        """What makes a copy of the model as it is now one as it was: places that have changed since are reset."""
+        reset = {name: self._first.get(name, ABSENT) for name in self.now() if name not in snapshot}
+        return reset | snapshot
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Afterwards the module keeps what it kept before."""
+        before = self.now()
+        try:
+            yield
+        finally:
+            give_back(self._model, self.on_copy(before), strict=False)
+
+    def lost(self, other: nn.Module, changing: Collection[str]) -> list[str]:
+        """Places of now that could not be given back to ``other``, the same module before its first call.
+
+        ``changing``: places that are known to change.
+        """
+        now = self.now()
+        found = [name for name in changing if name not in now and not self._last.get(name, ABSENT).whole]
+        for name, packed in now.items():
+            try:
+                give_back(other, {name: packed})
+            except (SpecError, AttributeError):
+                found.append(name)
+        return found
+
+
+def alike(model: nn.Module, other: nn.Module, held: Collection[str], names: Collection[str]) -> list[str]:
+    """Those of the places ``names`` in which two modules of one class keep the same."""
+    mine, its = (_packed(one, held, _Everything(), {}) for one in (model, other))
+    return [name for name in names if name in mine and mine[name].same(its.get(name))]
+
+
+def _all_in(value: Any, places: Places) -> list[Any]:
+    """A value and everything inside of it."""
+    found: dict[int, Any] = {}
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) in SCALARS or id(one) in found or (isinstance(one, nn.Module) and places.name_of(one) is not None):
+            continue
+        found[id(one)] = one
+        left += [] if isinstance(one, Tensor) or is_given(one) else inside(one)
+    return list(found.values())
+
+
+class _Everything:
+    def __contains__(self, one: object) -> bool:
+        return True
+
+
+def _packed(
+    model: nn.Module, held: Collection[str], made: Container[int], former: Snapshot, places: Places | None = None
+) -> Snapshot:
+    places = Places(model, held) if places is None else places
+    refer = _references(places, Memory(model, held))
+    found: Snapshot = {}
+    for place in places:
+        before = former.get(place.name)
+        unchanged = before is not None and _is_unchanged(place, before.tree, made)
+        found[place.name] = before if before is not None and unchanged else _pack_place(place, refer, made, before)
+    return found
+
+
+def _is_unchanged(place: Place, tree: Any, made: Container[int]) -> bool:
+    """Whether a value is certainly what it was, without a look inside: most attributes are numbers and empty tables."""
+    value = place.table[place.key]
+    if type(value) in SCALARS:
+        return tree is value
+    if type(value) not in EMPTY or value or type(tree) is not dict or tree.get("items", tree.get("pairs")) != []:
+        return False
+    if place.key.endswith("_hooks"):
+        return True
+    return tree["class"] == EMPTY[type(value)] and (id(value) in made) != ("new" in tree)
+
+
+def _pack_place(place: Place, refer: Reference, made: Container[int], before: Packed | None) -> Packed:
+    if place.of_hooks:
+        return pack(list(place.value.values()), refer, _Everything(), before)
+    packed = pack(place.value, refer, made, before)
+    if place.kind and isinstance(packed.tree, dict):
+        packed.tree["table"] = place.kind
+    return packed
+
+
+def _references(places: Places, memory: Memory) -> Reference:
+    def refer(value: Any) -> dict[str, Any] | None:
+        if isinstance(value, Tensor):
+            return memory.reference(value)
+        if isinstance(value, nn.Module):
+            name = places.name_of(value)
+            return None if name is None else {"is": "module", "name": name}
+        return {"is": "given", "kind": type(value).__name__} if is_given(value) else None
+
+    return refer
+
+
+def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = True) -> None:
+    """Put what was kept into ``model``; a :class:`SpecError` if it cannot be made again, unless not ``strict``."""
+    modules, memory = dict(model.named_modules()), Memory(model, None)
+
+    def refer(tree: dict[str, Any]) -> Any:
+        return modules[tree["name"]] if tree["is"] == "module" else memory.referred(tree)
+
+    for name, packed in sorted(snapshot.items(), key=lambda one: one[0].count(".")):
+        path, _, key = name.rpartition(".")
+        table = _table_of(model.get_submodule(path), key, packed)
+        try:
+            _put(table, key, packed, lambda old, packed=packed: unpack(packed, old, refer, model))  # type: ignore[misc]
+        except CannotUnpack as error:
+            if not strict:
+                continue
+            raise SpecError(
+                f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({error}): "
+                "keep it in a buffer, or make it in the constructor"
+            ) from None
+
+
+def _put(table: dict[str, Any], key: str, packed: Packed, make: Callable[[Any], Any]) -> None:
+    if packed.tree == ABSENT.tree:
+        table.pop(key, None)
+    elif key.endswith("_hooks") and isinstance(table.get(key), dict):
+        hooks = list(table[key].values())
+        if [id(one) for one in make(list(hooks))] != list(map(id, hooks)):
+            raise CannotUnpack("other hooks than there are now")
+    else:
+        table[key] = make(table.get(key))
+
+
+def _table_of(module: nn.Module, key: str, packed: Packed) -> dict[str, Any]:
+    """Where an attribute, a parameter, a buffer or a submodule of that name is or belongs."""
+    for table in (module._parameters, module._buffers, module._modules):
+        if key in table:
+            return table
+    tree = packed.tree if isinstance(packed.tree, dict) else {}
+    return getattr(module, tree["table"]) if "table" in tree else module.__dict__
