@@ -10,8 +10,8 @@ import os
 import sys
 
 from weft.cli.quick import answer_at_once
+from weft.cli.terminal_text import plain_text
 from weft.core.errors import WeftError
-from weft.core.terminal_text import plain_text
 from weft.core.wording import shell_words
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.terminal_text import plain_line, plain_text
 from weft.core.errors import SpecError
 from weft.core.settings.spec_file import read_spec
 from weft.core.task import Task
-from weft.core.terminal_text import plain_line, plain_text
 from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
