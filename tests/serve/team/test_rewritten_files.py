@@ -146,7 +146,7 @@ def test_stamps_notice_what_changes(tmp_path):
 
 @pytest.mark.parametrize("name", ["torch.optim", "json", "weft.nn"])
 def test_installed_packages_are_left_alone(name):
-    from weft.runtime.user_modules.changed_modules import own_modules
+    from weft.core.lazy.changed_modules import own_modules
 
     __import__(name)
     assert own_modules(name) == {}

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from weft.core.errors import SpecError
+from weft.core.lazy.changed_modules import STAMP, import_current
 from weft.core.task import Task
-from weft.runtime.user_modules.changed_modules import STAMP, import_current
 
 
 def import_callable(task: Task) -> Callable[..., nn.Module]:

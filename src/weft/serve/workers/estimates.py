@@ -12,6 +12,7 @@ import torch
 from weft.core.compatibility import group_key, stack_key
 from weft.core.cost import Cost
 from weft.core.event import finite
+from weft.core.lazy.changed_modules import files_of
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.settings.field_rule import is_reference
@@ -25,7 +26,6 @@ from weft.engine.planning.estimator import Estimator
 from weft.engine.planning.plan_report_builder import report_on
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.report.plan_report import PlanReport
-from weft.runtime.user_modules.changed_modules import files_of
 from weft.runtime.user_modules.settings import check_tasks
 from weft.serve.workers.quick_estimates import quick_estimate
 from weft.serve.workers.source_files import stamps_of
