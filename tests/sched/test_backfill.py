@@ -159,6 +159,11 @@ def test_the_longest_task_starts_in_time():
     assert run.makespan < 120.0
 
 
+def test_without_a_second_worker_the_shortest_goes_first():
+    tasks = [task("long", 1, 100.0, utilisation=0.1), task("short", 1, 10.0, utilisation=0.1)]
+    assert first_of(tasks) == "short"
+
+
 def test_large_tasks_begin_while_there_is_something_to_run_beside_them():
     # Two of the large ones never fit together, and each leaves half of the device idle: 40 s one after another.
     large = [task(name, 15, 10.0, utilisation=0.5) for name in "abcd"]

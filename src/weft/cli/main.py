@@ -10,6 +10,7 @@ import os
 import sys
 
 from weft.cli.quick import answer_at_once
+from weft.cli.terminal_text import plain_text
 from weft.core.errors import WeftError
 from weft.core.wording import shell_words
 
@@ -22,7 +23,7 @@ def main() -> None:
                 sys.exit(0)
             _run_command()
     except WeftError as error:
-        _fail(f"weft: error: {error}", error.exit_code)
+        _fail(plain_text(f"weft: error: {error}"), error.exit_code)
     except KeyboardInterrupt:
         _fail("weft: interrupted", 130)
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.terminal_text import plain_line, plain_text
 from weft.core.errors import SpecError
 from weft.core.settings.spec_file import read_spec
 from weft.core.task import Task
@@ -97,7 +98,7 @@ def submit(
         print(jsonlib.dumps(found))
     else:
         for task in found:
-            print(f"{task['id']}  {task['state']}  {task['name']}".rstrip())
+            print(plain_line(f"{task['id']}  {task['state']}  {task['name']}".rstrip()))
     _exit_if_failed(found if wait else [])
 
 
@@ -157,15 +158,19 @@ def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = 
 
 
 def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
-    """Follow tasks until they have ended, one line per event.
+    """Follow tasks until they have ended, one line per event; a server that is started again is waited for.
 
     Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
     from weft.serve.queue.task_states import ENDED
 
     client = _client(server, token)
-    left = {name for name in tasks if client.show(name)["state"] not in ENDED}
-    for event in client.events(task=tasks[0] if len(tasks) == 1 else None) if left else ():
+    states = {name: client.show(name)["state"] for name in tasks}
+    for name in (name for name, state in states.items() if state in ENDED):
+        print(plain_line(f"{name}  {states[name]}"), flush=True)
+    left = {name for name, state in states.items() if state not in ENDED}
+    only = tasks[0] if len(tasks) == 1 else None
+    for event in client.events(task=only, on_lost=_say) if left else ():
         if event["task"] in tasks:
             print(_event_line(event), flush=True)
         if event["kind"] in ENDED:
@@ -192,7 +197,7 @@ def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
 def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
     """What a task printed, and the notes of its run."""
-    sys.stdout.write(_client(server, token).logs(task))
+    sys.stdout.write(plain_text(_client(server, token).logs(task)))
 
 
 def fetch(
@@ -209,6 +214,10 @@ def fetch(
         print(client.fetch(task, out))
 
 
+def _say(sentence: str) -> None:
+    print(f"weft: {plain_line(sentence)}", file=sys.stderr, flush=True)
+
+
 def _each(change: Any, tasks: Sequence[str]) -> None:
     for task in tasks:
         print(f"{task}  {change(task)['state']}")
@@ -217,7 +226,8 @@ def _each(change: Any, tasks: Sequence[str]) -> None:
 def _exit_if_failed(tasks: Sequence[dict[str, Any]]) -> None:
     wrong = [task for task in tasks if task["state"] in ("failed", "cancelled")]
     for task in wrong:
-        print(f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": "), file=sys.stderr)
+        told = f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": ")
+        print(plain_text(told), file=sys.stderr)
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -229,7 +239,7 @@ def _event_line(event: dict[str, Any]) -> str:
     words = " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
     )
-    return f"{event['task']}  {event['kind']}  {words}".rstrip()
+    return plain_line(f"{event['task']}  {event['kind']}  {words}".rstrip())
 
 
 def _table(tasks: Sequence[dict[str, Any]]) -> str:
@@ -244,4 +254,4 @@ def _row(task: dict[str, Any]) -> tuple[str, ...]:
     score = "" if task["score"] is None else f"{task['score']:.4f}"
     about = (task["task"].get("graph", ""), task["task"].get("model", "gcn"), task["user"], memory, seconds, score)
     why = (task["why"] or (task["error"] if task["state"] in ("failed", "queued") else "") or "")[:LONGEST]
-    return (task["id"], task["state"], task["name"][:24], *map(str, about), why)
+    return tuple(map(plain_line, (task["id"], task["state"], task["name"][:24], *map(str, about), why)))

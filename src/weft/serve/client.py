@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import json
 import os
@@ -9,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from weft.serve.http.submissions import tasks_of
 from weft.serve.queue.task_states import ENDED
 
 DEFAULT_SERVER = "http://127.0.0.1:8787"
+PATIENCE, RETRY_SECONDS = 300.0, 0.5  # how long a server that is away is waited for, and between two attempts
 SERVER_VARIABLE, TOKEN_VARIABLE = "WEFT_SERVER", "WEFT_TOKEN"
 
 
 class ServerError(WeftError):
     """The server could not be reached, or something is wrong with it."""
+
+
+class UnreachableError(ServerError):
+    """Nothing answers at the address: the server has ended, is being started again, or was never there."""
 
 
 class Client:
@@ -174,21 +180,50 @@ class Client:
             os.replace(partial, place / name)
         return place
 
-    def events(self, since: int = 0, task: str | None = None) -> Iterator[dict[str, Any]]:
-        """Events after the sequence number ``since``, as they happen; goes on by itself where a connection was cut."""
+    def events(
+        self,
+        since: int = 0,
+        task: str | None = None,
+        patience: float = PATIENCE,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Events after the sequence number ``since``, as they happen.
+
+        Where a connection was lost, as when the server is started again, it goes on after the last event that was
+        seen; an error once the server was away for ``patience`` seconds. ``on_lost`` is told that it waits.
+        """
         query = "" if task is None else "?" + urllib.parse.urlencode({"task": task})
+        met = False
         while True:
+            if met:
+                self._until_back(patience, on_lost)
             try:
                 with self._open("GET", f"/api/events{query}", last=since) as answer:
+                    met = True
                     for raw in answer:
                         if raw.startswith(b"data: "):
                             event: dict[str, Any] = json.loads(raw[6:])
                             since = event["seq"]
                             yield event
-            except OSError:
-                pass
-            time.sleep(1.0)
-            self.state()  # an error if the server has gone for good
+            except (OSError, http.client.HTTPException, UnreachableError):
+                if not met:
+                    raise
+
+    def _until_back(self, patience: float, on_lost: Callable[[str], None] | None) -> None:
+        """Return once the server answers again."""
+        until, told = time.monotonic() + patience, False
+        while True:
+            time.sleep(RETRY_SECONDS)
+            try:
+                self.state()
+                return
+            except (UnreachableError, OSError, http.client.HTTPException) as error:
+                if time.monotonic() > until:
+                    words = f"{self.server} was lost and did not come back within {patience:.0f} s"
+                    raise UnreachableError(f"{words}; its tasks go on where they were once it is started") from error
+            if not told and on_lost is not None:
+                on_lost(f"the connection to {self.server} was lost; waiting up to {patience:.0f} s for it to come back")
+            told = True
 
     def wait(self, tasks: Sequence[str | dict[str, Any]], seconds: float | None = None) -> list[dict[str, Any]]:
         """Return once all of ``tasks`` (ids, or what :meth:`submit` returned) have ended; how they stand then."""
@@ -200,7 +235,11 @@ class Client:
                 left = sum(task["state"] not in ENDED for task in found)
                 raise ServerError(f"{left} of {len(found)} tasks have not ended after {seconds:g} s")
             time.sleep(0.2)
-            found = [task if task["state"] in ENDED else self.show(task["id"]) for task in found]
+            try:
+                found = [task if task["state"] in ENDED else self.show(task["id"]) for task in found]
+            except (UnreachableError, OSError, http.client.HTTPException):
+                left_over = PATIENCE if until is None else max(until - time.monotonic(), 0.0)
+                self._until_back(min(left_over, PATIENCE), None)
         return found
 
     # ---- HTTP --------------------------------------------------------------------------------------------
@@ -228,7 +267,8 @@ class Client:
         except urllib.error.HTTPError as error:
             raise _refused(error) from None
         except urllib.error.URLError as error:
-            raise ServerError(f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?") from None
+            told = f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?"
+            raise UnreachableError(told) from None
 
 
 def _why(task: dict[str, Any], reasons: dict[str, str]) -> str:

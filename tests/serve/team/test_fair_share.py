@@ -15,15 +15,16 @@ from weft.serve.queue.queue_groups import Group
 
 
 def flood(queue, user, count, **more):
-    """So many tasks of ``user``, each of a width of its own, so that none is known or fused."""
-    settings = [{"hidden": 4 + place, "epochs": 2, "seed": place} for place in range(count)]
+    """So many tasks of ``user``, each of another width, so that none is known; those of two users are not fused."""
+    layers = 2 if user == "ann" else 3
+    settings = [{"hidden": 4 + place, "layers": layers, "epochs": 2, "seed": place} for place in range(count)]
     return queue.submit(*settings, user=user, **more)
 
 
 def starts(queue):
-    """The users of the groups, in the order in which they started."""
+    """The users of the tasks, in the order in which they started."""
     groups = sorted(queue.db.groups(limit=1000), key=lambda group: group.started)
-    return [queue.db.get(group.members[0]).user for group in groups]
+    return [queue.db.get(name).user for group in groups for name in group.members]
 
 
 def test_a_user_who_comes_later_has_half_of_the_next_starts(tmp_path):
@@ -31,11 +32,11 @@ def test_a_user_who_comes_later_has_half_of_the_next_starts(tmp_path):
     try:
         flood(queue, "ann", 300)
         queue.until(lambda: len(starts(queue)) >= 2)
-        before = len(starts(queue))
         flood(queue, "bob", 20)
-        queue.until(lambda: len(starts(queue)) >= before + 10)
-        next_ones = starts(queue)[before : before + 10]
-        assert 3 <= next_ones.count("bob") <= 8, next_ones
+        before = len(starts(queue))  # writing waits for the file, while the server goes on
+        queue.until(lambda: len(starts(queue)) >= before + 12)
+        next_ones = starts(queue)[before : before + 12]
+        assert 3 <= next_ones.count("bob") <= 9, next_ones
     finally:
         for task in queue.db.tasks(limit=1000):
             queue.db.cancel(task.id)
@@ -79,7 +80,7 @@ def test_shares_survive_a_restart_of_the_server(tmp_path):
     queue = Queue(tmp_path)
     try:
         queue.wait(queue.submit({"seed": 1}, user="ann"))
-        queue.until(lambda: queue.db.shares())
+        queue.until(lambda: any(one.device_seconds > 0 for one in queue.db.shares()))
         had = queue.db.shares()[0]
         assert had.user == "ann"
         assert had.device_seconds > 0

@@ -7,8 +7,12 @@ import os
 import pytest
 import torch
 
+from weft.sched.policies import Backfill
+from weft.sched.queue_state import DeviceState, MachineState, RunningGroup
 from weft.serve.options import ServeOptions
+from weft.serve.queue.task_states import QueueTask
 from weft.serve.supervision import worker_pool
+from weft.serve.supervision.queue_views import queued_task
 from weft.serve.supervision.supervisor_state import SupervisorState
 from weft.serve.supervision.worker_pool import WorkerPool, threads_each
 from weft.serve.workers.spawner import _use_threads
@@ -32,6 +36,21 @@ def test_the_pool_asks_for_a_share_of_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_pool, "usable_cores", lambda: 16)
     options = ServeOptions(tmp_path / "queue.db", devices=("cuda:0", "cuda:1"), workers=3)
     assert WorkerPool(SupervisorState(options))._spawner._threads == 2
+
+
+def test_workers_of_a_cpu_that_share_its_cores_leave_each_other_room(tmp_path, threads):
+    threads.setattr(worker_pool, "usable_cores", lambda: 8)
+    pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "queue.db", devices=("cpu",), workers=2)))
+    assert pool.share_of("cpu") == 0.5
+    assert pool.share_of("cuda:0") == pool.share_of("cpu@node") == 1.0
+    threads.setenv("OMP_NUM_THREADS", "8")
+    assert pool.share_of("cpu") == 1.0
+    task = QueueTask("t", 1, "planned", {"task": {}}, plan={"bytes": 1, "seconds": 60.0})
+    threads.setenv("OMP_NUM_THREADS", "4")
+    view = queued_task(task, 0.1, pool.share_of("cpu"))
+    running = RunningGroup("g", "cpu", ("x",), 1, view.utilisation, 0.0, 60.0, start_seconds=0.1)
+    machine = MachineState((DeviceState("cpu", 100, workers=2),), 1.0)
+    assert Backfill().schedule([view], [running], machine).started == ("t",)
 
 
 def test_a_worker_computes_with_its_share(threads):

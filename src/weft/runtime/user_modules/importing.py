@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import sys
 import traceback
@@ -14,9 +13,8 @@ from typing import Any
 from torch import nn
 
 from weft.core.errors import SpecError
+from weft.core.lazy.changed_modules import STAMP, import_current
 from weft.core.task import Task
-
-STAMP = "__weft_stamp__"  # of a module that was loaded from a file: when it was written, and how long it is
 
 
 def import_callable(task: Task) -> Callable[..., nn.Module]:
@@ -32,7 +30,7 @@ def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
     if not place or not name:
         raise SpecError(f'{where} must be "module:callable" or "file.py:callable" with both parts')
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _load_file(Path(place)) if place.endswith(".py") else import_current(place)
     except Exception as error:
         raise SpecError(f"{where}: {in_words(error)}") from error
     found = getattr(module, name, None)

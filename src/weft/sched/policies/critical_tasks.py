@@ -23,8 +23,8 @@ def critical_task(
     queue: TaskQueue, plans: Sequence[DevicePlan], refused: Collection[str], safety: float
 ) -> tuple[QueuedTask, str] | None:
     """The task that must start now, with the reason; None if the order of the queue will do."""
-    if not queue.longest_first:
-        return None
+    if not queue.longest_first or sum(plan.device.workers for plan in plans) < 2:
+        return None  # nothing could run beside it
     urgent = max(priority for _, priority, _ in queue.lanes)
     longest = queue[queue.longest_first[0]]
     if longest.id not in refused and longest.priority >= urgent and _is_critical(longest, queue, plans):

@@ -178,7 +178,9 @@ def _refusal(request: Request, tokens: Tokens) -> Response | None:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip()) if kind.lower() == "bearer" and token.strip() else None
     if user is None:
-        refusal = _error(401, "a token is needed: send the header 'Authorization: Bearer TOKEN'")
+        what = "this token is not known here" if token.strip() else "a token is needed"
+        how = "give --token FILE or set WEFT_TOKEN (over HTTP: the header 'Authorization: Bearer TOKEN')"
+        refusal = _error(401, f"{what}; {how}")
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
     request.state.user = user

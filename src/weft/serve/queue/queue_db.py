@@ -152,6 +152,11 @@ class QueueDB:
                 if found.state == "queued":
                     self._change(found, "planned", plan=_json(plan))
 
+    def unplan(self, task: str) -> QueueTask:
+        """Queue a planned task again without its plan: what it was made from has changed."""
+        with transaction(self._db):
+            return self._change(self.get(task), "queued", plan=None)
+
     def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
         """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
         with transaction(self._db):
@@ -185,7 +190,8 @@ class QueueDB:
     def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
         """Report a task as done, with its result."""
         with transaction(self._db):
-            return self._change(self._held(task, worker, attempt), "done", result=_json(result), **_NO_WORKER)
+            held = self._held(task, worker, attempt)
+            return self._change(held, "done", result=_json(result), error=None, **_NO_WORKER)
 
     def fail(self, task: str, worker: str, attempt: int, error: str, retry: bool = False) -> QueueTask:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left."""

@@ -102,15 +102,29 @@ class GroupEndings:
         for name in active.members if kind != "preempted" else ():
             if kind == "memory":
                 unless_lost(self._out_of_memory, active, name, error, None)
-            elif fused or "cannot write to" in error:
-                if "cannot write to" in error:
-                    self._state.not_before[name] = time.monotonic() + DISK_WAIT
+            elif is_full_disk(error):
+                unless_lost(self._wait_for_room, active, name, error)
+            elif fused:
                 unless_lost(self._lost, active, name, error)
             else:
                 worker, attempt = self._state.claimant(active.worker), active.attempts[name]
                 unless_lost(self._state.db.fail, name, worker, attempt, error)
         shares = self._state.shares_of(active)
         self._state.db.end_group(active.group.id, "dissolved" if fused else "ended", error, shares)
+
+    def _wait_for_room(self, active: Active, name: str, error: str) -> None:
+        """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
+        self._state.not_before[name] = time.monotonic() + DISK_WAIT
+        task = self._state.db.get(name)
+        if active.fused:
+            self._state.db.replan(name, {**(task.plan or {}), "alone": True, "from": active.group.folder})
+        if (task.state, task.worker, task.attempts) == (
+            "running",
+            self._state.claimant(active.worker),
+            active.attempts[name],
+        ):
+            self._state.db.release(name, error)
+            self._state.counters.tasks_requeued += 1
 
     def _lost(self, active: Active, name: str, reason: str) -> None:
         """Queue a task again whose worker was lost; one of a group goes on alone, from the group's checkpoint."""
@@ -155,6 +169,11 @@ class GroupEndings:
                     unless_lost(self._lost, active, name, reason)
             self._state.db.end_group(active.group.id, "dissolved", reason, self._state.shares_of(active))
         return reason
+
+
+def is_full_disk(error: str) -> bool:
+    """Whether a run failed because nothing more could be written."""
+    return any(words in error.lower() for words in ("no space left on device", "disk quota exceeded"))
 
 
 def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:

@@ -19,8 +19,9 @@ from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import QueueError, QueueTask
 from weft.serve.supervision.queue_views import estimate_key, is_inference, queued_task, without_twins, worker_settings
-from weft.serve.supervision.supervisor_state import Active, SupervisorState
+from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import WorkerPool
+from weft.serve.workers.source_files import unchanged
 from weft.serve.workers.worker_process import WorkerProcess
 
 WEIGHTS = "model.safetensors"
@@ -65,6 +66,8 @@ class GroupStarts:
     ) -> None:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed."""
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
+        if self._replanned(tasks):
+            return
         shares, now = self._state.shares, time.time()
         for task in tasks:
             shares.started(queued_task(task), now)
@@ -117,6 +120,14 @@ class GroupStarts:
             split=split,
             cancel=[task.id for task in cancelled],
         )
+
+    def _replanned(self, tasks: Sequence[QueueTask]) -> bool:
+        """Whether tasks were queued again because a graph or a model was written anew since they were planned."""
+        stale = [task for task in tasks if not task.attempts and not unchanged((task.plan or {}).get("files"))]
+        for task in stale:
+            unless_lost(self._state.db.unplan, task.id)
+        self._state.dirty |= bool(stale)
+        return bool(stale)
 
     def _infer(self, group: Group, worker: WorkerProcess, task: QueueTask) -> None:
         """Send an inference task, with the file of the weights that it is about."""

@@ -13,11 +13,14 @@ from weft.serve.queue.task_states import QueueTask
 FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # settings that no estimate depends on
 
 
-def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
-    """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle."""
+def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0) -> QueuedTask:
+    """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle.
+
+    ``share``: the part of the device that a worker can use, of a CPU its threads over the cores.
+    """
     plan = task.plan or {}
     if is_inference(task):
-        return _inference(task, plan)
+        return _inference(task, plan, share)
     training = float(plan["seconds"])
     seconds = training + setup_seconds
     return QueuedTask(
@@ -28,7 +31,7 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
         join_key=str(plan.get("join_key", "")),
         fusable=not plan.get("alone") and task.spec.get("budget") is None and not task.attempts,  # it has a checkpoint
         shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
-        utilisation=float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
+        utilisation=share * float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
         arrival=task.created,
         user=task.user,
         priority=task.priority,
@@ -43,7 +46,7 @@ def is_inference(task: QueueTask) -> bool:
     return task.spec.get("kind") == "inference"
 
 
-def _inference(task: QueueTask, plan: Mapping[str, Any]) -> QueuedTask:
+def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> QueuedTask:
     """An inference task as a policy sees it: never fused, due ``latency_target`` seconds after it arrived."""
     return QueuedTask(
         id=task.id,
@@ -51,7 +54,7 @@ def _inference(task: QueueTask, plan: Mapping[str, Any]) -> QueuedTask:
         seconds=float(plan["seconds"]),
         graph=str(plan.get("graph", "")),
         fusable=False,
-        utilisation=float(plan.get("utilisation", 1.0)),
+        utilisation=share * float(plan.get("utilisation", 1.0)),
         arrival=task.created,
         user=task.user,
         priority=task.priority,

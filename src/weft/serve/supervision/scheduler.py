@@ -104,8 +104,9 @@ class Scheduler:
 
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
-        setup = self._state.setup_of(next(iter(self._pool.room)))
-        found = decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+        device = next(iter(self._pool.room))
+        setup, share = self._state.setup_of(device), self._pool.share_of(device)
+        found = decide(self._policy, [queued_task(task, setup, share) for task in tasks], running, self._machine())
         self._state.again = math.inf if found.again is None else found.again
         return found
 

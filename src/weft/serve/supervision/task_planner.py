@@ -10,6 +10,7 @@ from weft.serve.queue.task_states import QueueTask
 from weft.serve.supervision.queue_views import estimate_key, is_inference, worker_settings
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
+from weft.serve.workers.source_files import unchanged
 from weft.serve.workers.worker_process import WorkerProcess
 
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
@@ -32,13 +33,13 @@ class TaskPlanner:
         plans: list[tuple[str, Mapping[str, Any]]] = []
         unknown: list[tuple[QueueTask, str]] = []
         for task in self._state.db.in_turn("queued", PLANNED_AT_ONCE):
-            if task.plan is not None:
+            if task.plan is not None and unchanged(task.plan.get("files")):
                 plans.append((task.id, task.plan))
                 continue
             key = estimate_key(task.spec)
             known = self._estimates.get(key)
-            if known is not None:
-                plans += self._within_limits(task, known)
+            if known is not None and unchanged(known.get("files")):
+                plans += self._within_limits(task, kept_of(task.plan) | dict(known))
             else:
                 unknown.append((task, key))
         if unknown and self._planning is None and self._pool.workers[PLANNER].ready:
@@ -73,7 +74,7 @@ class TaskPlanner:
         if runnable is not None:
             self._state.runnable[key] = runnable
         self._estimates[key] = estimate
-        self._plan(self._within_limits(task, estimate))
+        self._plan(self._within_limits(task, kept_of(task.plan) | estimate))
 
     def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._state.db.plan_many(plans)
@@ -100,6 +101,11 @@ class TaskPlanner:
         self._tries[name] = self._tries.get(name, 0) + 1
         if self._tries[name] >= PLAN_TRIES and self._state.db.get(name).state == "queued":
             unless_lost(self._state.db.refuse, name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")
+
+
+def kept_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a plan knows of a task besides its estimate: where it goes on from, and how it failed."""
+    return {name: value for name, value in (plan or {}).items() if name in ("from", "failures", "memory_errors")}
 
 
 def _asked(task: QueueTask) -> dict[str, Any]:

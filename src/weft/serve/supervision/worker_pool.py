@@ -48,7 +48,9 @@ class WorkerPool:
         self._missing: dict[str, str] = {}  # workers to start, with their devices
         self._mps: MPS | None = None
         here = sum("@" not in name for name in options.device_names()) * options.workers
-        self._spawner = Spawner(options.runs / "workers.log", options.environment, threads_each(usable_cores(), here))
+        self._cores = usable_cores()
+        self._threads = threads_each(self._cores, here)
+        self._spawner = Spawner(options.runs / "workers.log", options.environment, self._threads)
 
     def start_all(self) -> None:
         """Start the planner and the workers of every device."""
@@ -79,6 +81,14 @@ class WorkerPool:
             self.workers[name] = RayWorker(name, there, self.inbox, environment, keep, pooled)
             return
         self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep, pooled)
+
+    def share_of(self, device: str) -> float:
+        """The part of ``device`` that one worker can use: of this host's processor, its threads over the cores."""
+        if device.partition(":")[0] != "cpu":
+            return 1.0
+        given = {**os.environ, **self._state.options.environment}.get("OMP_NUM_THREADS", "")
+        threads = int(given) if given.isdigit() else self._threads
+        return min(max(threads, 1) / self._cores, 1.0)
 
     def any_idle(self) -> bool:
         """Whether some worker can take a group."""

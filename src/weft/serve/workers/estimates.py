@@ -12,9 +12,11 @@ import torch
 from weft.core.compatibility import group_key, stack_key
 from weft.core.cost import Cost
 from weft.core.event import finite
+from weft.core.lazy.changed_modules import files_of
 from weft.core.machine import Machine
 from weft.core.plan import Plan
-from weft.core.task import Task
+from weft.core.settings.field_rule import is_reference
+from weft.core.task import OWN_FUNCTIONS, Task
 from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore
@@ -26,6 +28,7 @@ from weft.engine.planning.training_modes import with_modes
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.user_modules.settings import check_tasks
 from weft.serve.workers.quick_estimates import quick_estimate
+from weft.serve.workers.source_files import stamps_of
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
 STACKED = 1.3  # what a further member of a stack takes, at most, of what a task has of its own alone
@@ -110,7 +113,15 @@ def _guess(reason: str) -> dict[str, Any]:
 
 
 def _common(task: Task) -> dict[str, Any]:
-    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs}
+    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs, "files": _files(task)}
+
+
+def _files(task: Task) -> dict[str, list[int]]:
+    """What the estimate depends on beside the settings: the graph's files, and those of a user's code."""
+    named = [task.model, *(getattr(task, name) for name in OWN_FUNCTIONS)]
+    places = [value.rpartition(":")[0] for value in named if is_reference(value)]
+    code = [path for place in places for path in ([place] if place.endswith(".py") else files_of(place))]
+    return stamps_of([*([task.graph] if isinstance(task.graph, str) else []), *code])
 
 
 def join_key(task: Task) -> str:
