@@ -138,6 +138,7 @@ def test_hits_are_counted(graph):
 
 
 def test_rows_of_a_cache_and_pinning_in_place(graph, monkeypatch):
+    monkeypatch.setattr(pinning, "LARGE", 1)
     monkeypatch.setattr(pinning, "IN_PLACE", 1)
     x = torch.randn(5000, 33)
     host = pinning.pinned(x)

@@ -82,7 +82,9 @@ def test_a_worker_is_replaced_if_a_model_leaked_or_broke_the_device(queue, name)
     before = pids(queue)
     [ended] = queue.wait(submit_own(queue, name), 120.0)
     assert ended.state == ("done" if name == "LeavesBehind" else "failed"), ended.error
-    queue.until(lambda: len(pids(queue) & before) == 1, 60.0)
+    if name == "BreaksDevice":
+        assert ended.attempts == 1 + queue.supervisor.pool.shares_faults  # the second time with the device to itself
+    queue.until(lambda: len(pids(queue) & before) < 2, 60.0)  # MPS breaks with one process for all
     names = queue.submit({"seed": 5, "epochs": 3}, {"seed": 6, "epochs": 3, "layers": 3})
     assert [task.state for task in queue.wait(names, 120.0)] == ["done"] * 2
 

@@ -26,6 +26,7 @@ from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import delete_ended
+from weft.serve.supervision.device_faults import DeviceFaults
 from weft.serve.supervision.group_endings import GroupEndings
 from weft.serve.supervision.leaving import Leaving
 from weft.serve.supervision.scheduler import Scheduler
@@ -54,7 +55,7 @@ class Supervisor:
         self._planner = TaskPlanner(self.state, self.pool)
         self._leaving = Leaving(self.state)
         self._scheduler = Scheduler(self.state, self.pool, self._leaving)
-        self._endings = GroupEndings(self.state)
+        self._endings = GroupEndings(self.state, DeviceFaults(self.state, self.pool))
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint = 0.0, ("", 0.0)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)

@@ -11,6 +11,7 @@ from weft.core.event import finite
 from weft.core.units import show_bytes
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue.task_states import LostClaimError, QueueError
+from weft.serve.supervision.device_faults import DeviceFaults, broke_device
 from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
 from weft.serve.workers.worker_process import WorkerProcess
 
@@ -20,8 +21,8 @@ GROWTH, DISK_WAIT = 1.5, 20.0
 class GroupEndings:
     """Writes down how the members of a group ended, and queues those again that are to be tried once more."""
 
-    def __init__(self, state: SupervisorState) -> None:
-        self._state = state
+    def __init__(self, state: SupervisorState, faults: DeviceFaults) -> None:
+        self._state, self._faults = state, faults
 
     def done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group's run has returned, or failed as a whole."""
@@ -33,6 +34,10 @@ class GroupEndings:
         self._charge(active)
         if unfit := _unfit(worker, message):
             worker.kill(unfit)
+        if broke_device(message):
+            self._faults.replace_idle(worker)
+            if self._faults.try_apart(active, message):
+                return
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]))
         else:
@@ -178,9 +183,9 @@ def is_full_disk(error: str) -> bool:
 
 def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
     """Why a worker is replaced after a group, if it is: what a model leaked or broke stays with the process."""
-    leftover = message.get("leftover", 0)
-    if leftover is None:
+    if broke_device(message):
         return "is replaced, since its device no longer answers"
+    leftover = message.get("leftover", 0)
     if leftover > LEFTOVER_BYTES:
         return f"is replaced, since a model left {show_bytes(leftover)} behind"
     if message.get("kind") == "memory" and not worker.device.startswith("cuda"):  # whose memory it is cannot be told

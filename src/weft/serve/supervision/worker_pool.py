@@ -94,10 +94,24 @@ class WorkerPool:
         """Whether some worker can take a group."""
         return any(worker.idle for name, worker in self.workers.items() if name != PLANNER)
 
+    @property
+    def shares_faults(self) -> bool:
+        """Whether a kernel of one worker that fails breaks the device for the others."""
+        return self._mps is not None and self._mps.running
+
+    def task_bytes(self, device: str) -> int:
+        """Bytes of a device that groups may have."""
+        room = self.room[device]
+        return room - self._state.options.reserved_of(room, self.beside[device])
+
+    def idle_workers(self, device: str) -> list[WorkerProcess]:
+        """The workers of ``device`` that can take a group."""
+        names = sorted(name for name, one in self.workers.items() if one.device == device and name != PLANNER)
+        return [self.workers[name] for name in names if self.workers[name].idle]
+
     def idle_worker(self, device: str) -> WorkerProcess | None:
         """A worker of ``device`` that can take a group, if there is one."""
-        names = sorted(name for name, one in self.workers.items() if one.device == device and name != PLANNER)
-        return next((self.workers[name] for name in names if self.workers[name].idle), None)
+        return next(iter(self.idle_workers(device)), None)
 
     def ready(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker has loaded everything."""

@@ -72,6 +72,7 @@ class KeptGraphs:
 
     def _count_around(self) -> int:
         """Count what the process holds beside graphs; what is cached and free is given back first."""
+        torch.cuda.synchronize(self._device)  # says so if a kernel has failed
         torch._C._cuda_clearCublasWorkspaces()
         give_back_memory(self._device)
         self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
