@@ -200,7 +200,8 @@ class Worker:
         except KeyboardInterrupt:
             return {"error": "interrupted", "kind": "preempted"}
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+            words = str(error).strip().splitlines()  # those of CUDA go on for lines, which are in the log
+            return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "failed"}
 
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train the group; per member how it ended, its metrics, and the folder of its files."""
