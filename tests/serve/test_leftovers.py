@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from weft.core.lazy import names
 from weft.serve.options import LEFTOVER_BYTES, ServeOptions
 from weft.serve.supervision.group_endings import _unfit
 from weft.serve.workers import kept_graphs
@@ -22,7 +25,7 @@ def reserved(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: sum(held.values()))
-    monkeypatch.setattr(kept_graphs, "give_back_memory", lambda device: None)
+    monkeypatch.setattr(kept_graphs, "give_back_memory", lambda device, gone: None)
     return held
 
 
@@ -31,7 +34,10 @@ def kept(reserved, monkeypatch):
     found = KeptGraphs("cuda:0", 1 << 30)
     monkeypatch.setattr(found.store, "reserved_bytes", lambda: reserved["graphs"])
     monkeypatch.setattr(found.store, "clear", lambda: reserved.update(graphs=0))
-    return found
+    before = names._Collector.frozen
+    yield found
+    names._Collector.frozen = before
+    gc.unfreeze()
 
 
 def test_workspaces_and_ends_of_segments_are_none_of_the_next_run(kept, reserved):
@@ -40,10 +46,39 @@ def test_workspaces_and_ends_of_segments_are_none_of_the_next_run(kept, reserved
     assert reserved["graphs"] == 300 * MIB
 
 
+def test_a_graph_on_its_way_is_no_leak(kept, reserved):
+    assert kept.settle() == 0
+    reserved["rest"] = 2 * LEFTOVER_BYTES
+    with kept._fetching:
+        assert kept.settle() == 0
+    assert reserved["graphs"] == 300 * MIB
+
+
 def test_graphs_make_way_if_more_stays_than_they_take(kept, reserved):
     reserved["rest"] = LEFTOVER_BYTES + 1
     assert kept.settle() == LEFTOVER_BYTES + 1
     assert reserved["graphs"] == 0
+
+
+class Circle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_an_evicted_graph_held_is_found_though_it_was_left_out(kept, monkeypatch):
+    kept.settle()
+    circle, evicted = Circle(), []
+    gone = weakref.ref(circle)
+    monkeypatch.setattr(kept.store, "settle", lambda: bool(evicted))
+    kept.settle()
+    del circle
+    kept.settle()
+    assert gone() is not None  # left out, like all that there was
+    evicted.append("a graph")
+    kept.settle()
+    assert gone() is None
 
 
 def test_a_cpu_has_nothing_around_graphs():

@@ -200,12 +200,12 @@ class GraphStore:
         with self._lock:
             return sum(kept.bytes for key, kept in self._placed.items() if key not in left_out)
 
-    def settle(self, in_use: Iterable[str] = ()) -> None:
-        """Count the bytes of every graph anew, and evict the least recently used beyond the limit.
+    def settle(self, in_use: Iterable[str] = ()) -> bool:
+        """Count the bytes of every graph anew, and evict the least recently used beyond the limit; whether any was.
 
         Graphs called ``in_use`` stay, and do not count.
         """
-        names = list(in_use)
+        names, before = list(in_use), len(self._placed)
         kept = {state_of(name) for name in names}
         with self._lock:
             self._handed_out &= kept
@@ -215,7 +215,9 @@ class GraphStore:
                 if self.bytes_held(names) <= self.device_bytes:
                     break
                 self._evict(key)
+            evicted = len(self._placed) < before
         self._changed()
+        return evicted
 
     def clear(self) -> None:
         """Evict everything from the device."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 
+from weft.core.lazy.names import collect_everything, leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore, bytes_of
@@ -62,18 +64,30 @@ class KeptGraphs:
 
         Beyond ``LEFTOVER_BYTES`` a model has leaked, and the process has to go. 0 on a CPU, where it cannot be told.
         """
-        self.store.settle()
+        evicted = self.store.settle()
         if self._device.type != "cuda":
             return 0
-        if self._count_around() > LEFTOVER_BYTES:
-            self.store.clear()
-            self._count_around()
-        return self.store.around
-
-    def _count_around(self) -> int:
-        """Count what the process holds beside graphs; what is cached and free is given back first."""
         torch.cuda.synchronize(self._device)  # says so if a kernel has failed
+        # What stays after a group, kernels above all, is not looked through after the next: that took 0.1 s per start.
+        collect = collect_everything if evicted else leave_out_of_collections
+        if not self._fetching.acquire(blocking=False):  # a graph on its way is on the device, and not in the store yet
+            self._give_back(collect)
+            return self.store.around
+        try:
+            if self._count_around(collect) > LEFTOVER_BYTES:
+                self.store.clear()
+                self._count_around(collect_everything)
+            return self.store.around
+        finally:
+            self._fetching.release()
+
+    def _give_back(self, collect: Callable[[], None]) -> None:
         torch._C._cuda_clearCublasWorkspaces()
-        give_back_memory(self._device)
+        collect()
+        give_back_memory(self._device, gone=True)
+
+    def _count_around(self, collect: Callable[[], None]) -> int:
+        """Count what the process holds beside graphs; what is cached and free is given back first."""
+        self._give_back(collect)
         self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
         return self.store.around
