@@ -57,7 +57,8 @@ class TraceRun:
         took = self.tasks[task.id]
         whole = max(took["seconds"] - took["waited_seconds"] + self.gap() / self.delay(), 1e-6)
         share = took["cpu_seconds"] / cores / whole
-        return replace(task, seconds=whole, utilisation=min(max(share, 0.0), 1.0), fusable=False)
+        # Its start computes as its epochs do.
+        return replace(task, seconds=whole, utilisation=min(max(share, 0.0), 1.0), fusable=False, start_seconds=0.0)
 
 
 @dataclass(frozen=True)

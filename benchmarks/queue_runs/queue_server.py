@@ -55,6 +55,7 @@ class QueueRun:
     tasks: Sequence[QueuedTask]
     details: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     background: float = 0.0  # the share of the processor that others wanted
+    tried_again: Mapping[str, str] = field(default_factory=dict)  # tasks whose attempt failed or was lost, and why
 
 
 class QueueServer:
@@ -234,7 +235,14 @@ class QueueServer:
         end = max([begin, *(task.updated for task in done)])
         details = {labels[task.id]: _details(task, starts[task.id]) for task in done}
         named = [QueuedTask.from_dict({**task.to_dict(), "id": labels[task.id], "arrival": 0.0}) for task in planned]
-        return QueueRun(outcome, begin, end, failed, out_of_memory, named, details)
+        again = {labels[task.id]: self._why_again(task.id) for task in found if task.attempts > 1}
+        return QueueRun(outcome, begin, end, failed, out_of_memory, named, details, tried_again=again)
+
+    def _why_again(self, task: str) -> str:
+        """What was said when an attempt failed or was lost, and what its worker last wrote."""
+        events = self.db.events(task=task, limit=10_000)
+        told = [str(event.data["error"]) for event in events if event.data.get("error")]
+        return "; ".join([*told, self._log()])
 
     def _time_of(self, task: str, kind: str) -> float:
         return next(event.time for event in self.db.events(task=task, limit=10_000) if event.kind == kind)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
-    python -m benchmarks.suites.queues --budget-seconds 500 --warm-seconds 90 --pairs 2
+    python -m benchmarks.suites.queues --budget-seconds 500 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
     python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
     python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
@@ -80,15 +80,9 @@ def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str
     }
 
 
-def warm_tasks(names: Sequence[str], graphs: Mapping[str, Path], args: Namespace) -> list[Settings]:
-    """Every task of the queues for an epoch, as PyG's workers do, so that no mode measures first starts."""
-    entries = [entry for name in names for entry in chosen_queue(name, args)]
-    kinds = dict.fromkeys((entry.model, entry.shape, entry.layers) for entry in entries)
-    made = []
-    for model, shape, layers in kinds:
-        whole = settings_of(Entry("queues", "warm", shape, model, layers), graphs, args)
-        made.append({**whole, "epochs": 1})
-    return made
+def warm_up(server: QueueServer, tasks: Mapping[str, Settings], args: Namespace) -> int:
+    """Let every worker train every task of a queue for an epoch, as PyG's do, so that no mode measures first starts."""
+    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], args.warm_seconds)
 
 
 def scale_of(shape: str, args: Namespace) -> float:
@@ -158,6 +152,7 @@ def weft_cell(
         "planning_seconds": run.begin - planned,
         "out_of_memory": run.out_of_memory,
         "failed": dict(run.failed),
+        "tried_again": dict(run.tried_again),
         "largest_reserved_bytes": int(reserved),
         "budget_bytes": run.outcome.budget_bytes,
         "reserved_bytes": server.options.reserved,
@@ -273,12 +268,13 @@ def run_weft(
         if server is None:
             return
         recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
-        recorder.prepare("warm", lambda: server.warm_up(warm_tasks(names, graphs, args), args.warm_seconds))
         for modes in WEFT:
             for name in names:
                 wanted = [mode for mode in modes if mode in chosen]
-                if wanted:
-                    run_queue(name, wanted, recorder, server, tasks_of(name, graphs, args), args, idle)
+                if left_to_run(recorder, [name], wanted):
+                    tasks = tasks_of(name, graphs, args)
+                    recorder.prepare(f"warm {name}", lambda tasks=tasks: warm_up(server, tasks, args))
+                    run_queue(name, wanted, recorder, server, tasks, args, idle)
 
 
 def arguments() -> Namespace:
@@ -293,7 +289,7 @@ def arguments() -> Namespace:
     parser.add_argument("--pairs", type=int, default=3, help="measured side by side for the simulator, per queue")
     parser.add_argument("--budget-gib", type=float, default=26.0)
     parser.add_argument("--reserved-gib", type=float, default=6.0)
-    parser.add_argument("--warm-seconds", type=float, default=150.0)
+    parser.add_argument("--warm-seconds", type=float, default=60.0, help="at most, per queue")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--nodes", type=int, help="shrink every graph to about so many nodes")
     parser.add_argument("--no-charts", action="store_true", help="leave them to benchmarks.queue_runs.queue_plots")
