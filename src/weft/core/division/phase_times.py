@@ -52,8 +52,8 @@ class PhaseTimes:
     steps: without the launches of kernels one by one. With training among them they are those of one step that was
     measured as a whole, and follow one another. ``workers``: threads of the host that were at work when its
     interference with others was measured; fewer take less of the memory's bandwidth (0: not known, all the same).
-    ``inside``: as ``interference``, of phases inside of captured steps, where it differs: their reads take nearly all of
-    the bus, and those of kernels that leave the multiprocessors to training do not.
+    ``inside``: as ``interference``, of phases inside of captured steps, where it differs: reads by all multiprocessors
+    take nearly all of the bus, and those beside training do not.
     """
 
     phases: Mapping[str, PhaseTime]

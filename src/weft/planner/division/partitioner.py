@@ -22,6 +22,7 @@ NEAR = 0.01  # difference of shares that does not matter
 MOST_ROUNDS = 24
 GAIN = 0.002  # of an epoch that a move must save
 PAYS = 0.04  # of an epoch that dividing must save: of small savings the simulator is not sure (10 % off on an H200)
+UNSURE = 0.12  # more that dividing beside training must save over inside of steps: simulated 16 % too fast there
 LEADS = (0.0, 0.5, 1.5)  # times the batches that the trainer makes while the host makes its first, tried beside those
 MOST_LEAD = 0.34  # of an epoch
 
@@ -135,7 +136,8 @@ def partition(
     def run(division: Division) -> Simulation:
         return simulate(replace(division, buckets=limits.buckets), times, batches, registry)
 
-    search = _Search(run, trainer, count)
+    ways = _ways(limits, times)
+    search = _Search(run, trainer, count, UNSURE if len(ways) > 1 else 0.0)
     host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
     if host:
         search.try_(overlap_for(0.0, limits, trainer, count))
@@ -143,7 +145,7 @@ def partition(
         search.try_(overlap_for(1.0, limits, trainer, count))
     if host and device:
         lead = first_batches(times, registry, trainer, count, batches) if limits.beside else 0
-        for way in _ways(replace(limits, lead=lead), times):
+        for way in (replace(one, lead=lead) for one in ways):
             share = equation_6(times, registry, trainer, count, way.in_step)
             search.refine(overlap_for(share, way, trainer, count), way)
     return search.best()
@@ -158,8 +160,8 @@ def _ways(limits: Limits, times: PhaseTimes) -> list[Limits]:
 class _Search:
     """Divisions that were simulated, and the moves between them."""
 
-    def __init__(self, run: Callable[[Division], Simulation], trainer: str, workers: int) -> None:
-        self._run, self._trainer, self._workers = run, trainer, workers
+    def __init__(self, run: Callable[[Division], Simulation], trainer: str, workers: int, unsure: float) -> None:
+        self._run, self._trainer, self._workers, self._unsure = run, trainer, workers, unsure
         self._found: dict[Division, Simulation] = {}
 
     def try_(self, division: Division) -> Simulation:
@@ -207,7 +209,8 @@ class _Search:
         """The fastest, a one-sided one unless dividing pays; of nearly equal ones the one with smaller buffers."""
 
         def seconds(one: Simulation) -> float:
-            return one.seconds_per_batch * (1.0 + PAYS * one.division.divided)
+            doubt = PAYS + self._unsure * one.division.beside if one.division.divided else 0.0
+            return one.seconds_per_batch * (1.0 + doubt)
 
         fastest = min(map(seconds, self._found.values()))
         near = [one for one in self._found.values() if seconds(one) <= fastest * (1.0 + GAIN)]
