@@ -10,6 +10,7 @@ from typing import Any
 from weft.core.errors import SpecError
 
 HOST_BATCHING = "batching_cpu"
+EPOCH = "epoch"  # not a phase: a whole epoch, measured among them
 STALL = 4.0  # times the median of a phase
 
 

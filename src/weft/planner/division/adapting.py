@@ -2,7 +2,8 @@
 
 After every epoch the measured seconds of each phase are compared with those of the simulated epoch. A phase that is off
 by more than noise explains is taken over into the phase times, the partitioner divides anew, and the new division is
-used if it is predicted to gain enough. Reads no clock.
+used if it is predicted to gain enough. While phases are as expected, whole epochs are compared (:class:`Trials`). Reads
+no clock.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from weft.core.division import Division, PhaseTimes, Registry
+from weft.core.division.phase_times import EPOCH
 from weft.core.units import show_seconds
-from weft.planner.division.partitioner import Limits, partition
+from weft.planner.division.partitioner import Limits, Partition, partition
 from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.trials import MOST_TRIALS, Trials, contenders
 
 DRIFT = 1.25  # ratio of measured to predicted seconds from which on a phase has drifted
 STRONG = 1.6  # from which on one epoch suffices; below, two in a row
@@ -37,7 +40,7 @@ class Change:
 class Adapter:
     """Keeps the phase times of one group up to date; ``batches`` per epoch.
 
-    ``profiled``: the phase times that ``division`` was chosen by.
+    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known.
     """
 
     profiled: PhaseTimes
@@ -45,12 +48,15 @@ class Adapter:
     registry: Registry
     limits: Limits
     batches: int
+    found: Partition | None = None
     factors: dict[str, float] = field(default_factory=dict)  # of phases that have drifted
     _suspected: dict[str, int] = field(default_factory=dict)
     _unseen: dict[str, int] = field(default_factory=dict)
     _patience: dict[str, int] = field(default_factory=dict)  # epochs after which a drift is forgotten
     _rest: int = 0
     _simulated_for: tuple[object, Mapping[str, float]] | None = None
+    _trials: Trials | None = None
+    _trials_left: int = MOST_TRIALS
     _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
 
     @property
@@ -61,14 +67,16 @@ class Adapter:
     def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
         """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays.
 
-        Phases of a side that is not used, or not measured, are left out.
+        Phases of a side that is not used, or not measured, are left out. ``epoch`` among them: of a whole epoch.
         """
+        took = measured.get(EPOCH)
+        measured = {key: seconds for key, seconds in measured.items() if key != EPOCH}
         expected = self._expected() if measured else {}
         drifted = self._by_phase(self._drifted(measured, expected), measured, expected)
         forgotten = self._forget(self._seen(measured), epochs)
         self._rest = max(self._rest - epochs, 0)
         if not drifted and not forgotten:
-            return None
+            return None if took is None else self._try(took)
         for key, ratio in drifted.items():
             self.factors[key] = self.factors.get(key, 1.0) * ratio
             self._suspected.pop(key, None)
@@ -147,9 +155,29 @@ class Adapter:
                 del self.factors[key], self._unseen[key]
         return forgotten
 
+    def _try(self, took: float) -> Change | None:
+        """After an epoch of ``took`` seconds: another division that is faster, or may be."""
+        trials = self._trials = self._trials or self._contenders()
+        found = trials.after(self.division, took)
+        self._trials_left = trials.left
+        if found is None:
+            return None
+        self.division, self._rest = found[0], REST
+        return Change(*found, took, trials.expected(found[0]))
+
+    def _contenders(self) -> Trials:
+        if self.found is None:
+            self.found = self._partition()
+        seconds = self._simulated(self.division).seconds
+        return Trials(contenders(self.found, self.division, seconds, self.batches), self._trials_left)
+
+    def _partition(self) -> Partition:
+        return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
+
     def _divide(self, why: str) -> Change | None:
         now = self._simulated(self.division)
-        found = partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
+        found = self.found = self._partition()
+        self._trials = None  # epochs were measured under other circumstances
         if found.simulation.seconds > (1.0 - GAIN) * now.seconds or found.division == self.division:
             return None
         self.division, self._rest = found.division, REST
