@@ -9,7 +9,7 @@ import pytest
 
 from tests.planner.division.cases import BESIDE, REGISTRY, times
 from weft.core.division import Division, PhaseTime
-from weft.planner.division.adapting import Adapter
+from weft.planner.division.adapting import FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.simulator import simulate
 from weft.planner.division.trials import APART, MOST_TRIALS, RIVALS, Trials, contenders
@@ -134,7 +134,7 @@ def test_the_steady_state_is_never_slower_than_one_side_alone():
         truth = lambda one, wrong=wrong: seconds_of(one) * (wrong if one.divided else 1.0)  # noqa: E731
         adapting, told = adapted(truth)
         assert truth(adapting.division) <= best / 0.97
-        assert told or wrong == 1.0
+        assert bool(told) == (not adapting.division.divided)
 
 
 def test_the_journal_says_why_and_what_it_gained():
@@ -167,5 +167,43 @@ def test_what_was_not_said_is_worked_out():
     adapting = Adapter(measured, division, REGISTRY, LIMITS, BATCHES)
     for _ in range(2):
         change = adapting.observe({"epoch": 10 * seconds_of(division)})
+    assert change is not None
+    assert not change.division.divided
+
+
+def test_a_drift_does_not_lead_back_to_dividing_that_was_slower_than_predicted_before_a_while():
+    measured = times(host=16, dma=1, sample=1, uva=2, train=1)
+    found = partition(measured, REGISTRY, BATCHES, LIMITS)
+    adapting = Adapter(measured, found.division, REGISTRY, LIMITS, BATCHES, found)
+    for _ in range(2):
+        change = adapting.observe({"epoch": 5 * found.simulation.seconds})
+    assert not change.division.divided
+    alone = change.after
+    assert adapting.factors["dividing"] == pytest.approx(5.0)
+    drifts = {key: 1.7 * seconds for key, seconds in adapting.expected(measured).items()}
+    change = adapting.observe({**drifts, "epoch": 1.7 * alone})
+    assert change.division.kind == "pipeline"  # the other side alone: the device is slow now
+    said = []
+    for _ in range(FORGET):
+        calm = adapting.expected(adapting.times)
+        change = adapting.observe({**calm, "epoch": simulate_alone(adapting)})
+        said += [] if change is None else [change.why]
+    assert adapting.division.divided
+    assert any(f"dividing was slow {FORGET} epochs ago and is tried again" in one for one in said)
+
+
+def simulate_alone(adapting: Adapter) -> float:
+    return simulate(adapting.division, adapting.times, BATCHES, REGISTRY).seconds
+
+
+def test_a_drift_that_changes_nothing_does_not_put_off_leaving_a_slow_division():
+    measured = times(host=16, dma=1, sample=1, uva=2, train=1)
+    found = partition(measured, REGISTRY, BATCHES, LIMITS)
+    adapting = Adapter(measured, found.division, REGISTRY, LIMITS, BATCHES, found)
+    slow = 5 * found.simulation.seconds
+    assert adapting.observe({"epoch": slow}) is None
+    drifted = {**adapting.expected(measured), "transfer_pcie": 1.7, "epoch": slow}
+    change = adapting.observe(drifted)
+    assert "transfer_pcie" in adapting.factors
     assert change is not None
     assert not change.division.divided

@@ -23,6 +23,7 @@ STRONG = 1.6  # from which on one epoch suffices; below, two in a row
 GAIN = 0.05  # of an epoch that a new division must be predicted to save
 REST = 2  # epochs after a change in which only strong drifts count
 MOST_FASTER = 10.0  # times as fast as predicted that reads are taken to be
+DIVIDING = "dividing"  # among the factors: whole epochs of divided ones, where their phases do not say it
 FORGET = 20  # epochs without measuring a phase after which its drift is forgotten, so that it is tried again
 
 
@@ -82,7 +83,8 @@ class Adapter:
             self._suspected.pop(key, None)
         why = [f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items()]
         why += [f"{key} was slow {epochs} epochs ago and is tried again" for key, epochs in forgotten.items()]
-        return self._divide(", ".join(why))
+        change = self._divide(", ".join(why))
+        return self._try(took) if change is None and took is not None else change
 
     def _expected(self) -> Mapping[str, float]:
         """As now believed; simulated once, since a short epoch takes hardly longer than its simulation."""
@@ -124,7 +126,8 @@ class Adapter:
     def _seen(self, measured: Mapping[str, float]) -> set[str]:
         """Phases that were measured, by themselves or as a part of steps."""
         sampling, reading, _, step = self._own_phases
-        return {*measured, *((sampling, reading) if step in measured else ())}
+        divided = (DIVIDING,) if self.division.divided else ()
+        return {*measured, *((sampling, reading) if step in measured else ()), *divided}
 
     def _simulated(self, division: Division) -> Simulation:
         return simulate(division, self.times, self.batches, self.registry)
@@ -157,31 +160,44 @@ class Adapter:
 
     def _try(self, took: float) -> Change | None:
         """After an epoch of ``took`` seconds: another division that is faster, or may be."""
-        trials = self._trials = self._trials or self._contenders()
+        trials = self._trials = self._trials or self._contenders(Trials({}))
         found = trials.after(self.division, took)
         self._trials_left = trials.left
         if found is None:
             return None
+        if self.division.divided and not found[0].divided:  # not to be divided anew at the next drift
+            self.factors[DIVIDING] = self._off(self.division) * trials.off()
         self.division, self._rest = found[0], REST
         return Change(*found, took, trials.expected(found[0]))
 
-    def _contenders(self) -> Trials:
+    def _off(self, division: Division) -> float:
+        """How many times as long as simulated an epoch under ``division`` takes."""
+        return self.factors.get(DIVIDING, 1.0) if division.divided else 1.0
+
+    def _contenders(self, before: Trials) -> Trials:
+        """With the epochs under the present division that ``before`` knows; others were at other times."""
         if self.found is None:
             self.found = self._partition()
         seconds = self._simulated(self.division).seconds
-        return Trials(contenders(self.found, self.division, seconds, self.batches), self._trials_left)
+        found = contenders(self.found, self.division, seconds, self.batches)
+        predicted = {one: each * self._off(one) for one, each in found.items()}
+        return Trials(predicted, self._trials_left, before.of(self.division))
 
     def _partition(self) -> Partition:
         return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
 
     def _divide(self, why: str) -> Change | None:
-        now = self._simulated(self.division)
+        now = self._simulated(self.division).seconds * self._off(self.division)
         found = self.found = self._partition()
-        self._trials = None  # epochs were measured under other circumstances
-        if found.simulation.seconds > (1.0 - GAIN) * now.seconds or found.division == self.division:
+        before, self._trials = self._trials or Trials({}), None
+        ways = [(found.division, found.simulation.seconds)]
+        ways += [(one, each * self.batches) for one, each in found.tried if not one.divided]
+        best, seconds = min(((one, each * self._off(one)) for one, each in ways), key=lambda way: way[1])
+        if seconds > (1.0 - GAIN) * now or best == self.division:
+            self._trials = self._contenders(before)
             return None
-        self.division, self._rest = found.division, REST
-        return Change(found.division, why, now.seconds, found.simulation.seconds)
+        self.division, self._rest = best, REST
+        return Change(best, why, now, seconds)
 
     # ---- what it gained ------------------------------------------------------------------------------
 

@@ -62,14 +62,18 @@ class Trials:
             return fastest, f"an epoch took {self._words(fastest)} so and {self._words(present)} as now"
         return None
 
+    def of(self, division: Division) -> dict[Division, list[float]]:
+        """The epochs that were measured under ``division``, for trials with other predictions."""
+        return {division: self._took[division]} if division in self._took else {}
+
     def expected(self, division: Division, unknown: float = float("inf")) -> float:
         """Seconds of an epoch, measured lately or predicted: of divided ones as far off as measured ones are."""
         took = self._took.get(division)
         if took:
             return min(took[-RECENT:])
-        return self.predicted.get(division, unknown) * (self._off() if division.divided else 1.0)
+        return self.predicted.get(division, unknown) * (self.off() if division.divided else 1.0)
 
-    def _off(self) -> float:
+    def off(self) -> float:
         """How many times as long as predicted the measured divisions took on average."""
         ratios = [min(took[-RECENT:]) / self.predicted[one] for one, took in self._took.items()
                   if one.divided and self.predicted.get(one)]  # fmt: skip
