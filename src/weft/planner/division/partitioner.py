@@ -3,7 +3,8 @@
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
 finds idle, until that gains nothing. A trainer that prepares beside training may also do so inside of its steps, where
-those were measured: both ways are simulated. So is how many batches the trainer begins an epoch with.
+those were measured: both ways are simulated, the first one further only if it begins ahead, since it has to save more.
+So is how many batches the trainer begins an epoch with.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def partition(
 def _ways(limits: Limits, times: PhaseTimes) -> list[Limits]:
     """How the device may prepare its part: as registered, and inside of its steps where those were measured."""
     inside = limits.beside and bool(times.captured) and limits.buckets == 1
-    return [limits] + ([replace(limits, beside=False, in_step=True)] if inside else [])
+    return ([replace(limits, beside=False, in_step=True)] if inside else []) + [limits]
 
 
 class _Search:
@@ -174,12 +175,18 @@ class _Search:
 
         Then other numbers of batches that the device begins with.
         """
-        if not division.divided:
+        if not division.divided or self._hopeless(division):
             return
         ends = [self._moved(start, limits) for start in (division, self._smaller(division, limits))]
         best = min(ends, key=lambda one: one.seconds_per_batch).division
         for times in LEADS if limits.lead else ():
             self.try_(replace(best, lead=round(times * limits.lead)))
+
+    def _hopeless(self, division: Division) -> bool:
+        """Whether a division in a way that has to save more than another begins behind what was found."""
+        doubt = self._unsure if division.beside else 0.0
+        fastest = min(one.seconds_per_batch for one in self._found.values())
+        return doubt > 0.0 and self.try_(division).seconds_per_batch > fastest
 
     def _moved(self, start: Division, limits: Limits) -> Simulation:
         here = self.try_(start)
