@@ -83,6 +83,11 @@ def test_noise_does_not_make_it_flap(seed):
     assert DEVICE not in used
 
 
+def test_one_slow_epoch_of_a_known_division_is_not_the_end_of_it():
+    trials = Trials({HALF: 1.0, DEVICE: 1.2})
+    assert run(trials, HALF, lambda one, epoch: 1.9 if epoch == 3 else 1.0, 8) == [HALF] * 8
+
+
 def test_contenders_are_the_sides_and_few_divisions_that_differ():
     measured = times(host=16, dma=1, sample=1, uva=2, train=1)
     found = partition(measured, REGISTRY, BATCHES, LIMITS)
@@ -207,3 +212,16 @@ def test_a_drift_that_changes_nothing_does_not_put_off_leaving_a_slow_division()
     assert "transfer_pcie" in adapting.factors
     assert change is not None
     assert not change.division.divided
+
+
+def test_trials_are_few_however_often_phases_drift():
+    measured = times(host=16, dma=1, sample=1, uva=2, train=1)
+    found = partition(measured, REGISTRY, BATCHES, LIMITS)
+    adapting, tried = Adapter(measured, found.division, REGISTRY, LIMITS, BATCHES, found), 0
+    for epoch in range(24):
+        about = {"transfer_pcie": 1.7 ** (epoch % 2)} if epoch % 4 > 1 else {}
+        expected = simulate_alone(adapting)
+        change = adapting.observe({**about, "epoch": expected})
+        tried += change is not None and "tried for an epoch" in change.why
+    assert tried <= MOST_TRIALS
+    assert adapting._trials_left == MOST_TRIALS - tried
