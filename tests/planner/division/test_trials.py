@@ -9,6 +9,7 @@ import pytest
 
 from tests.planner.division.cases import BESIDE, REGISTRY, times
 from weft.core.division import Division, PhaseTime
+from weft.planner.division import adapting as adapting_module
 from weft.planner.division.adapting import FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.simulator import simulate
@@ -214,14 +215,16 @@ def test_a_drift_that_changes_nothing_does_not_put_off_leaving_a_slow_division()
     assert not change.division.divided
 
 
-def test_trials_are_few_however_often_phases_drift():
+def test_trials_are_few_however_often_phases_drift(monkeypatch):
+    """A drift begins others, with the divisions that are near by then."""
+    near = {Division(1, count, 4): 1.0 for count in range(1, 12)}
+    monkeypatch.setattr(adapting_module, "contenders", lambda found, present, *_: {**near, present: 1.0})
     measured = times(host=16, dma=1, sample=1, uva=2, train=1)
-    found = partition(measured, REGISTRY, BATCHES, LIMITS)
-    adapting, tried = Adapter(measured, found.division, REGISTRY, LIMITS, BATCHES, found), 0
-    for epoch in range(24):
-        about = {"transfer_pcie": 1.7 ** (epoch % 2)} if epoch % 4 > 1 else {}
-        expected = simulate_alone(adapting)
-        change = adapting.observe({**about, "epoch": expected})
-        tried += change is not None and "tried for an epoch" in change.why
-    assert tried <= MOST_TRIALS
-    assert adapting._trials_left == MOST_TRIALS - tried
+    adapting = Adapter(measured, HALF, REGISTRY, LIMITS, BATCHES, partition(measured, REGISTRY, BATCHES, LIMITS))
+    used = []
+    for epoch in range(20):
+        if epoch % 3 == 0:
+            adapting._trials = None
+        adapting.observe({"epoch": 1.0})
+        used.append(adapting.division)
+    assert sum(a != b for a, b in pairwise([HALF, *used])) == MOST_TRIALS
