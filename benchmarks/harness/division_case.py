@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -168,12 +170,28 @@ def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
     stack.train_on = lambda batch: fake.train(lambda: plain(batch))  # type: ignore[method-assign]
 
 
+@contextmanager
+def shortened(group: GroupRun, count: int) -> Iterator[None]:
+    """Epochs end after ``count`` batches: threads of the host begin none beyond, whose end would be waited for."""
+    source = divided_source(group)
+    if source is None:  # nobody prepares ahead
+        yield
+        return
+    plain = source.divided.run
+    source.divided.run = lambda seeds: plain(islice(seeds, count))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        source.divided.run = plain  # type: ignore[method-assign]
+
+
 def train_batches(group: GroupRun, count: int) -> float:
-    """Seconds of the first ``count`` batches of an epoch: an epoch of so many, from its beginning to its end."""
+    """Seconds of an epoch of ``count`` batches, from its beginning to its end."""
     group.step_in_epoch, left = 0, iter(range(count - 1))
     synchronize(group.device)
     begin = time.perf_counter()
-    group.advance(1, lambda: next(left, None) is None)
+    with shortened(group, count):
+        group.advance(1, lambda: next(left, None) is None)
     synchronize(group.device)
     seconds = time.perf_counter() - begin
     group.step_in_epoch = 0
@@ -274,4 +292,5 @@ def phases_of(case: Case) -> dict[str, Any]:
     factors = {key: {k: round(v, 3) for k, v in others.items()} for key, others in case.times.interference.items()}
     captured = {key: round(1e3 * one.mean, 4) for key, one in case.times.captured.items()}
     about |= {"beside": factors, "captured_ms": captured, "nodes": case.group.graph.num_nodes}
+    about["times"] = case.times.to_dict()  # all that a simulation needs
     return {"profile_seconds": round(case.profile_seconds, 3), "ms": means, "std_ms": stds, **about}

@@ -78,11 +78,11 @@ def print_report(recorder: Recorder) -> None:
     rows = rows_of(cells)
     print_table(
         ["shape", "model", "GiB", "workers", "host ms", "device ms", "weft ms", "device share", "better side / weft",
-         "weft / best ratio", "sim error", "busy"],
+         "weft / best ratio", "sim error", "epochs", "busy"],
         [
             [row.shape, row.model, row.budget, row.workers, row.host["ms_per_batch"] if row.host else None,
              row.device["ms_per_batch"], row.weft["ms_per_batch"], row.weft.get("device_share"), row.gain, row.of_best,
-             row.weft.get("error"), _busy(row.weft)]
+             row.weft.get("error"), row.weft.get("epochs_until_steady"), _busy(row.weft)]
             for row in rows
         ],
     )  # fmt: skip
@@ -102,6 +102,8 @@ def _told(cell: Cell, cells: list[Cell]) -> Iterator[str]:
     where = f"{cell['shape']} {cell['model']}{_within(cell.get('budget_gib'))}"
     if cell["side"] == "profile":
         yield f"{where}: profile {cell['profile_seconds']} s, ms {cell['ms']}, captured {cell.get('captured_ms')}"
+    if cell.get("notes") and cell["side"] == "weft":
+        yield f"{where} w={cell['workers']}: first epochs {cell['first_epochs_ms']} ms per batch; {cell['notes']}"
     if cell["side"] == "stress":
         yield (f"stress, adapting {cell['adapting']} ({where}): before {cell['before_seconds']} s, first two epochs "
                f"{cell['first_two_seconds']}, later {cell['later_seconds']}, divided anew after "

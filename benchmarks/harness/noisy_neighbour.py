@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.harness.division_case import Case, train_batches
 from weft.core.division import PhaseTimes
+from weft.core.division.phase_times import EPOCH
 from weft.planner.division.adapting import Adapter
 
 CALM, BUSY = 3, 5  # epochs
@@ -60,10 +61,11 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
             case.source.phases()
             seconds.append(train_batches(case.group, batches))
             measured = {key: one.mean for key, one in case.source.phases().items()}
+            measured[EPOCH] = seconds[-1]
             if calm and forced:
                 adapter.profiled = _as_measured(case.times, measured, adapter.expected(case.times))
                 continue
-            change = adapter.observe(measured) if adapting and measured else None
+            change = adapter.observe(measured) if adapting else None
             notes.extend(adapter.told(seconds[-1], change))
             if change is not None:
                 case.source.divide(change.division)

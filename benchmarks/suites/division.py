@@ -4,10 +4,11 @@
     python -m benchmarks.suites.division --out division.json --budget-seconds 470 --resume     # what was left out
 
 Sides: ``host`` (CPU threads prepare all batches), ``device`` (the GPU samples and gathers over PCIe) and ``weft`` (the
-division that a profile leads to); ``share S``: an exhaustive search over the ratio. Per cell: measured and simulated
-seconds of an epoch and the busy share of CPU, PCIe and GPU. An epoch has ``--batches`` batches of ``--seeds`` seeds,
-fan-out [15, 10, 5], or as many as take ``--cell-seconds`` where a side is slow: from the first to the last, so that
-beginning and end count as they do in the simulator. Evaluation is left out.
+division that a profile leads to; without a budget the one that is kept after some epochs, as in a run:
+``epochs_until_steady`` of them, and ``first_epochs_ms`` is what they took); ``share S``: an exhaustive search over the
+ratio. Per cell: measured and simulated seconds of an epoch and the busy share of CPU, PCIe and GPU. An epoch has
+``--batches`` batches of ``--seeds`` seeds, fan-out [15, 10, 5], or as many as take ``--cell-seconds`` where a side is
+slow: from the first to the last, so that beginning and end count as they do in the simulator. Evaluation is left out.
 
 In this order, the most telling first, so that a run that ends early has them (``benchmarks/harness/division_case.py``
 makes the graphs and groups; every graph is made once):
@@ -53,6 +54,7 @@ from benchmarks.harness.division_report import SIDES, print_report, speed_panels
 from benchmarks.harness.noisy_neighbour import stressed
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.speed_plot import speed_svg
+from benchmarks.harness.steady_division import measure_steady
 from weft.core.placement import Placement
 from weft.core.units import parse_bytes
 from weft.engine.planning.plan_report_builder import plan as make_plan
@@ -64,6 +66,7 @@ OTHERWISE = ("0.33", "0.67")  # shares that are also measured the other way, ins
 # pinned memory and profile; of a cell beyond its epochs; of epochs beside busy processes; of a plan.
 GRAPH_SECONDS = {"products": 4.0, "uk": 8.0, "papers100m": 30.0}
 CASE_SECONDS, KNOWN_CASE_SECONDS, CELL_SECONDS, STRESS_SECONDS, PLAN_SECONDS = 15.0, 9.0, 0.6, 12.0, 2.0
+STEADY_EPOCHS, DIVIDES_FROM = 2, 4  # epochs before a division is known to be kept; workers from which on there is one
 ON_DEVICE_GIB, ON_DEVICE_SECONDS = 75, 10.0  # of papers100M: a plan within more has all of it on the GPU
 Key = dict[str, Any]
 
@@ -145,11 +148,13 @@ class Suite:
             return STRESS_SECONDS
         if key["side"] == "profile" or (key["side"] == "device" and key["workers"] != self.args.most_workers):
             return 0.0
-        return CELL_SECONDS + 1.25 * self.args.cell_seconds * self._repeats(key)
+        before = STEADY_EPOCHS if _settles(key) and key["workers"] >= DIVIDES_FROM else 0
+        return CELL_SECONDS + 1.25 * self.args.cell_seconds * (self._repeats(key) + before)
 
     def _repeats(self, key: Key) -> int:
         """Of what is compared most closely all; what is slow varies little."""
-        return self.args.repeats if key.get("workers") == self.args.most_workers and key["side"] in SIDES[:2] else 1
+        closely = key.get("workers") == self.args.most_workers and key["side"] in SIDES[:2] and not _settles(key)
+        return self.args.repeats if closely else 1
 
     # ---- one shape and model -------------------------------------------------------------------------
 
@@ -192,7 +197,8 @@ class Suite:
             same = self._known({**key, "side": "device"})
             if same is not None:
                 return {**same, "same_as": "device"}
-        return measure(case, division, self._repeats(key), self.args.cell_seconds)
+        timed = measure_steady if _settles(key) and division.divided else measure
+        return timed(case, division, self._repeats(key), self.args.cell_seconds)
 
     def _known(self, key: Key, free: str = "workers") -> dict[str, Any] | None:
         """What was measured already of the device, which does not depend on the workers; ``free``: or on what else."""
@@ -257,6 +263,11 @@ class Suite:
         return plain_ms(graph, task_of(graph, model, self.args), place, self.args)
 
 
+def _settles(key: Key) -> bool:
+    """Whether a cell is measured when its division is the one that is kept."""
+    return key["side"] == "weft" and key["budget_gib"] is None
+
+
 def _not_made() -> Case:
     raise NotHere("there is no plan")
 
@@ -286,7 +297,7 @@ def arguments() -> Namespace:
     parser.add_argument("--seeds", type=int, default=1024, help="per batch")
     parser.add_argument("--ratios", type=int, default=6, help="steps of the search over the ratio")
     parser.add_argument("--repeats", type=int, default=2, help="timed epochs per cell with most workers")
-    parser.add_argument("--profile-seconds", type=float, default=2.0)
+    parser.add_argument("--profile-seconds", type=float, default=1.7)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs")
     parser.add_argument("--stress", action=BooleanOptionalAction, default=True, help="epochs beside busy processes")
     args = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.runtime.test_sampled import CPU, graph, group_of, rows, task  # noqa:
 from weft.core.division import Division
 from weft.core.errors import InputError
 from weft.core.plan import Plan
+from weft.flow.division import profiler
 from weft.flow.division.thread_accelerator import ThreadAccelerator
 from weft.runtime.batches.divided_source import DividedSampling
 from weft.runtime.batches.sampled_source import Sampling
@@ -47,6 +50,34 @@ def test_a_division_changes_no_number(graph, model, division, npu):  # noqa: F81
     assert torch.equal(mine.stacks[0].state.flat, plain.stacks[0].state.flat)
     prepared = divided_source(mine).divided.prepared
     assert (prepared["device"] > 0) == (division.device_batches > 0)
+
+
+@pytest.mark.parametrize("division", DIVISIONS[:3], ids=[one.kind for one in DIVISIONS[:3]])
+def test_whole_epochs_are_measured(graph, division, npu):  # noqa: F811
+    """Not one that was begun in the middle, or left."""
+    mine = divided([task(epochs=4)], graph, division, npu)
+    mine.advance(2)
+    measured = divided_source(mine).phases()
+    assert measured["epoch"].count == 2
+    assert measured["epoch"].mean > measured["training_npu"].mean
+    left = iter([False, True])
+    mine.advance(1, lambda: next(left))
+    assert mine.step_in_epoch > 0
+    mine.advance(1)
+    assert "epoch" not in divided_source(mine).phases()
+
+
+def test_recordings_count_in_the_limit_of_a_profile(graph, npu, monkeypatch):  # noqa: F811
+    given = []
+    plain = profiler.profile
+    monkeypatch.setattr(profiler, "profile", lambda *about: given.append(about[-1]) or plain(*about))
+    for recording, limit in ((0.4, 1.0), (0.4, 0.5)):
+        mine = divided([task()], graph, DIVISIONS[2], npu)
+        source, whole = divided_source(mine), divided_source(mine).whole_step
+        monkeypatch.setattr(source, "whole_step", lambda s=recording, w=whole: time.sleep(s) or w())
+        profile_group(mine, workers=2, steps=3, limit=limit)
+    assert given[0] < 0.6
+    assert given[1] == 0.25  # half of it is left in any case
 
 
 def test_stacked_members_share_divided_batches(graph, npu):  # noqa: F811

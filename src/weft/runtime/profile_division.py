@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from weft.runtime.batches.divided_source import DividedSampled
 
 
+LEAST_LEFT = 0.5  # of the limit of a profile, however long recordings of its steps take
+
+
 def divided_source(group: GroupRun) -> DividedSampled | None:
     """The source of ``group`` if two sides prepare its batches."""
     source = group.stacks[0].source if group.stacks else None
@@ -30,10 +34,11 @@ def divided_source(group: GroupRun) -> DividedSampled | None:
 def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit: float | None = None) -> PhaseTimes:
     """Phases of the batches of ``group`` with up to ``workers`` threads of the host.
 
-    ``steps`` and ``limit`` (seconds): the profiler's own, unless given.
+    ``steps`` and ``limit`` (seconds, recordings of steps included): the profiler's own, unless given.
     """
     from weft.flow.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
 
+    begin = time.perf_counter()
     steps, limit = STEPS if steps is None else steps, LIMIT_SECONDS if limit is None else limit
     source = divided_source(group)
     if source is None:
@@ -59,8 +64,9 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
         hardware.registry().beside(hardware.name),
         alone if alone is not None and _has_room(alone) else None,
     )
+    left = max(limit - (time.perf_counter() - begin), LEAST_LEFT * limit)
     try:
-        return profile(what, source.seeds(), min(workers, source.slots - 1), steps, limit)
+        return profile(what, source.seeds(), min(workers, source.slots - 1), steps, left)
     finally:
         group.restore(saved)
 

@@ -15,6 +15,7 @@ from weft.core.plan import Plan
 from weft.core.units import parse_bytes
 from weft.engine.planning.choosing import choose_for
 from weft.engine.planning.explaining import explanation, schedules
+from weft.engine.planning.search import setups
 from weft.engine.report.schedule_chart import check_simulate, write_schedules
 from weft.graph.generate import citation
 from weft.runtime.batches.sampled_source import source_for
@@ -123,3 +124,16 @@ def test_one_task_is_chosen_for_with_its_cost_and_reasons():
     assert chosen.cost.epoch_seconds > 0
     assert any("chosen of" in reason for reason in chosen.plan.why)
     assert chosen.choice.runners_up
+
+
+def test_what_cannot_fit_gets_no_dry_run_and_the_choice_is_the_same(monkeypatch):
+    about = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 10}
+    task = weft.Task(graph="shape:ogbn-products", model="gat", **about)
+    runs, plain = [], setups.Setups._placed
+    monkeypatch.setattr(setups.Setups, "_placed", lambda *given: runs.append(given) or plain(*given))
+    chosen, few = choose_for(task, "h200", "3GiB"), len(runs)
+    monkeypatch.setattr(setups, "TOO_LARGE", float("inf"))
+    every = choose_for(task, "h200", "3GiB")
+    assert few < (len(runs) - few) - 2
+    assert chosen.plan.places == every.plan.places
+    assert chosen.cost.total_bytes == every.cost.total_bytes

@@ -11,6 +11,7 @@ from tests.flow.division.sides import order, sides
 from weft.flow.division import profiler
 from weft.flow.division.profiler import Profiled, profile
 from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.flow.division.time_limit import TimeLimit
 from weft.planner.division.partitioner import Limits, partition
 
 pytestmark = pytest.mark.timeout(60)
@@ -72,6 +73,69 @@ def test_a_step_that_does_everything_is_measured_as_a_whole():
     assert sum(one.mean for one in found.captured.values()) >= 0.03
     assert found.captured["training_gpu"].mean == found.of("training_gpu").mean
     assert not other.captured
+
+
+def test_a_whole_step_beside_copies_says_how_they_share_the_bus():
+    """Steps hold the bus for most of their time, so copies take longer beside them than the little that steps do."""
+    fake = ThreadAccelerator("gpu", {"transfer_gpu": 0.008, "training_gpu": 0.002, "transfer_pcie": 0.004})
+    host, device = sides()
+
+    def whole():
+        fake.run("transfer_gpu", lambda: None, bus=True)
+        fake.run("training_gpu", lambda: None)
+
+    train = lambda item: fake.train(lambda: item)  # noqa: E731
+    what = Profiled(fake.host_side(host), fake.device_side(device), train, alone=whole)
+    try:
+        found = profile(what, list(order().epoch(0)), steps=6)
+        other = profile(replace(what, alone=None), list(order().epoch(0)), steps=3)
+    finally:
+        fake.stop()
+    assert set(found.inside) == {"transfer_gpu", "transfer_pcie"}
+    assert found.inside["transfer_pcie"]["transfer_gpu"] > 1.2
+    assert found.inside["transfer_gpu"]["transfer_pcie"] >= 1.0
+    assert not other.inside
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("there", ["both", "host", "device"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_parts_of_a_profile_use_up_its_limit(beside, there, whole, monkeypatch):
+    limits = []
+
+    class Counted(TimeLimit):
+        def __init__(self, seconds, weight):
+            super().__init__(seconds, weight)
+            limits.append(self)
+
+    monkeypatch.setattr(profiler, "TimeLimit", Counted)
+    host, device = sides()
+    host, device = host if there != "device" else None, device if there != "host" else None
+    alone = (lambda: None) if whole and device is not None else None
+    profile(Profiled(host, device, lambda item: item, beside=beside, alone=alone), list(order().epoch(0)), steps=3)
+    assert limits[0]._left == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_stall_of_the_host_is_not_taken_for_its_pace():
+    """Of few batches; three times as long as the others is too little for a stall of many."""
+    calls = iter([0.02, 0.02, 0.06] + [0.02] * 10_000)
+    found, _, _ = profiled(lambda key: next(calls) if key == "batching_cpu" else 0.0, workers=1, steps=3)
+    assert found.of("batching_cpu").mean < 0.032
+
+
+def test_a_side_that_fails_meanwhile_does_not_let_others_wait_for_ever():
+    host, device = sides()
+    plain, calls = host.prepare, []
+
+    def prepare(seeds):
+        calls.append(seeds)
+        if len(calls) > 5:  # four alone, and the one that is copied
+            raise ValueError("broken")
+        return plain(seeds)
+
+    host.prepare = prepare
+    with pytest.raises(ValueError, match="broken"):
+        profile(Profiled(host, device, lambda item: item), list(order().epoch(0)), workers=2, steps=3)
 
 
 def test_workers_are_started_once_for_all_that_runs_beside_them(monkeypatch):

@@ -72,11 +72,13 @@ def test_balanced_hardware_is_divided_and_faster_than_either_side_alone():
 @settings(max_examples=25, deadline=None)
 @given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.integers(1, 6))
 def test_feedback_never_ends_worse_than_the_initial_guess_or_either_side(host, dma, sample, uva, train, workers):
+    """One side alone is kept unless dividing pays, so it may be slower than a divided guess by so much."""
     measured, limits = times(4 * host, dma, sample, uva, train), Limits(16, 6, workers)
     chosen = partition(measured, REGISTRY, 60, limits)
     for share in (0.0, 1.0, equation_6(measured, REGISTRY, "gpu", workers)):
         start = simulate(overlap_for(share, limits, "gpu", workers), measured, 60, REGISTRY)
-        assert chosen.simulation.seconds_per_batch <= start.seconds_per_batch * 1.0021
+        spared = 1.0 + PAYS * (start.division.divided and not chosen.division.divided)
+        assert chosen.simulation.seconds_per_batch <= start.seconds_per_batch * spared * 1.0021
     lowest = bound(loads(measured, REGISTRY, "gpu", workers), best_share(loads(measured, REGISTRY, "gpu", workers)))
     assert chosen.simulation.seconds_per_batch >= lowest * (1 - 1e-9)
 

@@ -1,4 +1,4 @@
-"""The simulator against epochs that were measured on an H200 (benchmarks/results/division.json).
+"""The simulator against epochs that were measured on an H200 on 2026-11-16 (recorded_undivided_epochs.json).
 
 That profile lacked two things which profiles have since: host batching beside copies, here read off the busy shares of
 the host's own epochs with 8 and 14 workers, and sampling in a captured step, here the difference that
@@ -18,8 +18,7 @@ from weft.core.division import Division, PhaseTime, PhaseTimes, built_in
 from weft.planner.division.simulator import simulate
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
-FOUND = json.loads((RESULTS / "division.json").read_text())["cells"]
-CELLS = [cell for cell in FOUND if "cache_gib" in cell]  # of that run; later ones name budgets
+CELLS = json.loads((Path(__file__).parent / "recorded_undivided_epochs.json").read_text())["cells"]
 SAMPLING = json.loads((RESULTS / "sampling.json").read_text())["cells"]
 EPOCHS = [cell for cell in CELLS if "epoch_seconds" in cell]
 

@@ -10,6 +10,7 @@ from typing import Any
 from weft.core.errors import SpecError
 
 HOST_BATCHING = "batching_cpu"
+EPOCH = "epoch"  # not a phase: a whole epoch, measured among them
 STALL = 4.0  # times the median of a phase
 
 
@@ -27,12 +28,12 @@ class PhaseTime:
                 raise SpecError(f"seconds of a phase: {name}={value!r} must be a number, at least 0")
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> PhaseTime:
-        """Of measured seconds; those of a few stalls (:data:`STALL` times the median and more) do not count."""
+    def of(cls, seconds: Sequence[float], stall: float = STALL) -> PhaseTime:
+        """Of measured seconds; those of a few stalls (``stall`` times the median and more) do not count."""
         if not seconds:
             raise SpecError("a phase needs at least one measured batch")
         median = sorted(seconds)[len(seconds) // 2]
-        seconds = [value for value in seconds if value <= STALL * median]
+        seconds = [value for value in seconds if value <= stall * median]
         mean = sum(seconds) / len(seconds)
         variance = sum((value - mean) ** 2 for value in seconds) / max(len(seconds) - 1, 1)
         return cls(mean, math.sqrt(variance), len(seconds))
@@ -52,6 +53,8 @@ class PhaseTimes:
     steps: without the launches of kernels one by one. With training among them they are those of one step that was
     measured as a whole, and follow one another. ``workers``: threads of the host that were at work when its
     interference with others was measured; fewer take less of the memory's bandwidth (0: not known, all the same).
+    ``inside``: as ``interference``, of phases inside of captured steps, where it differs: reads by all multiprocessors
+    take nearly all of the bus, and those beside training do not.
     """
 
     phases: Mapping[str, PhaseTime]
@@ -60,11 +63,12 @@ class PhaseTimes:
     bytes: int = 0
     captured: Mapping[str, PhaseTime] = field(default_factory=dict)
     workers: int = 0
+    inside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.crowding) or self.crowding < 0:
             raise SpecError(f"crowding={self.crowding!r} must be a number, at least 0")
-        for name, others in self.interference.items():
+        for name, others in (*self.interference.items(), *self.inside.items()):
             for other, factor in others.items():
                 if not math.isfinite(factor) or factor <= 0:
                     raise SpecError(f"interference of {other} with {name}: {factor!r} must be above 0")
@@ -104,7 +108,8 @@ class PhaseTimes:
     def in_step(self) -> PhaseTimes:
         """Where the trainer prepares its batches inside of captured steps, and trains on others as well."""
         inside = {key: one for key, one in self.captured.items() if not key.startswith("training")}
-        return replace(self, phases={**self.phases, **inside})
+        beside = {key: {**self.interference.get(key, {}), **others} for key, others in self.inside.items()}
+        return replace(self, phases={**self.phases, **inside}, interference={**self.interference, **beside})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -112,8 +117,9 @@ class PhaseTimes:
         interference = {key: dict(others) for key, others in self.interference.items()}
         about = {"interference": interference, "crowding": self.crowding, "bytes": self.bytes}
         captured = {key: asdict(one) for key, one in self.captured.items()}
-        more = ({"captured": captured} if captured else {}) | ({"workers": self.workers} if self.workers else {})
-        return {"phases": phases, **about, **more}
+        inside = {key: dict(others) for key, others in self.inside.items()}
+        more = {"captured": captured, "workers": self.workers, "inside": inside}
+        return {"phases": phases, **about, **{name: value for name, value in more.items() if value}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhaseTimes:
@@ -121,4 +127,4 @@ class PhaseTimes:
         phases = {key: PhaseTime(**one) for key, one in data["phases"].items()}
         captured = {key: PhaseTime(**one) for key, one in data.get("captured", {}).items()}
         about = (data.get("interference", {}), data.get("crowding", 0.0), data.get("bytes", 0))
-        return cls(phases, *about, captured, data.get("workers", 0))
+        return cls(phases, *about, captured, data.get("workers", 0), data.get("inside", {}))

@@ -2,7 +2,8 @@
 
 After every epoch the measured seconds of each phase are compared with those of the simulated epoch. A phase that is off
 by more than noise explains is taken over into the phase times, the partitioner divides anew, and the new division is
-used if it is predicted to gain enough. Reads no clock.
+used if it is predicted to gain enough. While phases are as expected, whole epochs are compared (:class:`Trials`). Reads
+no clock.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from weft.core.division import Division, PhaseTimes, Registry
+from weft.core.division.phase_times import EPOCH
 from weft.core.units import show_seconds
-from weft.planner.division.partitioner import Limits, partition
+from weft.planner.division.partitioner import Limits, Partition, partition
 from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.trials import MOST_TRIALS, Trials, contenders
 
 DRIFT = 1.25  # ratio of measured to predicted seconds from which on a phase has drifted
 STRONG = 1.6  # from which on one epoch suffices; below, two in a row
 GAIN = 0.05  # of an epoch that a new division must be predicted to save
 REST = 2  # epochs after a change in which only strong drifts count
 MOST_FASTER = 10.0  # times as fast as predicted that reads are taken to be
+DIVIDING = "dividing"  # among the factors: whole epochs of divided ones, where their phases do not say it
 FORGET = 20  # epochs without measuring a phase after which its drift is forgotten, so that it is tried again
 
 
@@ -37,7 +41,7 @@ class Change:
 class Adapter:
     """Keeps the phase times of one group up to date; ``batches`` per epoch.
 
-    ``profiled``: the phase times that ``division`` was chosen by.
+    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known.
     """
 
     profiled: PhaseTimes
@@ -45,12 +49,15 @@ class Adapter:
     registry: Registry
     limits: Limits
     batches: int
+    found: Partition | None = None
     factors: dict[str, float] = field(default_factory=dict)  # of phases that have drifted
     _suspected: dict[str, int] = field(default_factory=dict)
     _unseen: dict[str, int] = field(default_factory=dict)
     _patience: dict[str, int] = field(default_factory=dict)  # epochs after which a drift is forgotten
     _rest: int = 0
     _simulated_for: tuple[object, Mapping[str, float]] | None = None
+    _trials: Trials | None = None
+    _trials_left: int = MOST_TRIALS
     _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
 
     @property
@@ -61,20 +68,23 @@ class Adapter:
     def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
         """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays.
 
-        Phases of a side that is not used, or not measured, are left out.
+        Phases of a side that is not used, or not measured, are left out. ``epoch`` among them: of a whole epoch.
         """
+        took = measured.get(EPOCH)
+        measured = {key: seconds for key, seconds in measured.items() if key != EPOCH}
         expected = self._expected() if measured else {}
         drifted = self._by_phase(self._drifted(measured, expected), measured, expected)
         forgotten = self._forget(self._seen(measured), epochs)
         self._rest = max(self._rest - epochs, 0)
         if not drifted and not forgotten:
-            return None
+            return None if took is None else self._try(took)
         for key, ratio in drifted.items():
             self.factors[key] = self.factors.get(key, 1.0) * ratio
             self._suspected.pop(key, None)
         why = [f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items()]
         why += [f"{key} was slow {epochs} epochs ago and is tried again" for key, epochs in forgotten.items()]
-        return self._divide(", ".join(why))
+        change = self._divide(", ".join(why))
+        return self._try(took) if change is None and took is not None else change
 
     def _expected(self) -> Mapping[str, float]:
         """As now believed; simulated once, since a short epoch takes hardly longer than its simulation."""
@@ -116,7 +126,8 @@ class Adapter:
     def _seen(self, measured: Mapping[str, float]) -> set[str]:
         """Phases that were measured, by themselves or as a part of steps."""
         sampling, reading, _, step = self._own_phases
-        return {*measured, *((sampling, reading) if step in measured else ())}
+        divided = (DIVIDING,) if self.division.divided else ()
+        return {*measured, *((sampling, reading) if step in measured else ()), *divided}
 
     def _simulated(self, division: Division) -> Simulation:
         return simulate(division, self.times, self.batches, self.registry)
@@ -147,13 +158,46 @@ class Adapter:
                 del self.factors[key], self._unseen[key]
         return forgotten
 
-    def _divide(self, why: str) -> Change | None:
-        now = self._simulated(self.division)
-        found = partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
-        if found.simulation.seconds > (1.0 - GAIN) * now.seconds or found.division == self.division:
+    def _try(self, took: float) -> Change | None:
+        """After an epoch of ``took`` seconds: another division that is faster, or may be."""
+        trials = self._trials = self._trials or self._contenders(Trials({}))
+        found = trials.after(self.division, took)
+        self._trials_left = trials.left
+        if found is None:
             return None
-        self.division, self._rest = found.division, REST
-        return Change(found.division, why, now.seconds, found.simulation.seconds)
+        if self.division.divided and not found[0].divided:  # not to be divided anew at the next drift
+            self.factors[DIVIDING] = self._off(self.division) * trials.off()
+        self.division, self._rest = found[0], REST
+        return Change(*found, took, trials.expected(found[0]))
+
+    def _off(self, division: Division) -> float:
+        """How many times as long as simulated an epoch under ``division`` takes."""
+        return self.factors.get(DIVIDING, 1.0) if division.divided else 1.0
+
+    def _contenders(self, before: Trials) -> Trials:
+        """With the epochs under the present division that ``before`` knows; others were at other times."""
+        if self.found is None:
+            self.found = self._partition()
+        seconds = self._simulated(self.division).seconds
+        found = contenders(self.found, self.division, seconds, self.batches)
+        predicted = {one: each * self._off(one) for one, each in found.items()}
+        return Trials(predicted, self._trials_left, before.of(self.division))
+
+    def _partition(self) -> Partition:
+        return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
+
+    def _divide(self, why: str) -> Change | None:
+        now = self._simulated(self.division).seconds * self._off(self.division)
+        found = self.found = self._partition()
+        before, self._trials = self._trials or Trials({}), None
+        ways = [(found.division, found.simulation.seconds)]
+        ways += [(one, each * self.batches) for one, each in found.tried if not one.divided]
+        best, seconds = min(((one, each * self._off(one)) for one, each in ways), key=lambda way: way[1])
+        if seconds > (1.0 - GAIN) * now or best == self.division:
+            self._trials = self._contenders(before)
+            return None
+        self.division, self._rest = best, REST
+        return Change(best, why, now, seconds)
 
     # ---- what it gained ------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def step_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple
     training = registry.training(trainer).occupies
     return tuple(
         replace(one, occupies=(*training, *(name for name in one.occupies if name in (BUS, READS))))
-        for one in device_operators(registry, trainer, times)
+        for one in device_operators(registry, trainer, times.in_step())
     )
 
 

@@ -3,7 +3,8 @@
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
 finds idle, until that gains nothing. A trainer that prepares beside training may also do so inside of its steps, where
-those were measured: both ways are simulated. So is how many batches the trainer begins an epoch with.
+those were measured: both ways are simulated, the first one further only if it begins ahead, since it has to save more.
+So is how many batches the trainer begins an epoch with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ NEAR = 0.01  # difference of shares that does not matter
 MOST_ROUNDS = 24
 GAIN = 0.002  # of an epoch that a move must save
 PAYS = 0.04  # of an epoch that dividing must save: of small savings the simulator is not sure (10 % off on an H200)
+UNSURE = 0.12  # more that dividing beside training must save over inside of steps: simulated 16 % too fast there
 LEADS = (0.0, 0.5, 1.5)  # times the batches that the trainer makes while the host makes its first, tried beside those
 MOST_LEAD = 0.34  # of an epoch
 
@@ -135,7 +137,8 @@ def partition(
     def run(division: Division) -> Simulation:
         return simulate(replace(division, buckets=limits.buckets), times, batches, registry)
 
-    search = _Search(run, trainer, count)
+    ways = _ways(limits, times)
+    search = _Search(run, trainer, count, UNSURE if len(ways) > 1 else 0.0)
     host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
     if host:
         search.try_(overlap_for(0.0, limits, trainer, count))
@@ -143,7 +146,7 @@ def partition(
         search.try_(overlap_for(1.0, limits, trainer, count))
     if host and device:
         lead = first_batches(times, registry, trainer, count, batches) if limits.beside else 0
-        for way in _ways(replace(limits, lead=lead), times):
+        for way in (replace(one, lead=lead) for one in ways):
             share = equation_6(times, registry, trainer, count, way.in_step)
             search.refine(overlap_for(share, way, trainer, count), way)
     return search.best()
@@ -152,14 +155,14 @@ def partition(
 def _ways(limits: Limits, times: PhaseTimes) -> list[Limits]:
     """How the device may prepare its part: as registered, and inside of its steps where those were measured."""
     inside = limits.beside and bool(times.captured) and limits.buckets == 1
-    return [limits] + ([replace(limits, beside=False, in_step=True)] if inside else [])
+    return ([replace(limits, beside=False, in_step=True)] if inside else []) + [limits]
 
 
 class _Search:
     """Divisions that were simulated, and the moves between them."""
 
-    def __init__(self, run: Callable[[Division], Simulation], trainer: str, workers: int) -> None:
-        self._run, self._trainer, self._workers = run, trainer, workers
+    def __init__(self, run: Callable[[Division], Simulation], trainer: str, workers: int, unsure: float) -> None:
+        self._run, self._trainer, self._workers, self._unsure = run, trainer, workers, unsure
         self._found: dict[Division, Simulation] = {}
 
     def try_(self, division: Division) -> Simulation:
@@ -172,12 +175,18 @@ class _Search:
 
         Then other numbers of batches that the device begins with.
         """
-        if not division.divided:
+        if not division.divided or self._hopeless(division):
             return
         ends = [self._moved(start, limits) for start in (division, self._smaller(division, limits))]
         best = min(ends, key=lambda one: one.seconds_per_batch).division
         for times in LEADS if limits.lead else ():
             self.try_(replace(best, lead=round(times * limits.lead)))
+
+    def _hopeless(self, division: Division) -> bool:
+        """Whether a division in a way that has to save more than another begins behind what was found."""
+        doubt = self._unsure if division.beside else 0.0
+        fastest = min(one.seconds_per_batch for one in self._found.values())
+        return doubt > 0.0 and self.try_(division).seconds_per_batch > fastest
 
     def _moved(self, start: Division, limits: Limits) -> Simulation:
         here = self.try_(start)
@@ -207,7 +216,8 @@ class _Search:
         """The fastest, a one-sided one unless dividing pays; of nearly equal ones the one with smaller buffers."""
 
         def seconds(one: Simulation) -> float:
-            return one.seconds_per_batch * (1.0 + PAYS * one.division.divided)
+            doubt = PAYS + self._unsure * one.division.beside if one.division.divided else 0.0
+            return one.seconds_per_batch * (1.0 + doubt)
 
         fastest = min(map(seconds, self._found.values()))
         near = [one for one in self._found.values() if seconds(one) <= fastest * (1.0 + GAIN)]

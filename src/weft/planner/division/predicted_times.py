@@ -17,18 +17,25 @@ from weft.planner.sampling.transfers import (
     batch_launches,
 )
 
-# One thread of the H200's host prepares a batch of 519,000 rows of 400 bytes and 0.85 M edges in 89 ms, of which
-# sampling takes 22; fourteen at once take 170 ms each (benchmarks/results/division.json).
+# One thread of the H200's host prepares a batch of 519,000 rows of 400 bytes and 0.85 M edges in 81 to 90 ms, of which
+# sampling takes 22; fourteen at once take 116 to 123 ms each, of 544 MB 1.5 times as long as one
+# (benchmarks/results/division.json).
 HOST_GATHER = 3.2e9
-CROWDING = 0.07
+CROWDING = 0.03
 # How many times as long a phase takes beside another one, as profiled there (benchmarks/results/division.json, SAGE):
-# reads over PCIe by kernels hold up the memory accesses of training.
+# reads over PCIe by kernels hold up the memory accesses of training. Sampling beside copies waits for them: from the
+# phases of its divided epochs.
 INTERFERENCE: dict[str, dict[str, float]] = {
-    "batching_cpu": {"transfer_pcie": 1.35, "batching_gpu": 1.06, "transfer_gpu": 1.06, "training_gpu": 1.14},
-    "transfer_pcie": {"batching_cpu": 1.2},
-    "batching_gpu": {"batching_cpu": 1.39, "training_gpu": 1.02},
-    "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
-    "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
+    "batching_cpu": {"transfer_pcie": 1.05, "batching_gpu": 1.02, "transfer_gpu": 1.03, "training_gpu": 1.03},
+    "transfer_pcie": {"batching_cpu": 1.03, "transfer_gpu": 1.68},
+    "batching_gpu": {"batching_cpu": 1.56, "training_gpu": 1.2, "transfer_pcie": 4.0},
+    "transfer_gpu": {"batching_cpu": 1.2, "training_gpu": 1.25, "transfer_pcie": 1.94},
+    "training_gpu": {"batching_cpu": 1.1, "transfer_pcie": 1.07, "batching_gpu": 1.8, "transfer_gpu": 3.6},
+}
+# Inside of captured steps reads by all multiprocessors take nearly all of the bus: from the phases of divided epochs.
+INSIDE: dict[str, dict[str, float]] = {
+    "transfer_gpu": {"transfer_pcie": 1.1},
+    "transfer_pcie": {"transfer_gpu": 5.0},
 }
 MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
@@ -58,7 +65,7 @@ def predicted_times(
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
     captured = found | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH)
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH, INSIDE)
 
 
 def _completing(traffic: BatchTraffic, near: float, machine: Machine) -> float:

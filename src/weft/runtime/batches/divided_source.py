@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.core.division import Division, PhaseTime
+from weft.core.division.phase_times import EPOCH
 from weft.flow.division.executor import DividedPipeline
 from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
@@ -101,18 +102,23 @@ class DividedSampled(Sampled):
         self.divided.division = replace(division, host_buffer=buffer, buckets=self._buckets)
 
     def phases(self) -> Mapping[str, PhaseTime]:
-        """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
+        """Measured phases and whole epochs since the last call.
+
+        Of a device that prepares all batches in captured steps no phases are known.
+        """
         found = self.divided.log.times()
         self.divided.log.clear()
         return found
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
+        begin = self.divided.clock.mark()
         if self._alone:
             yield from super().batches(epoch, first)
-            return
-        for item in self.divided.run(self._host_order.epoch(epoch, first)):
-            yield self.as_batch(item)
+        else:
+            yield from map(self.as_batch, self.divided.run(self._host_order.epoch(epoch, first)))
+        if not first:
+            self.divided.log.add_marks(EPOCH, begin, self.divided.clock.mark())
 
     def quiet(self) -> AbstractContextManager[None]:
         """While a step is captured: no other thread prepares batches."""

@@ -23,6 +23,7 @@ from weft.planner.training_mode import may_sample
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
 LOOK_SECONDS = 0.9  # of dry runs, after which none is made for a setup that needs a setting
+TOO_LARGE = 1.1  # times the budget that a placement without a dry run is worked out to need: that is about right
 CACHE_SHARES = (0.95, 0.5, 0.25)  # of what the budget leaves
 
 
@@ -34,6 +35,7 @@ class Setups:
     ) -> None:
         self._tasks, self._estimator, self._room, self._options = tasks, estimator, room, options
         self._begin = begin
+        self._known: dict[tuple[str, str, Placement], Setup] = {}  # of dry runs, by how they were evaluated
 
     def found(self, plan: Plan | None) -> list[Setup]:
         """The task's own mode first."""
@@ -132,13 +134,26 @@ class Setups:
         return features + (4 * stats.num_edges if place.topology == "gpu" else 0) <= self._room
 
     def _first_that_fits(self, task: Task, places: Sequence[Placement], plan: Plan | None) -> list[Setup]:
-        """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest."""
+        """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.
+
+        What does not fit by far, as another placement evaluated so tells, gets no dry run.
+        """
         found: list[Setup] = []
         for place in places:
+            if place is not places[-1] and self._too_large(task, place):
+                continue
             found = self._placed(task, place, plan)
+            self._known[task.mode, task.precision, _evaluated(place)] = found[0]
             if found[0].device_bytes <= self._room:
                 break
         return found
+
+    def _too_large(self, task: Task, place: Placement) -> bool:
+        known = self._known.get((task.mode, task.precision, _evaluated(place)))
+        if known is None:
+            return False
+        moved = elsewhere(known, place, self._estimator.stats(task))
+        return moved.device_bytes > TOO_LARGE * self._room
 
     def _placed(self, task: Task, place: Placement, plan: Plan | None) -> list[Setup]:
         self._estimator.place(task, place)
@@ -181,6 +196,11 @@ class Setups:
             replace(one, training=training, device_bytes=taken + one.placement.cache_bytes, rough=False) for one in same
         ]
         return [one for one in setups if not any(one is other for other in same)] + sure
+
+
+def _evaluated(place: Placement) -> Placement:
+    """The same for placements that differ in where things lie alone."""
+    return replace(place, features="host", topology="host", cache_bytes=0, overlap=False)
 
 
 def _members(plan: Plan | None) -> int:

@@ -70,12 +70,13 @@ class Dividing:
         registry = source.hardware.registry()
         limits = self._limits(source, times)
         if group.plan.division is not None and group.plan.phases:
-            division, told = group.plan.division, f"as planned: {group.plan.division.words()}"
+            found, division = None, group.plan.division
+            told = f"as planned: {division.words()}"
         else:
             found = partition(times, registry, source.steps_per_epoch, limits, source.hardware.name, self.workers)
             division, told = found.division, _words(found.division, found.simulation.seconds, found.tried)
         source.divide(division)
-        adapter = Adapter(times, source.division, registry, limits, source.steps_per_epoch)
+        adapter = Adapter(times, source.division, registry, limits, source.steps_per_epoch, found)
         return replace(group.plan, division=source.division, phases=times.to_dict()), adapter, told
 
     def _limits(self, source: DividedSampled, times: PhaseTimes) -> Limits:
