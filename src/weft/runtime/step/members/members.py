@@ -23,11 +23,12 @@ from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
 from weft.runtime.step.forward import Forward, LeafForward
 from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_edges
+from weft.runtime.step.members.calls import AloneStep
 from weft.runtime.step.members.checks import check_frozen, check_norms, check_users_modules, empty_relations
 from weft.runtime.step.members.model_builder import ModelBuilder
 from weft.runtime.step.members.slot import CannotStack, MemberSlot
 from weft.runtime.step.members.stack_modes import rated_modules, set_reduce, set_stacked
-from weft.runtime.step.members.trial import AloneStep, Trial
+from weft.runtime.step.members.trial import Trial
 from weft.runtime.step.members.zero_padding import Padding, widths_of
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State

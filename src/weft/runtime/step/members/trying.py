@@ -23,14 +23,17 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import bind, check_logits
+from weft.runtime.step.members.calls import AloneStep, Calls
 from weft.runtime.step.members.cast_weights import check_used_through_modules
 from weft.runtime.step.members.comparing import NEAR
 from weft.runtime.step.members.conversion import try_layers
 from weft.runtime.step.members.copies import try_copy
+from weft.runtime.step.members.kept_elsewhere import BeforeCalls
 from weft.runtime.step.members.members import Members
+from weft.runtime.step.members.outside import Outside
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.members.stack_modes import set_reduce
-from weft.runtime.step.members.trial import OTHERS, AloneStep, Calls, Trial, compare, try_again, try_alone
+from weft.runtime.step.members.trial import OTHERS, Trial, compare, try_again, try_alone
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
@@ -46,6 +49,7 @@ class TryOut:
         self._members, self._state, self._loss_of = members, state, loss_of
         self._task, self._device = members.task, members.builder.inputs.device
         self._models = members.models_to_try()
+        self._outside = BeforeCalls(self._models[0] if self._models else members.model)
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
@@ -114,8 +118,10 @@ class TryOut:
             return
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
+        outside = Outside(self._models[0])
         with same_draws(self._device):
             together = self._together()
+        outside.put_back()  # tensors of all members at once are of no use later
         if self._members.builder.inputs.agree:  # which noise might let a second comparison deny
             return
         seconds, same = [], self._is_same(0, first, *together)
@@ -152,7 +158,7 @@ class TryOut:
         if untouched is None:
             return try_again(calls)
         elsewhere = lambda: self._calls(copy_module(untouched)[0], row)  # noqa: E731
-        trial = try_alone(calls, untouched, elsewhere, isinstance(self._task.model, nn.Module))
+        trial = try_alone(calls, untouched, elsewhere, self._outside, isinstance(self._task.model, nn.Module))
         self._check_buffers(shared, trial.changed_buffers)
         return trial
 
