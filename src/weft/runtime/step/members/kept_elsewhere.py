@@ -11,7 +11,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,11 @@ class BeforeCalls:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._outside, self._marks = model, Outside(model), outside_state(model)
+        self.put_back, self.for_a_while = self._outside.put_back, self._outside.for_a_while
 
     def changed(self) -> list[str]:
         """Names of what calls have changed."""
         return differing(self._marks, outside_state(self._model))
-
-    def for_a_while(self) -> AbstractContextManager[None]:
-        """Inside, all is as before these calls."""
-        return self._outside.for_a_while()
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

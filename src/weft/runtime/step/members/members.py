@@ -152,7 +152,7 @@ class Members:
         """Keep what a trial of the first member tells of the module."""
         self.hidden_state = trial.hidden_state
         if self._keeping is not None:
-            self._keeping.learn(trial.unread, trial.caches, trial.lost)
+            self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
         self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:

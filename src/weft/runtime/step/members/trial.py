@@ -35,8 +35,9 @@ class Trial:
     the loss does not depend on; ``writes``: whether a call, or a hook in its backward pass, writes to the module's own
     weights; ``seconds``: of a training call and one in evaluation mode, if they were timed; ``unread``: places with
     tensors that calls leave and none reads; ``caches``: those that the first call fills and that depend on the graph
-    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python;
-    ``changed_buffers``: names of those that calls change, in evaluation mode as well if ``changed_in_evaluation``.
+    alone; ``lost``: places that cannot be written down, which evaluations read if ``needs_lost``; ``branches``: whether
+    calls read numbers into Python; ``changed_buffers``: names of those that calls change, in evaluation mode as well if
+    ``changed_in_evaluation``.
     """
 
     loss: Tensor
@@ -49,6 +50,7 @@ class Trial:
     unread: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    needs_lost: bool = False
     branches: bool = False
     changed_buffers: frozenset[str] = frozenset()
     changed_in_evaluation: bool = False
@@ -83,7 +85,17 @@ def try_alone(
     check_earlier_results(watch, elsewhere if hidden else lambda: calls)
     unread = [] if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
     lost = keeping.lost(untouched, changing) if hidden else []
-    return _trial(calls, watch, seen, hidden, {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)})
+    needs = bool(lost) and _differs_without(calls, elsewhere)
+    kept = {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)}
+    return _trial(calls, watch, seen, hidden, kept, needs)
+
+
+def _differs_without(calls: Calls, given_back: Callable[[], Calls]) -> bool:
+    """Whether a module that is given back what can be written down evaluates to something else."""
+    try:
+        return differ([(calls.evaluate(), given_back().evaluate())])
+    except Exception:  # a module may do anything without what it keeps
+        return True
 
 
 @dataclass(frozen=True)
@@ -106,12 +118,15 @@ def _watched_calls(calls: Calls, watch: Watch) -> _Seen:
     return _Seen(first, grad, logits, drawn, differ(twice))
 
 
-def _trial(calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]]) -> Trial:
+def _trial(
+    calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]], needs_lost: bool
+) -> Trial:
     forward = calls.forward
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     return Trial(
         *(seen.loss, seen.grad[0], seen.logits, hidden, without, watch.writes.seen),
         **kept,
+        needs_lost=needs_lost,
         branches=watch.branches,
         changed_buffers=frozenset(watch.changed_buffers | watch.changed_in_evaluation),
         changed_in_evaluation=bool(watch.changed_in_evaluation),

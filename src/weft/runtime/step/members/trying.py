@@ -53,6 +53,13 @@ class TryOut:
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
+        try:
+            self._try()
+        except Exception:
+            self._outside.put_back()  # another member is to find it as this one did
+            raise
+
+    def _try(self) -> None:
         runs = self._members.is_users and not self._state.flat.is_meta
         with same_draws(self._device) if runs else nullcontext():
             self._try_features()
@@ -97,7 +104,8 @@ class TryOut:
             set_reduce(model, reduce)
             forward = Forward(model, members.layout, bind(model), DTYPES[members.slots[0].task.precision], reduce)
             forward.attach(state.select([0]), rates)
-            return forward.one(state.flat[0], training=False, batch=batch)
+            with members.builder.naming_left_out(self._models[0]):
+                return forward.one(state.flat[0], training=False, batch=batch)
         members.forward.attach(state.select([0]), rates)
         try:
             return members.forward.one(state.flat[0], training=False, batch=batch)
@@ -185,10 +193,21 @@ class TryOut:
         if trial.writes and several:
             raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
         self._members.learn(trial)
+        self._note_lost(trial)
+
+    def _note_lost(self, trial: Trial) -> None:
+        """Say what does not come back, in a resumed training or with the best weights."""
+        name, note = self._task.model_name, self._members.builder.note_once
         if trial.hidden_state is not None and trial.lost:
-            self._members.builder.note_once(
+            loaded = ", and a result that is loaded does not predict" if trial.needs_lost else ""
+            note(
                 f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be "
-                "resumed, and its best weights are given back with what it keeps at the end of training"
+                f"resumed, and its best weights are given back with what it keeps at the end of training{loaded}"
+            )
+        elif trial.hidden_state == OTHERS:
+            note(
+                f"{name} gives other numbers when it is called again, and keeps what it needs for that where Weft does "
+                "not see it: that is neither resumed nor given back with the best weights"
             )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:

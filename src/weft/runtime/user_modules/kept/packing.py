@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.kept.iterators import KINDS as ITERATORS
+from weft.runtime.user_modules.kept.iterators import as_parts
 from weft.runtime.user_modules.kept.sharing import Sharing, Written
 from weft.runtime.user_modules.kept.walking import NOT_DATA, OF_HOOKS, cells, fields
 
@@ -98,7 +100,7 @@ class _Packer:
         written = Written(self._place, f"{self._place}:{len(self._written)}", tree, value)
         self._written[id(value)] = written
         tree |= self._kind(value)
-        if id(value) not in self._made and tree["is"] in REPLACED:
+        if tree["is"] == "iterator" or (id(value) not in self._made and tree["is"] in REPLACED):
             tree["new"] = True
             if self.whole and not isinstance(value, IMMUTABLE):
                 self._sharing.add(written)
@@ -118,6 +120,9 @@ class _Packer:
         text = _text(value)
         if text is not None:
             return text
+        parts = as_parts(value) if isinstance(value, ITERATORS) else None
+        if parts is not None:
+            return {"is": "iterator", "maker": parts[0], "parts": self(parts[1]), "state": self(parts[2])}
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             more = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
             return {"is": "items", "class": _class(value), "items": [self(one) for one in value], **more}

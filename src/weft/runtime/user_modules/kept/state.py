@@ -38,15 +38,16 @@ class KeptState:
         self._first = _packed(model if again is None else again, self._held, _Everything(), {})
         self._last: Snapshot = self._first
         self._ignored: frozenset[str] = frozenset()
-        self._opaque: tuple[str, ...] = ()
+        self._opaque: Snapshot = {}
         self._caches: dict[str, Packed | None] = {}
 
-    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str]) -> None:
+    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str], needed: bool) -> None:
         """Leave out what no call reads, and caches as long as they are what the first call made of the graph.
 
-        ``lost``: what changes, and may say nothing of it, as an iterator.
+        ``lost``: what changes, and may say nothing of it, as a generator; ``needed``: evaluations read it.
         """
-        self._ignored, self._caches, self._opaque = frozenset(unread), dict.fromkeys(caches), tuple(lost)
+        self._ignored, self._caches = frozenset(unread), dict.fromkeys(caches)
+        self._opaque = {name: Packed({"is": "other", "class": "?", "needed": needed}, whole=False) for name in lost}
 
     def now(self) -> Snapshot:
         """Everything that is not as the constructor left it."""
@@ -54,7 +55,7 @@ class KeptState:
         self._last = _packed(self._model, self._held, self._made, self._last, self._places, sharing)
         found = {n: one for n, one in self._last.items() if one is not first.get(n) and not one.same(first.get(n))}
         found |= {name: ABSENT for name in first if name not in self._last}
-        found |= {name: Packed({"is": "other", "class": "?"}, whole=False) for name in self._opaque}
+        found |= self._opaque
         kept = {name: one for name, one in found.items() if not self._left_out(name, one)}
         return self._with_referred(kept, sharing.pairs) if sharing.pairs else kept
 

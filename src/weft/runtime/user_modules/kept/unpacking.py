@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.kept.iterators import from_parts
 from weft.runtime.user_modules.kept.packing import COMPRESSED, Packed, Tree
 from weft.runtime.user_modules.kept.walking import OF_HOOKS, cells, inside
 
@@ -162,6 +163,9 @@ class _Unpacker:
             if self(one, old) is not old and isinstance(one, dict):
                 raise CannotUnpack(f"{tree['of']}, which holds something else now")
         return template
+
+    def _is_iterator(self, tree: Tree, template: Any) -> Any:
+        return from_parts(tree["maker"], self(tree["parts"], None), self(tree["state"], None))
 
     def _is_optimizer(self, tree: Tree, template: Any) -> Any:
         if not isinstance(template, torch.optim.Optimizer):
