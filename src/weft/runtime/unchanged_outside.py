@@ -34,6 +34,7 @@ def _built(task: Task, graph: Graph | GraphStats) -> nn.Module | None:
     if isinstance(task.model, nn.Module):
         return task.model
     try:
-        return build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+        model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+        return model.to("meta")  # its classes matter, and its weights may be large
     except WeftError:
         return None

@@ -1144,6 +1144,68 @@ class Locked(Base):
             return super().forward(x, adj)
 
 
+class MadeOverNone(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.extra = None
+
+    def forward(self, x, adj):
+        if self.extra is None:
+            self.extra = nn.Linear(8, 8)
+        return self.last(self.extra(self.hidden(x, adj)))
+
+
+class HookOnSelf(Base):
+    """A hook that refers to the module leaves an activation in it, as for saliency maps."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.seen = {}
+        self.conv.register_forward_hook(lambda module, given, out: self.seen.__setitem__("conv", out))
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) + self.seen["conv"].mean(1, keepdim=True) * torch.tensor([1.0, 2.0, 3.0])
+
+
+class HookCountsOnSelf(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+        self.conv.register_forward_hook(self.counting())
+
+    def counting(self):
+        def hook(module, given, out):
+            self.calls += self.training
+            return out * (1 + 0.05 * self.calls)
+
+        return hook
+
+
+class FunctionOnSelf(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+        self.scaled = lambda h: self.last(h) / (1 + 0.1 * self.calls)
+
+    def forward(self, x, adj):
+        self.calls += self.training
+        return self.scaled(self.hidden(x, adj))
+
+
+class StateOfGenerator(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.state = torch.Generator().manual_seed(1).get_state()
+
+    def forward(self, x, adj):
+        h, draw = self.hidden(x, adj), torch.Generator()
+        if self.training:
+            draw.set_state(self.state)
+            h = h + 0.1 * torch.randn(h.shape, generator=draw)
+            self.state = draw.get_state()
+        return self.last(h)
+
+
 class CacheOfGraph(Base):
     """Counts, and reads what depends on the graph alone from a cache."""
 

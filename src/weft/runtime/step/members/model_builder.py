@@ -20,7 +20,7 @@ from weft.runtime.step.inputs import Inputs, bind, takes_blocks, takes_edges
 from weft.runtime.step.members.checks import check_relations
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.compiled import as_written, was_compiled
-from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.copying import copy_module, functions_that_hold
 from weft.runtime.user_modules.edge_use import given_of_edges
 from weft.runtime.user_modules.error_place import model_errors
 from weft.runtime.user_modules.importing import in_words
@@ -90,6 +90,10 @@ class ModelBuilder:
             raise
         except Exception as error:
             raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
+
+    def to_call(self, model: nn.Module) -> nn.Module:
+        """A module like ``model`` to call: a copy, unless functions that it keeps would go on with the original."""
+        return self.build_again(model) if functions_that_hold(model) else self.copied(model)
 
     @contextmanager
     def naming_left_out(self, model: nn.Module) -> Iterator[None]:

@@ -187,6 +187,8 @@ def _hidden(watch: Watch, seen: _Seen, changing: Sequence[str], caches: Sequence
     if changing:
         return f"it changes {changing[0]!r} from call to call, which is no buffer"
     read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
+    if not read and seen.other:  # torch does not say who reads the state of a generator
+        read = watch.rewritten
     if read:
         return f"it reads {read[0]!r} of an earlier call, which is no buffer"
     if seen.drawn:

@@ -100,7 +100,7 @@ class TryOut:
         members, state = self._members, self._state
         rates = [rate[None] for rate in members.slots[0].rates]
         if members.is_users and not state.flat.is_meta:
-            model, reduce = members.builder.copied(self._models[0]), members.source.reduce
+            model, reduce = members.builder.to_call(self._models[0]), members.source.reduce
             set_reduce(model, reduce)
             forward = Forward(model, members.layout, bind(model), DTYPES[members.slots[0].task.precision], reduce)
             forward.attach(state.select([0]), rates)

@@ -52,7 +52,7 @@ class KeptState:
     def now(self) -> Snapshot:
         """Everything that is not as the constructor left it."""
         sharing, first = Sharing(), self._first
-        self._last = _packed(self._model, self._held, self._made, self._last, self._places, sharing)
+        self._last = _packed(self._model, self._held, self._made, self._last, self._places, sharing, self._ignored)
         found = {n: one for n, one in self._last.items() if one is not first.get(n) and not one.same(first.get(n))}
         found |= {name: ABSENT for name in first if name not in self._last}
         found |= self._opaque
@@ -143,12 +143,15 @@ def _packed(
     former: Snapshot,
     places: Places | None = None,
     sharing: Sharing | None = None,
+    unread: Container[str] = (),
 ) -> Snapshot:
     places = Places(model, held) if places is None else places
     refer = _references(places, Memory(model, held))
     pack = Packing(refer, made, Sharing() if sharing is None else sharing)
     found: Snapshot = {}
     for place in sorted(places, key=_depth):
+        if place.name in unread and not place.kind:
+            continue
         before = former.get(place.name)
         unchanged = before is not None and _is_unchanged(place, before.tree, made)
         found[place.name] = before if before is not None and unchanged else _pack_place(place, pack, before)
@@ -221,6 +224,8 @@ def _given_back(model: nn.Module, snapshot: Mapping[str, Packed]) -> dict[str, s
             table = _table_of(module, key, packed)
             shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
             _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model, done=done))
+            if table is not module.__dict__:  # a constructor may have set it to None, which would hide it
+                module.__dict__.pop(key, None)
         except (CannotUnpack, AttributeError) as error:
             failed[name] = str(error)
     return failed
