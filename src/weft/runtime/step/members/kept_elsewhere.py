@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from weft.runtime.step.members.outside import CODE, DEPTH, MOST, Outside, cache_of, held_by_methods, variables
 from weft.runtime.user_modules.attributes import attributes
+from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.walking import cells, fields
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -88,7 +89,7 @@ class _Numbers:
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Numbers) and torch.equal(self._values, other._values)
+        return isinstance(other, _Numbers) and same_numbers(self._values, other._values)
 
 
 def _mark(value: Any, depth: int) -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.iterators import KINDS as ITERATORS
 from weft.runtime.user_modules.kept.iterators import as_parts
 from weft.runtime.user_modules.kept.sharing import Sharing, Written
@@ -51,7 +52,9 @@ class Packed:
         """Whether all values are equal."""
         if other is None or self.tree != other.tree or len(self.tensors) != len(other.tensors):
             return False
-        return all(mine is its or _equal(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True))
+        return all(
+            mine is its or same_numbers(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True)
+        )
 
     def near(self, other: Packed | None) -> bool:
         """Whether all values are equal but for the order in which sums on a GPU are added up."""
@@ -174,7 +177,7 @@ class _Packer:
         """The place of a tensor's values: a copy, unless it is the one that was packed before."""
         place = len(self.tensors)
         before = self._former[place] if place < len(self._former) else None
-        same = before is not None and _equal(before, value.detach())
+        same = before is not None and same_numbers(before, value.detach())
         self.tensors.append(before if same and before is not None else _copied(value))
         return place
 
@@ -236,13 +239,4 @@ def _near(mine: Tensor, other: Tensor) -> bool:
     if mine.shape != other.shape or mine.dtype != other.dtype:
         return False
     exact = not mine.is_floating_point() and not mine.is_complex()
-    return _equal(mine, other) if exact else torch.allclose(mine, other, rtol=1e-5, atol=1e-7, equal_nan=True)
-
-
-def _equal(mine: Tensor, other: Tensor) -> bool:
-    """Whether all bits that matter are equal; NaN is equal to NaN."""
-    if mine.shape != other.shape or mine.dtype != other.dtype or mine.device != other.device:
-        return False
-    if torch.equal(mine, other):
-        return True
-    return bool(((mine == other) | ((mine != mine) & (other != other))).all()) if mine.numel() else True
+    return same_numbers(mine, other) if exact else torch.allclose(mine, other, rtol=1e-5, atol=1e-7, equal_nan=True)
