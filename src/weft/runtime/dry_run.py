@@ -40,6 +40,7 @@ from weft.runtime.device.threads import cpu_threads
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.group import GroupRun
 from weft.runtime.group_step import StepMerger
+from weft.runtime.unchanged_outside import outside_unchanged
 
 CPU = torch.device("cpu")
 
@@ -78,7 +79,7 @@ def capture(
     merges the steps of several stacks if the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
-    with same_draws(CPU):  # a user's module may draw: the run that follows is to draw the same
+    with same_draws(CPU), outside_unchanged(group, graph):  # a user's module may draw, and keep tensors without data
         return _capture(group, graph, plan or default_plan(group, device), merger)
 
 

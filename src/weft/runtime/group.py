@@ -251,4 +251,6 @@ def _eager(stack: Stack) -> str | None:
     hidden = stack.members.hidden_state
     if hidden is not None:
         return f"model {stack.tasks[0].model_name}: {hidden}, and a CUDA graph would repeat one call"
+    if stack.members.branches and not stack.source.constant:  # what it keeps then is followed
+        return f"model {stack.tasks[0].model_name} reads numbers into Python, and may do something else in a later step"
     return stack.eager

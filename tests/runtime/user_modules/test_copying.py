@@ -45,11 +45,19 @@ class KeepsInTraining(Base):
 
 
 class Locks(Base):
-    """Has something that nobody can copy."""
+    """Has something that is not copied, but made anew."""
 
     def __init__(self, in_features, out_features):
         super().__init__(in_features, out_features)
         self.first.lock = threading.Lock()
+
+
+class Generates(Base):
+    """Has something that nobody can copy."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features)
+        self.first.numbers = (number for number in range(10))
 
 
 def run(work, **options):
@@ -79,10 +87,16 @@ def test_alone_and_stacked(module):
 
 def test_what_is_left_out_is_said():
     events = []
-    result = run(weft.Task(graph=tiny_graph(), model=Locks, epochs=2), on_event=events.append)
+    result = run(weft.Task(graph=tiny_graph(), model=Generates, epochs=2), on_event=events.append)
     notes = [event.data["message"] for event in events if event.kind == "note"]
-    assert any("cannot be copied: first.lock" in note for note in notes), notes
-    assert result.model.first.lock is None
+    assert any("cannot be copied: first.numbers" in note for note in notes), notes
+    assert result.model.first.numbers is None
+
+
+def test_a_lock_is_another_one_in_a_copy():
+    result = run(weft.Task(graph=tiny_graph(), model=Locks, epochs=2))
+    with result.model.first.lock:
+        assert result.status == "finished"
 
 
 def test_a_kept_activation_is_in_the_copy_without_its_history():

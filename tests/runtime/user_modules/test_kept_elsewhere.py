@@ -94,12 +94,12 @@ class CountsInClosure(Base):
         return super().forward(x, adj) * (1 + 0.1 * (self.count() if self.training else 0))
 
 
-class CountsInIterator(Base):
-    """An iterator says nothing of where it is that could be written down."""
+class CountsInGenerator(Base):
+    """A generator of Python says nothing of where it is that could be written down."""
 
     def __init__(self, i, o):
         super().__init__(i, o)
-        self.numbers = iter(range(10_000))
+        self.numbers = (number for number in range(10_000))
 
     def forward(self, x, adj):
         return super().forward(x, adj) * (1 + 0.1 * (next(self.numbers) if self.training else 0))
@@ -220,7 +220,7 @@ def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
 
 
 def test_what_no_checkpoint_holds_is_refused_when_resumed(tmp_path, monkeypatch):
-    (task,) = tasks_of(CountsInIterator, [0])
+    (task,) = tasks_of(CountsInGenerator, [0])
     preempted_after(6, task, tmp_path / "out", monkeypatch)
     with pytest.raises(weft.SpecError, match="keeps 'numbers' between calls"):
         run(task, out=tmp_path / "out", resume=True)
@@ -257,7 +257,7 @@ def test_variables_of_functions_are_shared_by_copies_of_an_object():
 
 def test_a_note_says_what_does_not_come_back_with_the_best_weights():
     notes = []
-    tasks = tasks_of(CountsInIterator, [0], epochs=2)
+    tasks = tasks_of(CountsInGenerator, [0], epochs=2)
     run(tasks, on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
     note = "keeps 'numbers' between calls, which no file can hold: its training cannot be resumed"
     assert any(note in one for one in notes), notes

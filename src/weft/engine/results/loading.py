@@ -26,7 +26,7 @@ from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.inference.trained_inputs import treat_inputs
 from weft.runtime.user_modules.build import build_model
-from weft.runtime.user_modules.python_state import restore_attributes
+from weft.runtime.user_modules.python_state import check_enough, restore_attributes
 from weft.runtime.user_modules.settings import check_tasks
 
 OF_MEMBERS = ("tasks", "metric", "best")  # what a summary says of a graph's members, beside its size
@@ -99,6 +99,7 @@ class LoadedResult(Result):
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         with same_draws(torch.device("cpu")):
             model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
+        check_enough(task.label, model, self.kept)
         _give_back(model, task, self.kept, place / KEPT)  # first: calls may have made buffers that weights are for
         _fill(model, task, place / WEIGHTS)
         return treat_inputs(model, task, dense=self.dense_features).eval()

@@ -296,7 +296,8 @@ class LeafForward(Forward):
             changed = sorted(set(without) ^ set(self.without_gradient))
             raise TrainingError(
                 f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
-                "others; torch would skip such an update, which Weft's optimizers cannot"
+                "others; torch would skip such an update, which Weft's optimizers cannot: let forward always use them, "
+                "if only times 0"
             )
         self.without_gradient = without
 

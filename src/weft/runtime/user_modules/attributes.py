@@ -7,9 +7,9 @@ change from call to call.
 from __future__ import annotations
 
 import functools
+import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,8 +24,8 @@ REGISTERED = (
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
 OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
-DEPTH = 3  # containers in containers, and so on
 Kept = list[tuple[str, Tensor, int]]
+LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 PLAIN = (bool, int, float, complex, str, bytes, type, range, slice, torch.dtype, torch.device)
 
 
@@ -56,29 +56,10 @@ def changed(before: nn.Module, after: nn.Module) -> list[str]:
     return [name for name in new if not compare.same(old.get(name), new[name])]
 
 
-def kept_tensors(model: nn.Module) -> Kept:
-    """The tensors among the attributes, also in containers and objects, each with how often it was written to."""
-    own = {id(one) for one in (*model.parameters(), *model.buffers())}
-    found = [(name, t) for name, value in attributes(model) for t in _tensors_in(value, DEPTH) if id(t) not in own]
-    return [(name, one, 0 if one.is_inference() else one._version) for name, one in found]
-
-
 def keeping_others(before: Kept, after: Kept) -> list[str]:
     """Names of attributes with other tensors than before, or with other values in the same ones."""
     old = {(name, id(tensor), version) for name, tensor, version in before}
     return list(dict.fromkeys(name for name, tensor, version in after if (name, id(tensor), version) not in old))
-
-
-def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from (*value.parameters(), *value.buffers())
-    elif depth and not isinstance(value, (type, types.ModuleType, types.FunctionType)):
-        own = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-        inside = value if isinstance(value, (list, tuple, set, deque)) else own.values()
-        for one in list(inside):
-            yield from _tensors_in(one, depth - 1)
 
 
 def _first_difference(first: nn.Module, other: nn.Module, compare: _Comparison) -> str | None:
@@ -110,6 +91,8 @@ class _Comparison:
         return self._same_kind(mine, other)
 
     def _same_kind(self, mine: Any, other: Any) -> bool:
+        if isinstance(mine, LOCKS):
+            return True
         if isinstance(mine, PLAIN):
             return bool(mine == other) or (mine != mine and other != other)
         if isinstance(mine, np.ndarray):

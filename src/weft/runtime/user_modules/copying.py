@@ -7,6 +7,7 @@ locks, files or generators, which cannot be copied either. None of them is part 
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.attributes import LOCKS
 from weft.runtime.user_modules.kept.shared_memory import followers
 
 DEPTH = 5  # functions in closures of functions, and so on
@@ -31,6 +33,8 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """
     memo: dict[int, Any] = {}
     for _, value in _attributes(model):
+        if isinstance(value, LOCKS):
+            memo[id(value)] = type(value)() if type(value) is not LOCKS[0] else threading.Lock()
         for tensor in _tensors(value):
             if not tensor.is_leaf or _of_a_stack(tensor):
                 memo[id(tensor)] = None if _of_a_stack(tensor) else tensor.detach().clone()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
@@ -61,6 +62,6 @@ def one_memory(one: Tensor, other: Tensor) -> bool:
 
 def same_numbers(now: Tensor, before: Tensor) -> bool:
     """Whether all numbers are equal, NaNs to each other."""
-    if now.shape != before.shape or now.dtype != before.dtype:
+    if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
         return False
-    return bool(((now == before) | ((now != now) & (before != before))).all())
+    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())

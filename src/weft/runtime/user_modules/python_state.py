@@ -29,7 +29,9 @@ def as_tensors(snapshot: Snapshot, more: Mapping[str, Any] | None = None) -> dic
     if not snapshot and not more:
         return {}
     found = {f"{TENSOR}{n}.{at}": one.cpu().clone() for n, p in whole.items() for at, one in enumerate(p.tensors)}
-    text = json.dumps({"attributes": {name: one.tree for name, one in whole.items()}, "lost": lost, **(more or {})})
+    trees = {name: one.tree for name, one in whole.items()}
+    needed = [name for name in lost if snapshot[name].tree.get("needed")]
+    text = json.dumps({"attributes": trees, "lost": lost, "needed": needed, **(more or {})})
     return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **found}
 
 
@@ -77,6 +79,16 @@ def check_whole(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
         raise SpecError(
             f"model {type(model).__name__} keeps {lost[0]!r} between calls, which a checkpoint cannot hold, "
             "so its training cannot be resumed; make it a buffer, or start afresh with overwrite"
+        )
+
+
+def check_enough(label: str, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """A :class:`SpecError` if evaluations read something that could not be saved."""
+    needed = _text(saved).get("needed")
+    if needed:
+        raise SpecError(
+            f"task {label!r}: model {type(model).__name__} keeps {needed[0]!r} between calls, which no file can hold, "
+            "and its predictions depend on it: predict in the process that trained it, or keep it in a buffer"
         )
 
 

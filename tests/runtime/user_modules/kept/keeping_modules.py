@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import random
+import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
@@ -1039,6 +1040,187 @@ class KeepsInput(Base):
             h = h + self.seen[:, :1]
         self.seen = x
         return self.last(h)
+
+
+# ---- one value in two places, large ones, iterators, locks ------------------------------------------------------
+
+
+class OneTensorTwice(Base):
+    first = second = None
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.first is None:
+            self.first = self.second = torch.zeros(8)
+        if self.training:
+            self.first.mul_(0.5).add_(far(h))
+        return self.last(h + self.second)
+
+
+class OneListTwice(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not hasattr(self, "seen"):
+            self.seen = []
+            self.by_name = {"seen": self.seen}
+        if self.training:
+            self.seen.append(far(h))
+            del self.seen[:-3]
+        return self.last(h + sum(self.by_name["seen"], torch.zeros(8)))
+
+
+class ViewsOfKept(Base):
+    """The view is kept before what it is a part of."""
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not hasattr(self, "bank"):
+            bank = torch.zeros(3, 8)
+            self.first, self.bank = bank[0], bank
+        if self.training:
+            self.bank.mul_(0.5)[0] += far(h)
+        return self.last(h + self.first)
+
+
+class LaterViewOfKept(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.bank = torch.zeros(3, 8)
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not hasattr(self, "first"):
+            self.first = self.bank[0]
+        if self.training:
+            self.bank.mul_(0.5)[0] += far(h)
+        return self.last(h + self.first)
+
+
+class OneTensorInTwoModules(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.inner = nn.Sequential(nn.Sequential(nn.Linear(8, 8)))
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if not hasattr(self.last, "mean"):
+            self.inner[0][0].mean = self.last.mean = torch.zeros(8)
+        if self.training:
+            self.last.mean.mul_(0.5).add_(far(h))
+        return self.last(self.inner(h) + self.inner[0][0].mean)
+
+
+class LargeByDataLater(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.table = torch.zeros(70_000, 8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.calls += 1
+            if int(self.calls) > 4:
+                self.table.data[0] = self.table.data[0] * 0.5 + far(h)
+        return self.last(h + self.table[0])
+
+
+class IteratorInEvaluation(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.factors = iter([1.0, 0.9, 0.8, 0.7, 0.6] * 100)
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) * next(self.factors)
+
+
+class Locked(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.lock = threading.Lock()
+
+    def forward(self, x, adj):
+        with self.lock:
+            return super().forward(x, adj)
+
+
+class MadeOverNone(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.extra = None
+
+    def forward(self, x, adj):
+        if self.extra is None:
+            self.extra = nn.Linear(8, 8)
+        return self.last(self.extra(self.hidden(x, adj)))
+
+
+class HookOnSelf(Base):
+    """A hook that refers to the module leaves an activation in it, as for saliency maps."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.seen = {}
+        self.conv.register_forward_hook(lambda module, given, out: self.seen.__setitem__("conv", out))
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) + self.seen["conv"].mean(1, keepdim=True) * torch.tensor([1.0, 2.0, 3.0])
+
+
+class HookCountsOnSelf(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+        self.conv.register_forward_hook(self.counting())
+
+    def counting(self):
+        def hook(module, given, out):
+            self.calls += self.training
+            return out * (1 + 0.05 * self.calls)
+
+        return hook
+
+
+class FunctionOnSelf(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+        self.scaled = lambda h: self.last(h) / (1 + 0.1 * self.calls)
+
+    def forward(self, x, adj):
+        self.calls += self.training
+        return self.scaled(self.hidden(x, adj))
+
+
+class StateOfGenerator(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.state = torch.Generator().manual_seed(1).get_state()
+
+    def forward(self, x, adj):
+        h, draw = self.hidden(x, adj), torch.Generator()
+        if self.training:
+            draw.set_state(self.state)
+            h = h + 0.1 * torch.randn(h.shape, generator=draw)
+            self.state = draw.get_state()
+        return self.last(h)
+
+
+class CacheOfGraph(Base):
+    """Counts, and reads what depends on the graph alone from a cache."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+
+    def forward(self, x, adj):
+        self.calls += self.training
+        return self.last(self.hidden(x, adj) @ doubled(8)) / (1 + 0.1 * self.calls)
+
+
+@functools.lru_cache
+def doubled(n):
+    return torch.eye(n) * 2
 
 
 ALL = [

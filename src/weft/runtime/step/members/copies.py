@@ -20,6 +20,7 @@ from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.slot import MemberSlot
 from weft.runtime.step.members.stack_modes import as_the_user_made_it
 from weft.runtime.step.state import State
+from weft.runtime.user_modules.copying import functions_that_hold
 
 Buffers = dict[str, Tensor]
 
@@ -82,6 +83,8 @@ def try_copy(members: Members, state: State) -> None:
         raise
     except Exception as error:
         raise members.builder.cannot_copy(f"{type(error).__name__}: {error}") from error
+    if members.hidden_state is not None and not isinstance(task.model, nn.Module):
+        members.rebuilds = bool(functions_that_hold(members.model))
     if members.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
         return
     members.rebuilds = _differs(members, model, flat, state)

@@ -18,29 +18,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.step.members.outside import CODE, DEPTH, MOST, Outside, cache_of, held_by_methods, variables
 from weft.runtime.user_modules.attributes import attributes
+from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.walking import cells, fields
 
-LIBRARIES = ("torch", "torch_geometric", "weft", "numpy", "builtins")  # whose state is not a user's
-DEPTH = 3  # functions that functions call, and containers in containers
-MOST = 1000  # items of a container that are looked at
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, nn.Module)
+LARGE = 1 << 18  # numbers of a tensor that are not compared
 
 
 def outside_state(model: nn.Module) -> dict[str, Any]:
     """Names with something that is equal as long as their value is."""
-    kinds = {kind: None for module in model.modules() for kind in type(module).__mro__ if not _of_library(kind)}
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        for key, value in vars(kind).items():
-            function = _function(value)
-            if function is not None:
-                found.update(_globals(function, DEPTH))
-                found.update(_held_by(function))
-            elif not key.startswith("__"):
-                found[f"{kind.__name__}.{key}"] = _mark(value, DEPTH)
-    return found
+    found = {one.name: one.value for one in variables(model) if cache_of(one.value) is None}
+    return {name: _mark(value, DEPTH) for name, value in (*found.items(), *held_by_methods(model))}
+
+
+class BeforeCalls:
+    """What is outside of ``model``, which nothing has called yet."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._outside, self._marks = model, Outside(model), outside_state(model)
+        self.put_back, self.for_a_while = self._outside.put_back, self._outside.for_a_while
+
+    def changed(self) -> list[str]:
+        """Names of what calls have changed."""
+        return differing(self._marks, outside_state(self._model))
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -52,48 +54,6 @@ def closure_state(model: nn.Module) -> dict[str, Any]:
     """The same for what functions among a module's attributes hold: copies of the module have the same functions."""
     found = {name: value for name, value in attributes(model) if isinstance(value, types.FunctionType)}
     return {name: [_mark(one, DEPTH) for one in cells(function).values()] for name, function in found.items()}
-
-
-def _of_library(thing: Any) -> bool:
-    return (getattr(thing, "__module__", None) or "builtins").split(".")[0] in LIBRARIES
-
-
-def _function(value: Any) -> types.FunctionType | None:
-    """The function that a class has as a method, a static one, or a property."""
-    inside = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    return inside if isinstance(inside, types.FunctionType) else None
-
-
-def _globals(function: types.FunctionType, depth: int) -> Iterator[tuple[str, Any]]:
-    """Global variables that ``function`` names, and those of functions that it names."""
-    for name in _names(function.__code__):
-        value = function.__globals__.get(name)
-        if isinstance(value, types.FunctionType) and depth and not _of_library(value):
-            yield from _globals(value, depth - 1)
-        elif value is not None:
-            yield name, _mark(value, DEPTH)
-
-
-def _held_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Variables that a method holds, and its defaults: all modules of its class share them."""
-    for name, value in (*cells(function).items(), *_defaults(function)):
-        if not isinstance(value, CODE):
-            yield name, _mark(value, DEPTH)
-
-
-def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The parameters of a function that have defaults, with these."""
-    defaults = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    by_place = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    return [*by_place, *(function.__kwdefaults__ or {}).items()]
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
 
 
 def frozen_state(model: nn.Module) -> dict[str, Any]:
@@ -129,7 +89,7 @@ class _Numbers:
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Numbers) and torch.equal(self._values, other._values)
+        return isinstance(other, _Numbers) and same_numbers(self._values, other._values)
 
 
 def _mark(value: Any, depth: int) -> Any:
@@ -137,7 +97,7 @@ def _mark(value: Any, depth: int) -> Any:
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Tensor):
-        return id(value), 0 if value.is_inference() else value._version
+        return _mark_tensor(value)
     if isinstance(value, np.random.Generator):
         return str(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
@@ -154,6 +114,13 @@ def _mark(value: Any, depth: int) -> Any:
     if not own and not hasattr(value, "__dict__"):
         return repr(value) if type(value).__repr__ is not object.__repr__ and not _large(value) else None
     return len(own), [_mark(one, depth - 1) for one in list(own.values())[:MOST]]
+
+
+def _mark_tensor(value: Tensor) -> Any:
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_meta:  # of a stack, or of a dry run
+        return id(value)
+    small = value.numel() <= LARGE and value.layout is torch.strided
+    return id(value), 0 if value.is_inference() else value._version, _Numbers(value.detach().clone()) if small else 0
 
 
 def _large(value: Any) -> bool:

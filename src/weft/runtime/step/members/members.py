@@ -23,11 +23,12 @@ from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
 from weft.runtime.step.forward import Forward, LeafForward
 from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_edges
+from weft.runtime.step.members.calls import AloneStep
 from weft.runtime.step.members.checks import check_frozen, check_norms, check_users_modules, empty_relations
 from weft.runtime.step.members.model_builder import ModelBuilder
 from weft.runtime.step.members.slot import CannotStack, MemberSlot
 from weft.runtime.step.members.stack_modes import rated_modules, set_reduce, set_stacked
-from weft.runtime.step.members.trial import AloneStep, Trial
+from weft.runtime.step.members.trial import Trial
 from weft.runtime.step.members.zero_padding import Padding, widths_of
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
@@ -151,7 +152,7 @@ class Members:
         """Keep what a trial of the first member tells of the module."""
         self.hidden_state = trial.hidden_state
         if self._keeping is not None:
-            self._keeping.learn(trial.unread, trial.caches, trial.lost)
+            self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
         self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import SpecError
+from weft.core.errors import SpecError, WeftError
 from weft.core.settings.value_names import identity
 from weft.core.task import Task
 from weft.graph.data.sparse_features import SparseFeatures
@@ -20,9 +20,10 @@ from weft.runtime.step.inputs import Inputs, bind, takes_blocks, takes_edges
 from weft.runtime.step.members.checks import check_relations
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.compiled import as_written, was_compiled
-from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.copying import copy_module, functions_that_hold
 from weft.runtime.user_modules.edge_use import given_of_edges
 from weft.runtime.user_modules.error_place import model_errors
+from weft.runtime.user_modules.importing import in_words
 
 
 class ModelBuilder:
@@ -89,6 +90,26 @@ class ModelBuilder:
             raise
         except Exception as error:
             raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
+
+    def to_call(self, model: nn.Module) -> nn.Module:
+        """A module like ``model`` to call: a copy, unless functions that it keeps would go on with the original."""
+        return self.build_again(model) if functions_that_hold(model) else self.copied(model)
+
+    @contextmanager
+    def naming_left_out(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a copy of ``model`` is called: if it fails for want of what cannot be copied, the error says so."""
+        try:
+            yield
+        except (WeftError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            left_out = copy_module(model)[1]
+            if not left_out:
+                raise
+            raise self.cannot_copy(
+                f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); let forward "
+                "make it, or keep numbers and tensors instead"
+            ) from error
 
     def cannot_copy(self, why: str) -> SpecError:
         """The error for a module that cannot be copied."""

@@ -8,26 +8,20 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from weft.runtime.batches.source import Batch
-from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
-from weft.runtime.loop.outputs import as_one, of_member
-from weft.runtime.step.forward import Forward, LeafForward, Loss
+from weft.runtime.step.forward import LeafForward
+from weft.runtime.step.members.calls import Calls
 from weft.runtime.step.members.comparing import apart, differ
-from weft.runtime.step.members.kept_elsewhere import differing, frozen_state, shifted_frozen
+from weft.runtime.step.members.earlier_results import check_earlier_results
+from weft.runtime.step.members.kept_elsewhere import BeforeCalls, differing, frozen_state, shifted_frozen
 from weft.runtime.step.members.watching import Watch
 from weft.runtime.step.parameters import Layout
-from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
-from weft.runtime.user_modules.input_writes import same_numbers
 from weft.runtime.user_modules.kept.state import KeptState, alike
 
 OTHERS = "it gives other numbers when it is called again"
@@ -41,8 +35,9 @@ class Trial:
     the loss does not depend on; ``writes``: whether a call, or a hook in its backward pass, writes to the module's own
     weights; ``seconds``: of a training call and one in evaluation mode, if they were timed; ``unread``: places with
     tensors that calls leave and none reads; ``caches``: those that the first call fills and that depend on the graph
-    alone; ``lost``: places that cannot be written down; ``branches``: whether calls read numbers into Python;
-    ``changed_buffers``: names of those that calls change, in evaluation mode as well if ``changed_in_evaluation``.
+    alone; ``lost``: places that cannot be written down, which evaluations read if ``needs_lost``; ``branches``: whether
+    calls read numbers into Python; ``changed_buffers``: names of those that calls change, in evaluation mode as well if
+    ``changed_in_evaluation``.
     """
 
     loss: Tensor
@@ -55,68 +50,10 @@ class Trial:
     unread: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    needs_lost: bool = False
     branches: bool = False
     changed_buffers: frozenset[str] = frozenset()
     changed_in_evaluation: bool = False
-
-
-class Calls:
-    """Calls of one member by itself, each from the same ``state`` and with the same draws."""
-
-    def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
-        self.forward, self.state, self.batch, self._loss = forward, state, batch, loss
-        self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
-        self.seconds = 0.0  # of all calls so far, without what is around them
-
-    def step(self) -> tuple[Tensor, Tensor]:
-        """Losses ``[1]`` and gradients ``[1, P]`` from where the state and the generators are."""
-        begin = step_seconds()
-        found = self.forward.gradients(self.state.flat, self.batch, self._loss, self._slopes)
-        self.seconds += step_seconds() - begin
-        return found
-
-    def train(self) -> tuple[Tensor, Tensor]:
-        """The same from the beginning."""
-        self.state.restore(self._before)
-        with same_draws(self.state.flat.device):
-            return self.step()
-
-    def train_elsewhere(self) -> None:
-        """A training call with other weights and other draws."""
-        self.state.restore(self._before)
-        self.state.flat.mul_(1.5).add_(0.01)
-        with same_draws(self.state.flat.device):
-            torch.manual_seed(torch.initial_seed() + 1)
-            random.seed(random.random())
-            np.random.seed(np.random.randint(1 << 31))
-            self.step()
-
-    def evaluate(self) -> Tensor:
-        """Logits ``[N, C]`` in evaluation mode."""
-        self.state.restore(self._before)
-        with torch.no_grad(), same_draws(self.state.flat.device):
-            begin = step_seconds()
-            found = self.forward(self.state.flat, training=False, batch=self.batch)
-            self.seconds += step_seconds() - begin
-        return as_one(of_member(found, 0))
-
-    def changed_buffers(self) -> set[str]:
-        """Names of the buffers that the last call has changed."""
-        before = {name: self._before[f"buffer.{name}"] for name in self.state.buffers}
-        return {name for name, one in self.state.buffers.items() if not same_numbers(one, before[name])}
-
-
-class AloneStep:
-    """A training call and one in evaluation mode of one member by itself, with a ``state`` of its own: to be timed."""
-
-    def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
-        self._forward, self.state, self._batch, self._loss = forward, state, batch, loss
-        self._slopes = torch.ones(1, device=state.flat.device)
-
-    def __call__(self) -> None:
-        self._forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
-        with torch.no_grad():
-            self._forward(self.state.flat, training=False, batch=self._batch)
 
 
 def try_again(calls: Calls) -> Trial:
@@ -126,25 +63,39 @@ def try_again(calls: Calls) -> Trial:
     return Trial(losses, grad[0], logits, None, seconds=calls.seconds)
 
 
-def try_alone(calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls], of_object: bool = False) -> Trial:
+def try_alone(
+    calls: Calls, untouched: nn.Module, elsewhere: Callable[[], Calls], outside: BeforeCalls, of_object: bool = False
+) -> Trial:
     """Two training calls and one in evaluation mode of a copy of ``untouched``, all of them watched.
 
     A third training call follows if the one in evaluation mode kept tensors, which training might read. ``elsewhere``
-    makes calls of another copy; ``of_object``: the model is a copy of a user's object.
+    makes calls of another copy; ``outside``: what was outside of the model before any call; ``of_object``: the model
+    is a copy of a user's object.
     """
     held = {*calls.forward.layout.names, *calls.state.buffers}
-    keeping, watch = KeptState(calls.forward.model, held, untouched), Watch(calls.forward, calls.batch, held)
+    keeping, watch = KeptState(calls.forward.model, held, untouched), Watch(calls.forward, calls.batch, held, outside)
     seen = _watched_calls(calls, watch)
     of_functions = watch.functions_changed()
     if seen.other:
-        watch.check_shared([*watch.outside_changed(), *(of_functions * of_object)])
+        watch.check_shared([*outside.changed(), *(of_functions * of_object)])
     changing = [*changed(untouched, watch.model), *_frozen_changed(calls, watch), *of_functions]
     caches = [] if seen.other else _caches(watch, elsewhere, held)
     hidden = _hidden(watch, seen, changing, caches)
     _check_evaluation(calls, watch, seen, hidden)
+    check_earlier_results(watch, elsewhere if hidden else lambda: calls)
     unread = [] if hidden or watch.branches else [name for name in watch.rewritten if name not in watch.read]
     lost = keeping.lost(untouched, changing) if hidden else []
-    return _trial(calls, watch, seen, hidden, {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)})
+    needs = bool(lost) and _differs_without(calls, elsewhere)
+    kept = {"unread": tuple(unread), "caches": tuple(caches), "lost": tuple(lost)}
+    return _trial(calls, watch, seen, hidden, kept, needs)
+
+
+def _differs_without(calls: Calls, given_back: Callable[[], Calls]) -> bool:
+    """Whether a module that is given back what can be written down evaluates to something else."""
+    try:
+        return differ([(calls.evaluate(), given_back().evaluate())])
+    except Exception:  # a module may do anything without what it keeps
+        return True
 
 
 @dataclass(frozen=True)
@@ -167,12 +118,15 @@ def _watched_calls(calls: Calls, watch: Watch) -> _Seen:
     return _Seen(first, grad, logits, drawn, differ(twice))
 
 
-def _trial(calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]]) -> Trial:
+def _trial(
+    calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]], needs_lost: bool
+) -> Trial:
     forward = calls.forward
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     return Trial(
         *(seen.loss, seen.grad[0], seen.logits, hidden, without, watch.writes.seen),
         **kept,
+        needs_lost=needs_lost,
         branches=watch.branches,
         changed_buffers=frozenset(watch.changed_buffers | watch.changed_in_evaluation),
         changed_in_evaluation=bool(watch.changed_in_evaluation),
@@ -199,7 +153,7 @@ def _called_again(
 
 def _check_evaluation(calls: Calls, watch: Watch, seen: _Seen, hidden: str | None) -> None:
     """Refuse what is changed outside of the module if an evaluation gives other logits after a training elsewhere."""
-    outside = watch.outside_changed()
+    outside = watch.outside.changed()
     if hidden is None and outside:
         calls.train_elsewhere()
         if differ([(seen.logits, calls.evaluate())]):
@@ -233,6 +187,8 @@ def _hidden(watch: Watch, seen: _Seen, changing: Sequence[str], caches: Sequence
     if changing:
         return f"it changes {changing[0]!r} from call to call, which is no buffer"
     read = [name for name in watch.read if name in watch.rewritten or (name in watch.made and name not in caches)]
+    if not read and seen.other:  # torch does not say who reads the state of a generator
+        read = watch.rewritten
     if read:
         return f"it reads {read[0]!r} of an earlier call, which is no buffer"
     if seen.drawn:

@@ -23,14 +23,17 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import bind, check_logits
+from weft.runtime.step.members.calls import AloneStep, Calls
 from weft.runtime.step.members.cast_weights import check_used_through_modules
 from weft.runtime.step.members.comparing import NEAR
 from weft.runtime.step.members.conversion import try_layers
 from weft.runtime.step.members.copies import try_copy
+from weft.runtime.step.members.kept_elsewhere import BeforeCalls
 from weft.runtime.step.members.members import Members
+from weft.runtime.step.members.outside import Outside
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.members.stack_modes import set_reduce
-from weft.runtime.step.members.trial import OTHERS, AloneStep, Calls, Trial, compare, try_again, try_alone
+from weft.runtime.step.members.trial import OTHERS, Trial, compare, try_again, try_alone
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
@@ -46,9 +49,17 @@ class TryOut:
         self._members, self._state, self._loss_of = members, state, loss_of
         self._task, self._device = members.task, members.builder.inputs.device
         self._models = members.models_to_try()
+        self._outside = BeforeCalls(self._models[0] if self._models else members.model)
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
+        try:
+            self._try()
+        except Exception:
+            self._outside.put_back()  # another member is to find it as this one did
+            raise
+
+    def _try(self) -> None:
         runs = self._members.is_users and not self._state.flat.is_meta
         with same_draws(self._device) if runs else nullcontext():
             self._try_features()
@@ -89,11 +100,12 @@ class TryOut:
         members, state = self._members, self._state
         rates = [rate[None] for rate in members.slots[0].rates]
         if members.is_users and not state.flat.is_meta:
-            model, reduce = members.builder.copied(self._models[0]), members.source.reduce
+            model, reduce = members.builder.to_call(self._models[0]), members.source.reduce
             set_reduce(model, reduce)
             forward = Forward(model, members.layout, bind(model), DTYPES[members.slots[0].task.precision], reduce)
             forward.attach(state.select([0]), rates)
-            return forward.one(state.flat[0], training=False, batch=batch)
+            with members.builder.naming_left_out(self._models[0]):
+                return forward.one(state.flat[0], training=False, batch=batch)
         members.forward.attach(state.select([0]), rates)
         try:
             return members.forward.one(state.flat[0], training=False, batch=batch)
@@ -114,8 +126,10 @@ class TryOut:
             return
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
+        outside = Outside(self._models[0])
         with same_draws(self._device):
             together = self._together()
+        outside.put_back()  # tensors of all members at once are of no use later
         if self._members.builder.inputs.agree:  # which noise might let a second comparison deny
             return
         seconds, same = [], self._is_same(0, first, *together)
@@ -152,7 +166,7 @@ class TryOut:
         if untouched is None:
             return try_again(calls)
         elsewhere = lambda: self._calls(copy_module(untouched)[0], row)  # noqa: E731
-        trial = try_alone(calls, untouched, elsewhere, isinstance(self._task.model, nn.Module))
+        trial = try_alone(calls, untouched, elsewhere, self._outside, isinstance(self._task.model, nn.Module))
         self._check_buffers(shared, trial.changed_buffers)
         return trial
 
@@ -179,10 +193,21 @@ class TryOut:
         if trial.writes and several:
             raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
         self._members.learn(trial)
+        self._note_lost(trial)
+
+    def _note_lost(self, trial: Trial) -> None:
+        """Say what does not come back, in a resumed training or with the best weights."""
+        name, note = self._task.model_name, self._members.builder.note_once
         if trial.hidden_state is not None and trial.lost:
-            self._members.builder.note_once(
+            loaded = ", and a result that is loaded does not predict" if trial.needs_lost else ""
+            note(
                 f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be "
-                "resumed, and its best weights are given back with what it keeps at the end of training"
+                f"resumed, and its best weights are given back with what it keeps at the end of training{loaded}"
+            )
+        elif trial.hidden_state == OTHERS:
+            note(
+                f"{name} gives other numbers when it is called again, and keeps what it needs for that where Weft does "
+                "not see it: that is neither resumed nor given back with the best weights"
             )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:

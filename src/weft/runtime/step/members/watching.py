@@ -12,7 +12,7 @@ from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
 from weft.runtime.step.forward import Forward
 from weft.runtime.step.inputs import given_tensors
-from weft.runtime.step.members.kept_elsewhere import closure_state, differing, frozen_state, outside_state
+from weft.runtime.step.members.kept_elsewhere import BeforeCalls, closure_state, differing, frozen_state
 from weft.runtime.user_modules.attributes import Kept, keeping_others
 from weft.runtime.user_modules.input_writes import InputWrites
 from weft.runtime.user_modules.kept.reads import KeptReads
@@ -21,15 +21,18 @@ from weft.runtime.user_modules.weight_writes import WeightWrites
 
 
 class Watch:
-    """Watches calls of ``forward``; ``held``: names of the parameters and buffers that the training state holds."""
+    """Watches calls of ``forward``; ``held``: names of the parameters and buffers that the training state holds.
 
-    def __init__(self, forward: Forward, batch: Batch, held: Collection[str]) -> None:
+    ``outside``: what was outside of the module before any call.
+    """
+
+    def __init__(self, forward: Forward, batch: Batch, held: Collection[str], outside: BeforeCalls) -> None:
         self._forward, self.model = forward, forward.model
         self._places = Places(self.model, held)
         self._given = given_tensors(self.model, batch)
         self.writes, self._inputs = WeightWrites(self.model), InputWrites(self._given)
         self._names = frozenset((*dict(self.model.named_modules()), *dict(self.model.named_parameters())))
-        self._outside, self._closures = outside_state(self.model), closure_state(self.model)
+        self.outside, self._closures = outside, closure_state(self.model)
         self._frozen = frozen_state(self.model)
         self._first = self._last = self.kept()
         self._rewritten: dict[str, None] = {}
@@ -108,10 +111,6 @@ class Watch:
     def functions_changed(self) -> list[str]:
         """Functions that the module keeps, and whose variables calls have changed."""
         return differing(self._closures, closure_state(self.model))
-
-    def outside_changed(self) -> list[str]:
-        """What calls have changed outside of the module."""
-        return differing(self._outside, outside_state(self.model))
 
     def check_shared(self, changed: Sequence[str]) -> None:
         """A :class:`SpecError` if calls have ``changed`` what all copies of the module share."""

@@ -21,6 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.input_writes import same_numbers
+from weft.runtime.user_modules.kept.iterators import KINDS as ITERATORS
+from weft.runtime.user_modules.kept.iterators import as_parts
+from weft.runtime.user_modules.kept.sharing import Sharing, Written
 from weft.runtime.user_modules.kept.walking import NOT_DATA, OF_HOOKS, cells, fields
 
 SCALARS = (type(None), bool, int, float, str)
@@ -31,27 +35,26 @@ COMPRESSED = {
 }
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 REPLACED = ("tensor", "sparse", "array", "items", "pairs", "object", "generator")
+IMMUTABLE = (tuple, frozenset, np.generic)
 Tree = Any
 Reference = Callable[[Any], "dict[str, Any] | None"]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A value as JSON, and the tensors that it names by their places; ``whole``: it can be given back.
-
-    ``sources``: of each tensor, what to recognise it by when it is packed again.
-    """
+    """A value as JSON, and the tensors that it names by their places; ``whole``: it can be given back."""
 
     tree: Tree
     tensors: tuple[Tensor, ...] = ()
     whole: bool = True
-    sources: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     def same(self, other: Packed | None) -> bool:
         """Whether all values are equal."""
         if other is None or self.tree != other.tree or len(self.tensors) != len(other.tensors):
             return False
-        return all(mine is its or _equal(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True))
+        return all(
+            mine is its or same_numbers(mine, its) for mine, its in zip(self.tensors, other.tensors, strict=True)
+        )
 
     def near(self, other: Packed | None) -> bool:
         """Whether all values are equal but for the order in which sums on a GPU are added up."""
@@ -60,24 +63,30 @@ class Packed:
         return all(map(_near, self.tensors, other.tensors))
 
 
-def pack(value: Any, refer: Reference, made: Container[int], former: Packed | None = None) -> Packed:
-    """``value`` now; ``refer`` names what is not to be copied; unchanged tensors are those of ``former``.
+@dataclass(frozen=True)
+class Packing:
+    """How the places of one module are packed: ``refer`` names what is not to be copied.
 
     ``made``: ids of what the constructor made, which is filled again when it is given back, and not replaced.
     """
-    packer = _Packer(refer, made, former)
-    tree = packer(value)
-    return Packed(tree, tuple(packer.tensors), packer.whole, tuple(packer.sources))
+
+    refer: Reference
+    made: Container[int]
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def __call__(self, place: str, value: Any, former: Packed | None = None) -> Packed:
+        """The ``value`` of a place now; unchanged tensors are those of ``former``."""
+        packer = _Packer(self, place, former)
+        tree = packer(value)
+        return Packed(tree, tuple(packer.tensors), packer.whole)
 
 
 class _Packer:
-    def __init__(self, refer: Reference, made: Container[int], former: Packed | None) -> None:
-        self._refer, self._made = refer, made
-        self._former = () if former is None else tuple(zip(former.tensors, former.sources, strict=False))
-        self._trees: dict[int, dict[str, Any]] = {}
-        self._alive: list[Any] = []  # ids are unique among what lives
+    def __init__(self, packing: Packing, place: str, former: Packed | None) -> None:
+        self._refer, self._made, self._sharing = packing.refer, packing.made, packing.sharing
+        self._place, self._former = place, () if former is None else former.tensors
+        self._written: dict[int, Written] = {}
         self.tensors: list[Tensor] = []
-        self.sources: list[Any] = []
         self.whole = True
 
     def __call__(self, value: Any) -> Tree:
@@ -86,19 +95,21 @@ class _Packer:
         found = self._refer(value)
         if found is not None:
             return found
-        if id(value) in self._trees:
-            return self._again(self._trees[id(value)])
-        self._trees[id(value)] = tree = {}
-        self._alive.append(value)
+        before = self._written.get(id(value)) or self._sharing.find(value, self._place)
+        if before is not None:  # it is packed already, or is being packed
+            before.tree["label"] = before.label
+            return {"is": "again", "label": before.label}
+        tree: dict[str, Any] = {}
+        written = Written(self._place, f"{self._place}:{len(self._written)}", tree, value)
+        self._written[id(value)] = written
         tree |= self._kind(value)
-        if id(value) not in self._made and tree["is"] in REPLACED:
+        if tree["is"] == "iterator" or (id(value) not in self._made and tree["is"] in REPLACED):
             tree["new"] = True
+            if self.whole and not isinstance(value, IMMUTABLE):
+                self._sharing.add(written)
+        if tree["is"] == "tensor":
+            self._sharing.share_memory(written)
         return tree
-
-    def _again(self, tree: dict[str, Any]) -> Tree:
-        """A reference to what is packed already, or is being packed."""
-        tree.setdefault("number", len(self._alive))
-        return {"is": "again", "number": tree["number"]}
 
     def _kind(self, value: Any) -> Tree:
         if isinstance(value, Tensor):
@@ -112,6 +123,9 @@ class _Packer:
         text = _text(value)
         if text is not None:
             return text
+        parts = as_parts(value) if isinstance(value, ITERATORS) else None
+        if parts is not None:
+            return {"is": "iterator", "maker": parts[0], "parts": self(parts[1]), "state": self(parts[2])}
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             more = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
             return {"is": "items", "class": _class(value), "items": [self(one) for one in value], **more}
@@ -161,11 +175,10 @@ class _Packer:
 
     def _add(self, value: Tensor) -> int:
         """The place of a tensor's values: a copy, unless it is the one that was packed before."""
-        place, source = len(self.tensors), _Source(value)
+        place = len(self.tensors)
         before = self._former[place] if place < len(self._former) else None
-        kept = before is not None and (source.is_same(before[1]) or _equal(before[0], value.detach()))
-        self.tensors.append(before[0] if kept and before is not None else _copied(value))
-        self.sources.append(source)
+        same = before is not None and same_numbers(before, value.detach())
+        self.tensors.append(before if same and before is not None else _copied(value))
         return place
 
     def _array(self, value: Any) -> Tree:
@@ -183,21 +196,6 @@ class _Packer:
             return {"is": "generator", "state": _plain(value.bit_generator.state)}
         state = value.get_state() if isinstance(value, np.random.RandomState) else value.getstate()
         return {"is": "generator", "state": _plain(state)}
-
-
-class _Source:
-    """Recognises a large tensor that nothing has written to since; small ones are compared by their numbers."""
-
-    LARGE = 1 << 18  # numbers
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
-        large = tensor.numel() > self.LARGE and not tensor.is_inference()
-        self._mark = (tensor.data_ptr(), tensor._version) if large else None
-
-    def is_same(self, other: Any) -> bool:
-        """Whether ``other`` is of the same tensor, with nothing written since."""
-        return self._mark is not None and self._tensor() is other._tensor() and self._mark == other._mark
 
 
 def _copied(value: Tensor) -> Tensor:
@@ -241,13 +239,4 @@ def _near(mine: Tensor, other: Tensor) -> bool:
     if mine.shape != other.shape or mine.dtype != other.dtype:
         return False
     exact = not mine.is_floating_point() and not mine.is_complex()
-    return _equal(mine, other) if exact else torch.allclose(mine, other, rtol=1e-5, atol=1e-7, equal_nan=True)
-
-
-def _equal(mine: Tensor, other: Tensor) -> bool:
-    """Whether all bits that matter are equal; NaN is equal to NaN."""
-    if mine.shape != other.shape or mine.dtype != other.dtype or mine.device != other.device:
-        return False
-    if torch.equal(mine, other):
-        return True
-    return bool(((mine == other) | ((mine != mine) & (other != other))).all()) if mine.numel() else True
+    return same_numbers(mine, other) if exact else torch.allclose(mine, other, rtol=1e-5, atol=1e-7, equal_nan=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
-from weft.runtime.user_modules.kept.packing import SCALARS, Packed, Reference, pack
+from weft.runtime.user_modules.kept.packing import SCALARS, Packed, Packing, Reference
 from weft.runtime.user_modules.kept.shared_memory import Memory
+from weft.runtime.user_modules.kept.sharing import Sharing
 from weft.runtime.user_modules.kept.unpacking import CannotUnpack, unpack
 from weft.runtime.user_modules.kept.walking import SCRIPT, Place, Places, Scripted, inside, is_given
 
@@ -36,24 +38,35 @@ class KeptState:
         self._first = _packed(model if again is None else again, self._held, _Everything(), {})
         self._last: Snapshot = self._first
         self._ignored: frozenset[str] = frozenset()
-        self._opaque: tuple[str, ...] = ()
+        self._opaque: Snapshot = {}
         self._caches: dict[str, Packed | None] = {}
 
-    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str]) -> None:
+    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str], needed: bool) -> None:
         """Leave out what no call reads, and caches as long as they are what the first call made of the graph.
 
-        ``lost``: what changes, and may say nothing of it, as an iterator.
+        ``lost``: what changes, and may say nothing of it, as a generator; ``needed``: evaluations read it.
         """
-        self._ignored, self._caches, self._opaque = frozenset(unread), dict.fromkeys(caches), tuple(lost)
+        self._ignored, self._caches = frozenset(unread), dict.fromkeys(caches)
+        self._opaque = {name: Packed({"is": "other", "class": "?", "needed": needed}, whole=False) for name in lost}
 
     def now(self) -> Snapshot:
         """Everything that is not as the constructor left it."""
-        self._last = _packed(self._model, self._held, self._made, self._last, self._places)
-        first = self._first
+        sharing, first = Sharing(), self._first
+        self._last = _packed(self._model, self._held, self._made, self._last, self._places, sharing, self._ignored)
         found = {n: one for n, one in self._last.items() if one is not first.get(n) and not one.same(first.get(n))}
         found |= {name: ABSENT for name in first if name not in self._last}
-        found |= {name: Packed({"is": "other", "class": "?"}, whole=False) for name in self._opaque}
-        return {name: one for name, one in found.items() if not self._left_out(name, one)}
+        found |= self._opaque
+        kept = {name: one for name, one in found.items() if not self._left_out(name, one)}
+        return self._with_referred(kept, sharing.pairs) if sharing.pairs else kept
+
+    def _with_referred(self, kept: Snapshot, pairs: Sequence[tuple[str, str]]) -> Snapshot:
+        """The same with the places that others refer to, in the order in which they were packed."""
+        for name, referred in reversed(pairs):
+            if name in kept and referred not in kept:
+                kept[referred] = self._last[referred]
+            if name in kept and not kept[referred].whole:
+                kept[name] = replace(kept[name], whole=False)
+        return {name: kept[name] for name in dict.fromkeys((*self._last, *kept)) if name in kept}
 
     def _left_out(self, name: str, packed: Packed) -> bool:
         if isinstance(packed.tree, dict) and "table" in packed.tree:  # a state_dict has it, too
@@ -89,12 +102,7 @@ class KeptState:
         """
         now = self.now()
         found = [name for name in changing if name not in now and not self._last.get(name, ABSENT).whole]
-        for name, packed in now.items():
-            try:
-                give_back(other, {name: packed})
-            except (SpecError, AttributeError):
-                found.append(name)
-        return found
+        return [*found, *_given_back(other, now)]
 
 
 def alike(model: nn.Module, other: nn.Module, held: Collection[str], names: Collection[str]) -> list[str]:
@@ -129,16 +137,30 @@ class _Everything:
 
 
 def _packed(
-    model: nn.Module, held: Collection[str], made: Container[int], former: Snapshot, places: Places | None = None
+    model: nn.Module,
+    held: Collection[str],
+    made: Container[int],
+    former: Snapshot,
+    places: Places | None = None,
+    sharing: Sharing | None = None,
+    unread: Container[str] = (),
 ) -> Snapshot:
     places = Places(model, held) if places is None else places
     refer = _references(places, Memory(model, held))
+    pack = Packing(refer, made, Sharing() if sharing is None else sharing)
     found: Snapshot = {}
-    for place in places:
+    for place in sorted(places, key=_depth):
+        if place.name in unread and not place.kind:
+            continue
         before = former.get(place.name)
         unchanged = before is not None and _is_unchanged(place, before.tree, made)
-        found[place.name] = before if before is not None and unchanged else _pack_place(place, refer, made, before)
+        found[place.name] = before if before is not None and unchanged else _pack_place(place, pack, before)
     return found
+
+
+def _depth(place: Place) -> int:
+    """Modules that calls have made are given back before what is in them."""
+    return place.name.count(".")
 
 
 def _is_unchanged(place: Place, tree: Any, made: Container[int]) -> bool:
@@ -150,13 +172,15 @@ def _is_unchanged(place: Place, tree: Any, made: Container[int]) -> bool:
         return False
     if place.key.endswith("_hooks"):
         return True
-    return tree["class"] == EMPTY[type(value)] and (id(value) in made) != ("new" in tree)
+    return tree["class"] == EMPTY[type(value)] and id(value) in made and "new" not in tree
 
 
-def _pack_place(place: Place, refer: Reference, made: Container[int], before: Packed | None) -> Packed:
+def _pack_place(place: Place, pack: Packing, before: Packed | None) -> Packed:
     if place.of_hooks:
-        return pack(list(place.value.values()), refer, _Everything(), before)
-    packed = pack(place.value, refer, _Everything() if place.kind == SCRIPT else made, before)
+        return replace(pack, made=_Everything())(place.name, list(place.value.values()), before)
+    if place.kind == SCRIPT:
+        pack = replace(pack, made=_Everything())
+    packed = pack(place.name, place.value, before)
     if place.kind and isinstance(packed.tree, dict):
         packed.tree["table"] = place.kind
     return packed
@@ -176,25 +200,35 @@ def _references(places: Places, memory: Memory) -> Reference:
 
 def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = True) -> None:
     """Put what was kept into ``model``; a :class:`SpecError` if it cannot be made again, unless not ``strict``."""
+    failed = _given_back(model, snapshot)
+    for name, why in failed.items() if strict else ():
+        raise SpecError(
+            f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({why}): "
+            "keep it in a buffer, or make it in the constructor"
+        )
+
+
+def _given_back(model: nn.Module, snapshot: Mapping[str, Packed]) -> dict[str, str]:
+    """Put what was kept into ``model``; gives the places that failed, with the reasons."""
     modules, memory = dict(model.named_modules()), Memory(model, None)
+    failed: dict[str, str] = {}
+    done: dict[str, Any] = {}
 
     def refer(tree: dict[str, Any]) -> Any:
         return modules[tree["name"]] if tree["is"] == "module" else memory.referred(tree)
 
     for name, packed in sorted(snapshot.items(), key=lambda one: one[0].count(".")):
         path, _, key = name.rpartition(".")
-        module = model.get_submodule(path)
-        table = _table_of(module, key, packed)
-        shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
         try:
-            _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model))
-        except CannotUnpack as error:
-            if not strict:
-                continue
-            raise SpecError(
-                f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({error}): "
-                "keep it in a buffer, or make it in the constructor"
-            ) from None
+            module = model.get_submodule(path)
+            table = _table_of(module, key, packed)
+            shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
+            _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model, done=done))
+            if table is not module.__dict__:  # a constructor may have set it to None, which would hide it
+                module.__dict__.pop(key, None)
+        except (CannotUnpack, AttributeError) as error:
+            failed[name] = str(error)
+    return failed
 
 
 def _is_shared(memory: Memory, place: Any, tensor: Tensor) -> bool:

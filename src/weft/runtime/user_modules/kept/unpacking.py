@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.runtime.user_modules.kept.iterators import from_parts
 from weft.runtime.user_modules.kept.packing import COMPRESSED, Packed, Tree
 from weft.runtime.user_modules.kept.walking import OF_HOOKS, cells, inside
 
@@ -30,22 +31,37 @@ class CannotUnpack(Exception):
     """Raised for what cannot be made again, with the reason."""
 
 
-def unpack(packed: Packed, template: Any, refer: Referred, shared: Callable[[Tensor], bool], model: nn.Module) -> Any:
+def unpack(
+    packed: Packed,
+    template: Any,
+    refer: Referred,
+    shared: Callable[[Tensor], bool],
+    model: nn.Module,
+    done: dict[str, Any],
+) -> Any:
     """The value of ``packed``; ``template``: what is in its place now, ``refer``: what a reference is to.
 
-    ``shared``: whether a tensor is in the memory of a weight, and must not be filled.
+    ``shared``: whether a tensor is in the memory of a weight, and must not be filled; ``done``: what is made already,
+    for other places that refer to it.
     Classes are looked for among those of Python, of torch's layers and of the files that ``model`` comes from.
     """
-    return _Unpacker(packed, refer, shared, model)(packed.tree, template)
+    return _Unpacker(packed, refer, shared, model, done)(packed.tree, template)
 
 
 class _Unpacker:
-    def __init__(self, packed: Packed, refer: Referred, shared: Callable[[Tensor], bool], model: nn.Module) -> None:
+    def __init__(
+        self,
+        packed: Packed,
+        refer: Referred,
+        shared: Callable[[Tensor], bool],
+        model: nn.Module,
+        done: dict[str, Any],
+    ) -> None:
         self._tensors, self._refer, self._shared = packed.tensors, refer, shared
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         kinds = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
         self._files = {name for name in kinds if name != "builtins"}
-        self._done: dict[int, Any] = {}
+        self._done = done
 
     def __call__(self, tree: Tree, template: Any) -> Any:
         if isinstance(tree, list):  # as written before there were other containers
@@ -55,7 +71,7 @@ class _Unpacker:
         if "is" not in tree:
             return {key: self(one, None) for key, one in tree.items()}
         if tree["is"] == "again":
-            return self._done[tree["number"]]
+            return self._again(tree["label"])
         if tree["is"] == "given":  # a call gives it again
             return template
         if tree["is"] in ("weight", "module"):
@@ -64,9 +80,14 @@ class _Unpacker:
 
     def _noted(self, tree: Tree, value: Any) -> Any:
         """``value``, for others that refer to it."""
-        if "number" in tree:
-            self._done[tree["number"]] = value
+        if "label" in tree:
+            self._done[tree["label"]] = value
         return value
+
+    def _again(self, label: str) -> Any:
+        if label not in self._done:
+            raise CannotUnpack(f"part of {label.rpartition(':')[0]!r}, which is not there now")
+        return self._done[label]
 
     # ---- containers and objects --------------------------------------------------------------------------
 
@@ -143,6 +164,9 @@ class _Unpacker:
                 raise CannotUnpack(f"{tree['of']}, which holds something else now")
         return template
 
+    def _is_iterator(self, tree: Tree, template: Any) -> Any:
+        return from_parts(tree["maker"], self(tree["parts"], None), self(tree["state"], None))
+
     def _is_optimizer(self, tree: Tree, template: Any) -> Any:
         if not isinstance(template, torch.optim.Optimizer):
             raise CannotUnpack("an optimizer that is not there now")
@@ -175,7 +199,22 @@ class _Unpacker:
             value = template
         elif tree["parameter"]:
             value = nn.Parameter(value, requires_grad=tree["grad"])
-        return value
+        return self._in_memory(tree["memory"], value, value is template) if "memory" in tree else value
+
+    def _in_memory(self, memory: Tree, value: Tensor, is_there: bool) -> Tensor:
+        """``value`` in its part of the memory that it shares with others."""
+        label = f"memory of {memory['label']}"
+        if is_there:
+            whole = torch.empty(0, dtype=value.dtype, device=value.device)
+            self._done.setdefault(label, whole.set_(value.untyped_storage()))
+            return value
+        if label not in self._done:
+            self._done[label] = torch.zeros(memory["numbers"], dtype=value.dtype, device=value.device)
+        shape, stride, start = memory["view"]
+        whole = self._done[label]
+        if isinstance(value, nn.Parameter) or whole.numel() != memory["numbers"] or whole.device != value.device:
+            return value
+        return whole.as_strided(shape, stride, start).copy_(value)
 
     def _is_array(self, tree: Tree, template: Any) -> Any:
         value = self._tensors[tree["at"]].cpu().numpy().copy().astype(tree["dtype"])

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.nn.pyg.swap import DROPOUT
-from weft.runtime.user_modules.attributes import CLOCK, OF_ITS_CLASS, REGISTERED
+from weft.runtime.user_modules.attributes import CLOCK, LOCKS, OF_ITS_CLASS, REGISTERED
 
 SCRIPT = "script"  # the kind of a place in a module of torch.jit
 OF_HOOKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 NO_PLACE = frozenset((*REGISTERED, *OF_HOOKS))  # the latter are by numbers of hooks
-NOT_DATA = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+NOT_DATA = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, *LOCKS)
 OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 OF_WEFT = ("weft.ops", "weft.graph", "weft.flow")  # adjacencies and the like, which every call is given again
 MOST = 100_000  # values of one place that are looked at
