@@ -79,10 +79,10 @@ class Opaque(Base):
 
     def __init__(self, i, o):
         super().__init__(i, o)
-        self.own = iter(range(10_000))
+        self.own = (number for number in range(10_000))
 
     def forward(self, x, adj):
-        return super().forward(x, adj) * (1.0 + 0.01 * next(self.own))
+        return super().forward(x, adj) * (1.0 + 0.01 * (next(self.own) if self.training else 0))
 
 
 MODELS = [RunningMean, LastOutput, LastOutputAlone, Teacher, OwnObject]
