@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import functools
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 import weft
 from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import GRAPH, preempted_after, run, tasks_of
+from weft.runtime.step.members import earlier_results
 
 SCALES: dict = {}
 SCALE = None
@@ -210,3 +213,34 @@ class NeedsGenerator(Base):
 def test_what_cannot_be_copied_and_is_needed_is_refused_by_name():
     with pytest.raises(weft.SpecError, match="it needs 'factors', of which Python makes no copy"):
         run(tasks_of(NeedsGenerator, [0]))
+
+
+class NoisyCalls:
+    """Calls whose numbers are never quite the same, as sums on a GPU, and quite other once something is forgotten."""
+
+    def __init__(self, noise: float, change: float) -> None:
+        self.forward, self._noise, self._change, self._forgotten = SimpleNamespace(model=self), noise, change, False
+
+    def train(self) -> None: ...
+
+    def evaluate(self) -> None: ...
+
+    @contextmanager
+    def forgetting(self):
+        self._forgotten = True
+        yield
+
+    def train_elsewhere(self):
+        return torch.ones(1), self.evaluate_elsewhere()
+
+    def evaluate_elsewhere(self):
+        return torch.ones(64) + self._noise * torch.rand(64) + self._change * self._forgotten
+
+
+@pytest.mark.parametrize(
+    ("noise", "change", "told"), [(0, 0.1, True), (1e-3, 0.1, True), (1e-3, 1e-3, False), (0, 0, False)]
+)
+def test_sums_without_a_fixed_order_are_no_memory(noise, change, told):
+    torch.manual_seed(0)
+    reads = earlier_results._Reads(lambda: NoisyCalls(noise, change))
+    assert reads(lambda model: model.forgetting()) == told
