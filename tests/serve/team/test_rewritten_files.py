@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -145,8 +147,11 @@ def test_stamps_notice_what_changes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["torch.optim", "json", "weft.nn"])
-def test_installed_packages_are_left_alone(name):
+def test_installed_packages_are_left_alone(name, tmp_path, monkeypatch):
     from weft.core.lazy.changed_modules import own_modules
 
     __import__(name)
+    made = f"{name.partition('.')[0]}.made_by_a_compiler"
+    monkeypatch.setitem(sys.modules, made, ModuleType(made))
+    sys.modules[made].__file__ = str(tmp_path / "made.py")
     assert own_modules(name) == {}

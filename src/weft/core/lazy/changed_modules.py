@@ -33,8 +33,9 @@ def import_current(name: str) -> ModuleType:
 def own_modules(name: str) -> dict[str, ModuleType]:
     """The modules that were imported of the package of ``name``; none of one that is installed, or Weft's own."""
     top = name.partition(".")[0]
-    if top == "weft":
-        return {}
+    package = sys.modules.get(top)
+    if top == "weft" or (getattr(package, "__file__", None) and not _is_own(package)):
+        return {}  # whatever files an installed one writes elsewhere: torch has kernels in a folder for temporary files
     found = {one: module for one, module in list(sys.modules.items()) if one == top or one.startswith(f"{top}.")}
     return {one: module for one, module in found.items() if _is_own(module)}
 
