@@ -83,6 +83,7 @@ class QueueServer:
             environment=environment, quota=100_000, checkpoint_seconds=600.0, **more,
         )  # fmt: skip
         self.device, self._folder = device, folder
+        self._warmed = 0  # runs that only warmed up: a folder that has one would be taken for the run itself
         self.supervisor = Supervisor(self.options)
         self.db = QueueDB(self.options.db)
         self.supervisor.use(Hold())
@@ -123,18 +124,18 @@ class QueueServer:
         workers = [worker for name, worker in self.supervisor.pool.workers.items() if name != PLANNER]
         left = {w.name: [tasks[(place + i * len(tasks) // len(workers)) % len(tasks)] for place in range(len(tasks))]
                 for i, w in enumerate(workers)}  # fmt: skip
-        end, sent = time.monotonic() + seconds, 0
+        end, before = time.monotonic() + seconds, self._warmed
         while time.monotonic() < end and (any(left.values()) or any(worker.group for worker in workers)):
             for worker in workers:
                 if worker.idle and left[worker.name]:
-                    sent += 1
-                    worker.group = f"warm-{sent}"
+                    self._warmed += 1
+                    worker.group = f"warm-{self._warmed}"
                     settings = {**left[worker.name].pop(0), "name": worker.group}
                     folder = self._folder / "warm" / worker.group
                     worker.send("run", group=worker.group, tasks=[settings], out=str(folder), checkpoint_every=600.0)
             time.sleep(0.005)
         self._until(lambda: not any(worker.group for worker in workers), seconds, "to finish warming up")
-        return sent
+        return self._warmed - before
 
     # ---- one queue under one policy --------------------------------------------------------------------
 

@@ -68,9 +68,15 @@ def pids(queue) -> set[int]:
     return {worker.pid for name, worker in queue.supervisor.pool.workers.items() if name != "planner"}
 
 
+def pids_at_rest(queue) -> set[int]:
+    """Once all workers have started and none has a group."""
+    wanted = queue.options.workers + 1
+    queue.until(lambda: sum(worker.idle for worker in queue.supervisor.pool.workers.values()) == wanted, 120.0)
+    return pids(queue)
+
+
 def test_a_worker_goes_on_after_a_task_ran_out_of_memory_and_left_nothing(queue):
-    queue.until(lambda: all(worker.idle for worker in queue.supervisor.pool.workers.values()))
-    before = pids(queue)
+    before = pids_at_rest(queue)
     [failed] = queue.wait(submit_own(queue, "NoMemory"), 120.0)
     assert (failed.state, failed.attempts) == ("failed", 2)
     assert pids(queue) == before
@@ -78,8 +84,7 @@ def test_a_worker_goes_on_after_a_task_ran_out_of_memory_and_left_nothing(queue)
 
 @pytest.mark.parametrize("name", ["LeavesBehind", "BreaksDevice"])
 def test_a_worker_is_replaced_if_a_model_leaked_or_broke_the_device(queue, name):
-    queue.until(lambda: all(worker.idle for worker in queue.supervisor.pool.workers.values()))
-    before = pids(queue)
+    before = pids_at_rest(queue)
     [ended] = queue.wait(submit_own(queue, name), 120.0)
     assert ended.state == ("done" if name == "LeavesBehind" else "failed"), ended.error
     if name == "BreaksDevice":

@@ -168,7 +168,7 @@ class Supervisor:
             "alive": self.pool.alive,
             "planned": self._planner.planned,
             "event": self._event,
-            "done": self._endings.done,
+            "done": self._done,
             "gone": self._gone,
         }.get(message.get("say", ""))
         if handler is not None:
@@ -217,6 +217,13 @@ class Supervisor:
         elif event["event"] == "ready":
             self.state.counters.count_ready(event)
         self.state.records += records_of(event, active.members, active.group.id)
+
+    def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """A group has ended; estimates to come learn from it, unless others slowed it down."""
+        active = self.state.active.get(message["group"])
+        if active is not None and not active.shared and message.get("epochs"):
+            self._planner.learn(active.group.device, message["epochs"])
+        self._endings.done(worker, message)
 
     def _gone(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker has ended: start another, and queue again what it had."""

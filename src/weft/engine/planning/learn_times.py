@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from weft.planner.cost.calibration import Calibration, Observation
 
 RESULT = "result.json"
 ENOUGH_EPOCHS = 3  # fewer are set-up and little else
+_ASIDE: ContextVar[list[Observation] | None] = ContextVar("observations that are set aside", default=None)
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,37 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
     return Lesson(calibration, tuple(new), before, after, tuple(skipped))
 
 
-def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float, label: str) -> Calibration | None:
-    """Add one run to what is known of ``machine``: its predicted ``Cost`` as plain data, and what it took.
-
-    A run of the same ``label`` that is known already is replaced; one without a label is not.
-    """
+def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float, label: str) -> None:
+    """Add one run to what is known of ``machine``: its predicted ``Cost`` as plain data, and what it took."""
     one = Observation(dict(cost.get("uncorrected", {})), seconds_per_epoch, label)
-    if not one.usable:
-        return None
+    aside = _ASIDE.get()
+    if aside is not None:
+        aside.append(one)
+    elif one.usable:
+        keep(machine, [one])
+
+
+@contextmanager
+def observations_aside() -> Iterator[list[Observation]]:
+    """Runs inside teach nothing yet: what they took is collected, for whoever knows if they had the device alone."""
+    found: list[Observation] = []
+    token = _ASIDE.set(found)
+    try:
+        yield found
+    finally:
+        _ASIDE.reset(token)
+
+
+def keep(machine: Machine, new: Sequence[Observation]) -> Calibration:
+    """Add runs to what is known of ``machine``.
+
+    A run of the same label that is known already is replaced; one without a label is not.
+    """
+    labels = {one.label for one in new if one.label}
 
     def added(known: Calibration) -> Calibration:
-        others = [other for other in known.observations if not label or other.label != label]
-        return replace(known, observations=()).with_observations([*others, one])
+        others = [other for other in known.observations if other.label not in labels]
+        return replace(known, observations=()).with_observations([*others, *new])
 
     return update_calibration(machine, added)
 

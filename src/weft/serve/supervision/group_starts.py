@@ -79,7 +79,7 @@ class GroupStarts:
             return
         everyone = {task.id: task for task in (*claimed, *cancelled)}
         infers = is_inference(claimed[0])
-        self._state.active[group.id] = Active(
+        active = Active(
             group=group,
             worker=worker,
             attempts={task.id: task.attempts for task in claimed},
@@ -92,6 +92,7 @@ class GroupStarts:
             start_seconds=0.0 if infers else self._state.setup_of(group.device),
             slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
         )
+        self._state.begin(active)
         worker.group = group.id
         self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
         self._state.counters.groups_started += 1

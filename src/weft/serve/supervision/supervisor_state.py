@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.workers.run_events import Record
 from weft.serve.workers.worker_process import WorkerProcess
 
-FIRST_SETUP_SECONDS, LEARNING_RATE = 0.1, 0.2
+FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Active:
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
+    shared: bool = False  # whether another group ran on the device meanwhile
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
     began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
@@ -122,7 +125,7 @@ class SupervisorState:
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
     runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
-    setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
+    setup_seconds: dict[str, deque[float]] = field(default_factory=dict)  # by device: of groups besides their epochs
     records: list[Record] = field(default_factory=list)
     dirty: bool = True  # the queue may have changed
     again: float = math.inf  # when the policy wants to decide though nothing has happened, on the clock of the day
@@ -136,12 +139,19 @@ class SupervisorState:
 
     def setup_of(self, device: str) -> float:
         """Seconds that a group takes on ``device`` besides its epochs, as learned so far."""
-        return self.setup_seconds.get(device, FIRST_SETUP_SECONDS)
+        known = self.setup_seconds.get(device)
+        return statistics.median(known) if known else FIRST_SETUP_SECONDS
 
     def learn_setup(self, device: str, seconds: float) -> None:
-        """Take one more group into the average."""
-        known = self.setup_seconds.get(device)
-        self.setup_seconds[device] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+        """Take one more group into account; one that had kernels to compile says nothing of the next."""
+        self.setup_seconds.setdefault(device, deque(maxlen=STARTS_KNOWN)).append(seconds)
+
+    def begin(self, active: Active) -> None:
+        """Count a group as running; from now on it shares its device with those that run there."""
+        beside = [one for one in self.active.values() if one.group.device == active.group.device]
+        for one in (*beside, active) if beside else ():
+            one.shared = True
+        self.active[active.group.id] = active
 
     def shares_of(self, active: Active) -> list[UserShare]:
         """What the users of a group have had so far."""

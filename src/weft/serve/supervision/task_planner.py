@@ -76,6 +76,12 @@ class TaskPlanner:
         self._estimates[key] = estimate
         self._plan(self._within_limits(task, kept_of(task.plan) | estimate))
 
+    def learn(self, device: str, took: Sequence[Mapping[str, Any]]) -> None:
+        """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine."""
+        planner = self._pool.workers.get(PLANNER)
+        if planner is not None and planner.ready and "@" not in device:
+            planner.send("learn", device=device, took=list(took))
+
     def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._state.db.plan_many(plans)
         self._state.urgent |= any(plan.get("kind") == "inference" for _, plan in plans)

@@ -42,8 +42,7 @@ def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds
     ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
     for a very small task; one with a byte budget of its own needs the prediction.
     """
-    kind = device.partition(":")[0]
-    machine = machine_with(torch.device("cpu")) if kind == "cpu" else find_machine()
+    kind, machine = device.partition(":")[0], machine_of(device)
     estimator = Estimator(machine, load_calibration(machine), Graphs(store=store))
     try:
         check_tasks([task])
@@ -58,6 +57,11 @@ def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds
         return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
     runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
     return {**_predicted(report, kind), **_common(task), "runnable": runnable}
+
+
+def machine_of(device: str) -> Machine:
+    """The machine that estimates for ``device`` are made for."""
+    return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
 
 
 def inference_estimate(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:

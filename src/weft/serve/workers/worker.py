@@ -4,10 +4,11 @@
 line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is
 unpickled.
 
-To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a
-folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph,
-weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the running group),
-``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
+to themselves, for the estimates to come), ``run`` (tasks, the plan of their group, a folder, a byte budget), ``infer``
+(a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph, weights, tasks and folders of
+checkpoints that a group to come needs), ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt``
+(checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
@@ -29,6 +30,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -116,7 +118,7 @@ class Worker:
             message = json.loads(line)
             if message["do"] == "run":
                 self._controls[message["group"]] = Control()
-            if message["do"] in ("run", "plan", "infer"):
+            if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
                 self._kept.prefetch(message["graph"], message.get("weights"))
@@ -151,6 +153,9 @@ class Worker:
         if message["do"] == "plan":
             self._channel.say("planned", id=message["id"], **self._plan(message))
             return
+        if message["do"] == "learn":
+            self._learn(message)
+            return
         self._group = message["group"]
         begin = ProcessorTime.now()
         try:
@@ -180,6 +185,15 @@ class Worker:
         except Exception as error:  # a user's model may raise anything when it is looked at
             return {"error": f"{type(error).__name__}: {error}"}
 
+    def _learn(self, message: Mapping[str, Any]) -> None:
+        from weft.engine.planning.learn_times import keep
+        from weft.planner.cost.calibration import Observation
+        from weft.serve.workers.estimates import machine_of
+
+        found = [Observation(**one) for one in message["took"]]
+        with suppress(WeftError, OSError):  # estimates are made without it, too
+            keep(machine_of(message.get("device", self.device)), [one for one in found if one.usable])
+
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(message["out"])
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +201,7 @@ class Worker:
             with output_to(folder / LOG):
                 try:
                     carry_out = self._infer if message["do"] == "infer" else self._train
-                    return {"members": carry_out(message, folder)}
+                    return carry_out(message, folder)
                 except BaseException:
                     traceback.print_exc()
                     raise
@@ -204,8 +218,9 @@ class Worker:
             return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "failed"}
 
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Train the group; per member how it ended, its metrics, and the folder of its files."""
+        """Train the group; per member how it ended, its metrics, and the folder of its files; and what epochs took."""
         from weft.engine.base.graph_store import sharing
+        from weft.engine.planning.learn_times import observations_aside
         from weft.engine.results.result import Result
         from weft.engine.results.sweep_result import folder_names
         from weft.engine.run import run
@@ -233,12 +248,15 @@ class Worker:
         }
         work = self._work_of(message, tasks)
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
-        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store), self._prepared.using():
+        limit = byte_limit(self.device, message.get("limit"))
+        with limit, sharing(self._kept.store), self._prepared.using(), observations_aside() as took:
             found = _when_unlocked(lambda: run(work, **options))
+        epochs = [asdict(one) for one in took]
         if isinstance(found, Result):
-            return {found.name: _outcome(found, "")}
+            return {"members": {found.name: _outcome(found, "")}, "epochs": epochs}
         places = folder_names([task.label for task in tasks])
-        return {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+        members = {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+        return {"members": members, "epochs": epochs}
 
     def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Infer for a task, with its graph from what is kept; its predictions are in ``folder``."""
@@ -252,7 +270,8 @@ class Worker:
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
             found = predict(task, message["weights"], **about)
         found.save(folder)
-        return {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
+        outcome = {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}
+        return {"members": {task.label: outcome}}
 
     def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
         """What to run: the plan that was sent, or the tasks, which are planned here."""
