@@ -278,12 +278,15 @@ def run_weft(
         if server is None:
             return
         recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
+        warmed: dict[str, int] = {}  # by queue: workers that had been lost until then
         for modes in WEFT:
             for name in names:
                 wanted = [mode for mode in modes if mode in chosen]
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
-                    recorder.prepare(f"warm {name}", lambda tasks=tasks: warm_up(server, tasks, args))
+                    if warmed.get(name) != server.supervisor.counters.workers_lost:
+                        recorder.prepare(f"warm {name}", lambda tasks=tasks: warm_up(server, tasks, args))
+                        warmed[name] = server.supervisor.counters.workers_lost
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 
 
