@@ -58,6 +58,21 @@ def test_the_new_division_is_near_the_best_for_the_new_times():
     assert simulate(adapting.division, true, BATCHES, REGISTRY).seconds <= 1.05 * best
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("faster", [0.3, 3.0])
+def test_dividing_anew_keeps_to_the_workers_that_it_was_begun_with(workers, faster):
+    """Also where the machine has more, such as in a plan for fewer."""
+    measured = times(host=16, dma=1, sample=1, uva=2, train=1)
+    few = partition(measured, REGISTRY, BATCHES, LIMITS, workers=workers)
+    adapting = Adapter(measured, few.division, REGISTRY, LIMITS, BATCHES)
+    assert few.division.workers == workers
+    for _ in range(4):
+        change = adapting.observe(measured_epoch(adapting, batching_cpu=faster))
+        assert change is None or not change.division.host_batches or change.division.workers == workers
+    assert adapting.limits.workers == workers
+    assert all(one.workers <= workers for one, _ in adapting.found.tried)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_changes_nothing(seed):
     adapting = adapter()

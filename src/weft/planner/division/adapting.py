@@ -9,7 +9,7 @@ no clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.core.division import Division, PhaseTimes, Registry
 from weft.core.division.phase_times import EPOCH
@@ -41,7 +41,8 @@ class Change:
 class Adapter:
     """Keeps the phase times of one group up to date; ``batches`` per epoch.
 
-    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known.
+    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known. Begun
+    with fewer workers of the host than ``limits`` allow, it keeps to so many.
     """
 
     profiled: PhaseTimes
@@ -59,6 +60,11 @@ class Adapter:
     _trials: Trials | None = None
     _trials_left: int = MOST_TRIALS
     _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
+
+    def __post_init__(self) -> None:
+        if self.division.host_batches:
+            workers = min(self.limits.workers, self.division.workers)
+            self.limits = replace(self.limits, workers=workers)
 
     @property
     def times(self) -> PhaseTimes:
