@@ -222,6 +222,12 @@ def test_a_forecast_has_every_part_and_leaves_out_what_is_known(monkeypatch):
     assert sum(again.values()) < sum(first.values()) - 30
 
 
+def test_a_profile_is_limited_by_the_epochs_of_its_shape():
+    assert division_case.profile_limit(218_237_996, 193) == pytest.approx(1.7, abs=0.05)  # products
+    assert division_case.profile_limit(543_967_244, 193) == pytest.approx(4.2, abs=0.1)  # UK-like
+    assert division_case.profile_limit(0, 193) == 1.7  # all in a cache
+
+
 def test_slow_sides_are_measured_over_fewer_batches():
     registry = built_in(True)
     times = PhaseTimes({key: PhaseTime(0.01) for key in registry.keys("gpu")} | {"batching_cpu": PhaseTime(0.08)})
