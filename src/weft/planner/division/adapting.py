@@ -3,8 +3,8 @@
 After every epoch the measured seconds of each phase are compared with those of the simulated epoch. A phase that is off
 by more than noise explains is taken over into the phase times, the partitioner divides anew, and the new division is
 used if it is predicted to gain enough. A phase that is faster than predicted is first taken to be slowed down less by
-others: divisions in which those have no part do not get faster by that. While phases are as expected, whole epochs are compared (:class:`Trials`). Reads
-no clock.
+others: divisions in which those have no part do not get faster by that. While phases are as expected, whole epochs are
+compared (:class:`Trials`). Reads no clock.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Adapter:
         seconds = self._simulated(self.division).seconds
         found = contenders(self.found, self.division, seconds, self.batches)
         predicted = {one: each * self._off(one) for one, each in found.items()}
-        return Trials(predicted, self._trials_left, before.of(self.division))
+        return Trials(predicted, self._trials_left, before.of(self.division), before.trained)
 
     def _partition(self) -> Partition:
         return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
