@@ -44,6 +44,8 @@ WHOLE_EPOCH = 2.0  # times the seconds of a cell that an epoch may take to be me
 PLAIN_BATCHES = 96
 HIDDEN = {"sage": 256, "gcn": 64, "gat": 64}
 PCIE = 55.2e9  # bytes per second of a copy
+PROFILE_EPOCHS, SHORTEST_PROFILE = 1.7, 1.7  # as a run limits it; seconds
+BUS_BUSY = 0.77  # of an epoch, about, where both sides prepare batches
 DEVICE_BUFFER, SPARE_SLOTS = 4, 4
 IN_HOST = Placement("host", "host")
 QUICK = {  # seconds of the phases of a fake accelerator, by shape: a device that is slow, even, and fast at batching
@@ -156,11 +158,26 @@ def make_case(
     if fake is not None:
         _pace_training(group, fake)
     train_batches(group, min(args.most_workers + WARM, source.steps_per_epoch))  # compiles, captures, pins
+    limit = args.profile_seconds or profile_limit(_batch_bytes(source), source.steps_per_epoch)
     begin = time.perf_counter()
-    times = profile_group(group, args.most_workers, limit=args.profile_seconds)
+    times = profile_group(group, args.most_workers, limit=limit)
     seconds = time.perf_counter() - begin
     limits = Limits(source.slots - 1, buffer, args.most_workers)
     return Case(group, source, times, limits, seconds, fake)
+
+
+def profile_limit(batch_bytes: int, batches: int) -> float:
+    """Seconds of a profile where batches are in host memory: of some epochs, which take as long as the bus needs."""
+    return max(PROFILE_EPOCHS * batches * batch_bytes / PCIE / BUS_BUSY, SHORTEST_PROFILE)
+
+
+def _batch_bytes(source: DividedSampled) -> int:
+    """Of a batch of the host's that crosses the bus."""
+    host = source.divided.host
+    assert host is not None
+    item = host.prepare(source.seeds()[0])
+    host.discard(item)
+    return sum(tensor.numel() * tensor.element_size() for tensor in item.tensors())
 
 
 def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:

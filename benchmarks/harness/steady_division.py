@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.division_case import Case, batches_of_cell, measure, train_batches
@@ -13,10 +14,14 @@ MOST_EPOCHS = 6  # until then it has settled, or is as it is
 
 
 def settled(case: Case, division: Division, seconds: float) -> tuple[Division, dict[str, Any]]:
-    """The division that is kept, begun with ``division``, and what became of it; of epochs as :func:`measure` has."""
+    """The division that is kept, begun with ``division``, and what became of it; of epochs as :func:`measure` has.
+
+    With as many workers as ``division`` has, not with all that the case was profiled with.
+    """
     count = batches_of_cell(case, division, seconds)
     case.source.divide(division)
-    about = (case.source.division, case.source.hardware.registry(), case.limits, count)
+    limits = replace(case.limits, workers=division.workers)
+    about = (case.source.division, case.source.hardware.registry(), limits, count)
     found = case.partitions.get(division.workers) if count == case.batches else None
     adapter, took, notes, last = Adapter(case.times, *about, found), list[float](), list[str](), 0
     for epoch in range(1, MOST_EPOCHS + 1):

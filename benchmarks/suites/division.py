@@ -297,7 +297,7 @@ def arguments() -> Namespace:
     parser.add_argument("--seeds", type=int, default=1024, help="per batch")
     parser.add_argument("--ratios", type=int, default=6, help="steps of the search over the ratio")
     parser.add_argument("--repeats", type=int, default=2, help="timed epochs per cell with most workers")
-    parser.add_argument("--profile-seconds", type=float, default=1.7)
+    parser.add_argument("--profile-seconds", type=float, help="limit of a profile; 1.7 epochs, about, unless given")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs")
     parser.add_argument("--stress", action=BooleanOptionalAction, default=True, help="epochs beside busy processes")
     args = parser.parse_args()

@@ -82,6 +82,24 @@ def test_a_division_is_measured_when_it_has_settled(cells, monkeypatch, capsys):
     assert PhaseTimes.from_dict(profile["times"]).crowding == pytest.approx(profile["crowding"], abs=1e-4)
 
 
+def test_a_cell_with_few_workers_is_divided_anew_with_so_many(monkeypatch):
+    """Here the host turns out to be four times as fast as profiled."""
+    registry = built_in(True)
+    times = PhaseTimes({key: PhaseTime(0.01) for key in registry.keys("gpu")} | {"batching_cpu": PhaseTime(0.2)})
+    used, found = [], {"batching_cpu": PhaseTime(0.05), "epoch": PhaseTime(1.0)}
+    source = Namespace(hardware=Namespace(registry=lambda: registry, name="gpu"), steps_per_epoch=64, slots=19)
+    source.divide = lambda one: used.append(one) or setattr(source, "division", one)
+    source.phases = lambda: found
+    monkeypatch.setattr(steady_division, "train_batches", lambda group, count: 1.0)
+    case = division_case.Case(None, source, times, Limits(18, 4, 14), 0.0)
+    begun = case.side("share 0.75", 4)
+    kept, about = steady_division.settled(case, begun, float("inf"))
+    assert about["epochs_until_steady"] >= 1
+    assert len(used) > 1
+    assert {one.workers for one in used if one.host_batches} == {4}
+    assert kept.workers <= 4
+
+
 def test_the_host_prepares_nothing_beyond_a_short_epoch():
     """The end of an epoch would otherwise wait for batches that nobody trains on."""
     group = Namespace()
@@ -202,6 +220,12 @@ def test_a_forecast_has_every_part_and_leaves_out_what_is_known(monkeypatch):
     again = dict(suite.forecast())
     assert again[part.label] == 0.0
     assert sum(again.values()) < sum(first.values()) - 30
+
+
+def test_a_profile_is_limited_by_the_epochs_of_its_shape():
+    assert division_case.profile_limit(218_237_996, 193) == pytest.approx(1.7, abs=0.05)  # products
+    assert division_case.profile_limit(543_967_244, 193) == pytest.approx(4.2, abs=0.1)  # UK-like
+    assert division_case.profile_limit(0, 193) == 1.7  # all in a cache
 
 
 def test_slow_sides_are_measured_over_fewer_batches():

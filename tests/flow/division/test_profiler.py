@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
 from tests.flow.division.sides import order, sides
+from weft.core.division.typical_interference import typical
 from weft.flow.division import profiler
 from weft.flow.division.profiler import Profiled, profile
 from weft.flow.division.thread_accelerator import ThreadAccelerator
@@ -123,13 +125,62 @@ def test_a_stall_of_the_host_is_not_taken_for_its_pace():
     assert found.of("batching_cpu").mean < 0.032
 
 
+class PinningHost:
+    """A host whose buffers are pinned when they are first needed, one at a time, which takes as long as ten batches."""
+
+    def __init__(self, inner, batch: float = 0.02, pinning: float = 0.2) -> None:
+        self._inner, self._batch, self._pinning = inner, batch, pinning
+        self._idle, self._lock, self._driver = 0, threading.Lock(), threading.Lock()
+        self.pinned = 0
+
+    def prepare(self, seeds):
+        with self._lock:
+            fresh = not self._idle
+            self._idle -= not fresh
+            self.pinned += fresh
+        if fresh:
+            with self._driver:
+                time.sleep(self._pinning)
+        time.sleep(self._batch)
+        return self._inner.prepare(seeds)
+
+    def transfer(self, item):
+        return self._inner.transfer(item)
+
+    def discard(self, item):
+        with self._lock:
+            self._idle += 1
+        self._inner.discard(item)
+
+
+@pytest.mark.parametrize("limit", [0.1, 3.0])
+def test_batches_for_which_memory_is_pinned_are_not_counted(limit):
+    """Four workers take as long as one here; a first batch of each would take 200 to 800 ms more."""
+    inner, device = sides()
+    host = PinningHost(inner)
+    found = profile(Profiled(host, device, lambda item: item), list(order().epoch(0)), workers=4, limit=limit)
+    assert host.pinned == 5  # of each worker, and the one that is copied
+    assert found.of("batching_cpu", 4).mean < 0.1
+    assert found.interference["batching_cpu"]["transfer_pcie"] < 2.0
+
+
+def test_pairs_that_there_is_no_time_for_are_as_is_typical():
+    host, device = sides()
+    what = Profiled(host, device, lambda item: item, beside=True)
+    found = profile(what, list(order().epoch(0)), workers=2, limit=0.0).interference
+    dropped = [("batching_cpu", "transfer_pcie"), ("transfer_gpu", "transfer_pcie"), ("training_gpu", "transfer_gpu")]
+    for pair in [*dropped, *((other, key) for key, other in dropped)]:
+        assert found[pair[0]][pair[1]] == typical(*pair)
+    assert set(found["training_gpu"]) == {"batching_cpu", "transfer_pcie", "batching_gpu", "transfer_gpu"}
+
+
 def test_a_side_that_fails_meanwhile_does_not_let_others_wait_for_ever():
     host, device = sides()
     plain, calls = host.prepare, []
 
     def prepare(seeds):
         calls.append(seeds)
-        if len(calls) > 5:  # four alone, and the one that is copied
+        if len(calls) > 6:  # one of each worker and the one that is copied, three alone
             raise ValueError("broken")
         return plain(seeds)
 
@@ -141,8 +192,8 @@ def test_a_side_that_fails_meanwhile_does_not_let_others_wait_for_ever():
 def test_workers_are_started_once_for_all_that_runs_beside_them(monkeypatch):
     """Starting them and waiting for their last batches would take longer than what is measured."""
     started = []
-    plain = profiler._background
-    monkeypatch.setattr(profiler, "_background", lambda works: started.append(len(works)) or plain(works))
+    plain = profiler.background
+    monkeypatch.setattr(profiler, "background", lambda works: started.append(len(works)) or plain(works))
     profiled(DELAYS, workers=3, steps=3)
     assert started.count(3) == 1
 

@@ -58,6 +58,21 @@ def test_the_new_division_is_near_the_best_for_the_new_times():
     assert simulate(adapting.division, true, BATCHES, REGISTRY).seconds <= 1.05 * best
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("faster", [0.3, 3.0])
+def test_dividing_anew_keeps_to_the_workers_that_it_was_begun_with(workers, faster):
+    """Also where the machine has more, such as in a plan for fewer."""
+    measured = times(host=16, dma=1, sample=1, uva=2, train=1)
+    few = partition(measured, REGISTRY, BATCHES, LIMITS, workers=workers)
+    adapting = Adapter(measured, few.division, REGISTRY, LIMITS, BATCHES)
+    assert few.division.workers == workers
+    for _ in range(4):
+        change = adapting.observe(measured_epoch(adapting, batching_cpu=faster))
+        assert change is None or not change.division.host_batches or change.division.workers == workers
+    assert adapting.limits.workers == workers
+    assert all(one.workers <= workers for one, _ in adapting.found.tried)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_changes_nothing(seed):
     adapting = adapter()
@@ -119,6 +134,34 @@ def test_a_drift_that_gains_nothing_changes_nothing():
     assert adapting.division.kind == "pipeline"
     assert adapting.observe(measured_epoch(adapting, batching_cpu=2.0)) is None
     assert adapting.factors["batching_cpu"] > DRIFT
+
+
+def test_a_host_that_is_faster_than_predicted_is_not_predicted_to_be_faster_still_by_itself():
+    """Profiled too slow, and slower still beside reads: what is faster beside them is not so without them."""
+    whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(2.0), "training_gpu": PhaseTime(1.0)}
+    profiled, true = (
+        times(host=host, dma=0.2, sample=1, uva=2, train=0.1, captured=whole, interference=beside, workers=8)
+        for host, beside in ((60.0, {"batching_cpu": {"transfer_gpu": 1.6}}), (24.0, {}))
+    )
+    division = Division(1, 2, 8, 12, 6, True, in_step=True)
+    adapting = Adapter(profiled, division, BESIDE, Limits(16, 6, 8), BATCHES)
+    assert adapting.observe({"batching_cpu": adapting.expected(true)["batching_cpu"]}) is not None
+    alone = Division(1, 0, 8, 16, 6, beside=True)
+    predicted, found = (simulate(alone, one, BATCHES, BESIDE).seconds for one in (adapting.times, true))
+    assert predicted == pytest.approx(found, rel=0.05)
+    here = simulate(adapting.division, adapting.times, BATCHES, BESIDE).seconds
+    assert here == pytest.approx(simulate(adapting.division, true, BATCHES, BESIDE).seconds, rel=0.1)
+
+
+def test_a_host_that_is_slowed_down_less_than_predicted_keeps_its_own_pace():
+    beside = {"batching_cpu": {"training_gpu": 3.0, "transfer_gpu": 3.0, "batching_gpu": 3.0}}
+    adapting = adapter(interference=beside)
+    calm = times(host=16, dma=1, sample=1, uva=2, train=1)
+    own = measured_epoch(Adapter(calm, adapting.division, REGISTRY, LIMITS, BATCHES))["batching_cpu"]
+    adapting.observe({"batching_cpu": 1.2 * own})
+    assert adapting.factors["batching_cpu"] == pytest.approx(1.0)
+    assert adapting.times.of("batching_cpu").mean == pytest.approx(16.0)
+    assert 1.0 < adapting.times.interference["batching_cpu"]["training_gpu"] < 2.0
 
 
 def test_the_journal_says_what_changed_and_what_it_gained():

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from weft.core.division import Division, PhaseTime, PhaseTimes, built_in
+from weft.core.division.typical_interference import INSIDE, INTERFERENCE
 from weft.planner.division.partitioner import Limits, partition
-from weft.planner.division.predicted_times import INSIDE, INTERFERENCE
 from weft.planner.division.simulator import MOST_SIMULATED, simulate
 
 RUNS = json.loads((Path(__file__).parent / "recorded_epochs.json").read_text())

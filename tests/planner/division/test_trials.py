@@ -60,6 +60,17 @@ def test_a_first_epoch_in_which_steps_are_captured_is_not_believed():
     assert used == [HALF, HALF] + [DEVICE] * 6
 
 
+def test_a_trial_that_is_slower_by_far_is_over_after_one_epoch_unless_it_needs_more_steps_or_buffers():
+    inside, alone = Division(2, 1, 4, 8, in_step=True), Division(1, 0, 4, 8)
+    slow = lambda one, _: 1.0 if one == inside else 1.4  # noqa: E731
+    assert run(Trials({inside: 1.0, alone: 1.05}), inside, slow, 5) == [inside, alone] + [inside] * 3
+    more = Division(1, 0, 4, 12)
+    assert run(Trials({inside: 1.0, more: 1.05}), inside, slow, 5) == [inside, more, more] + [inside] * 2
+    beside = Division(2, 1, 4, 8, beside=True)
+    slow = lambda one, _: 1.0 if one == beside else 1.4  # noqa: E731
+    assert run(Trials({beside: 1.0, DEVICE: 1.05}), beside, slow, 5) == [beside, DEVICE, DEVICE] + [beside] * 2
+
+
 def test_predictions_of_divided_ones_are_as_far_off_as_measured_ones():
     """Slower than predicted by a third, so another share is no way out, but the device is."""
     trials = Trials({HALF: 0.9, THIRD: 0.95, DEVICE: 1.1})

@@ -101,6 +101,18 @@ class PhaseTimes:
         )
         return replace(self, phases=phases, captured=captured)
 
+    def eased(self, shares: Mapping[str, float]) -> PhaseTimes:
+        """The same with some phases slowed down by others by a share of what was measured; 0: not at all."""
+        found = (
+            {
+                key: {other: 1.0 + (factor - 1.0) * shares.get(key, 1.0) for other, factor in others.items()}
+                for key, others in some.items()
+            }
+            for some in (self.interference, self.inside)
+        )
+        interference, inside = found
+        return replace(self, interference=interference, inside=inside) if shares else self
+
     def for_one_side(self) -> PhaseTimes:
         """Where the trainer prepares all batches: its phases as captured steps have them."""
         return replace(self, phases={**self.phases, **self.captured}) if self.captured else self

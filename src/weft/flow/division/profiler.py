@@ -1,9 +1,10 @@
 """Profiler: seconds of every phase of a batch, alone and beside others, in a few seconds.
 
-Each phase runs for some steps (20, or fewer where they take long) with nothing else at work, then what can run at the
-same time is run at the same time: all workers of the host beside each phase of the trainer and beside copies, in one
-go, and copies beside training. Where the trainer can prepare batches inside of captured steps, those are measured as a
-whole, alone and beside copies, too. All of it ends at a limit, which the parts share.
+First every worker of the host prepares a batch that is not counted, all at the same time: it pins the buffer, touches
+the tables of the sampler and compiles. Then each phase runs for some steps (20, or fewer where they take long) with
+nothing else at work, and what can run at the same time is run at the same time: captured steps that prepare their batch
+beside copies, all workers of the host, and these beside phases of the trainer and copies. All of it ends at a limit,
+which the parts share. Pairs of phases that there is no time for are taken to slow each other down as is typical.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
+from statistics import median
 from typing import Any
 
 from weft.core.division import PhaseTime, PhaseTimes
 from weft.core.division.phase_times import HOST_BATCHING
 from weft.core.division.shared_bus import SharedBus
+from weft.core.division.typical_interference import typical
+from weft.flow.division.background import Calls, all_at_once, background
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSide
 from weft.flow.division.time_limit import TimeLimit
 from weft.flow.sampling.seeds import SeedBatch
@@ -30,7 +35,8 @@ FEWEST = 3  # steps of a part, however long they take
 # Of the limit: batches of the host alone and of all its workers take long, the trainer's phases alone hardly vary, and
 # the end of the workers' last batches is waited for. Beside copies it is whole steps that matter most.
 HOST_ALONE, CROWDED, LAST_BATCHES, WHOLE, COPYING = 4.0, 3.0, 1.5, 1.5, 2.0
-FEW_STALLS = 1.3  # times the median of few batches of the host from which on one is a stall: a buffer may be pinned
+LONGEST_ROUNDS = 8.0  # times the seconds of one worker alone that two batches of each of all workers may take
+ROUNDS = 2.2  # times the seconds of a batch until every worker has begun one and finished it
 LEAST_FACTOR = 1.0  # what runs beside something else is not taken to be faster than alone
 TRANSFER = "transfer_pcie"
 OWN = ("batching", "transfer")  # phases of a trainer that prepares batches
@@ -72,24 +78,27 @@ class _Profiler:
         self._seeds_lock = threading.Lock()
         self._phases: dict[str, PhaseTime] = {}
         self._interference: dict[str, dict[str, float]] = {}
-        self._crowding, self._bytes = 0.0, 0
+        self._crowded = 0.0  # seconds of a batch of the host while all workers are at work
+        self._bytes = 0
         self._captured: dict[str, PhaseTime] = {}
         self._inside: dict[str, dict[str, float]] = {}
         self._example: Any = None  # a batch where it is trained
 
     def run(self) -> PhaseTimes:
-        """Everything that there is to measure."""
-        if self._what.host is not None:
-            self._host_alone()
+        """Everything that there is to measure, what no division can be chosen without first."""
+        item = None if self._what.host is None else self._warm_host()
+        if item is not None:
+            self._copies_alone(item)
         alone = self._device_phases()
         for key, work in alone.items():
             self._phases[key] = PhaseTime.of(self._part_of(work))
         if self._what.alone is not None:
             self._captured = self._parts_of(PhaseTime.of(self._part_of(self._what.alone, weight=WHOLE)))
-        if self._what.host is not None:
-            item = self._host.prepare(self._next_seeds())
+        if item is not None:
+            self._steps_beside_copies(alone, item)
+            self._host_alone()
             self._beside_host(alone, item)
-            self._beside_transfer(alone, item)
+            self._own_beside_copies(alone, item)
             self._host.discard(item)
         if self._what.beside and self._what.device is not None:
             self._beside_preparation(alone)
@@ -102,35 +111,52 @@ class _Profiler:
         with self._seeds_lock:
             return next(self._seeds)
 
-    def _host_alone(self) -> None:
-        """Prepare and transfer batch after batch; the first of each compiles and is not counted, nor is a stall."""
-        host = self._host
-        prepared, moved = [], []
-        for step in self._counted():
+    def _warm_host(self) -> Any:
+        """A batch of each worker and one of this thread, all in memory at once; returns the latter.
+
+        The first batch in a buffer pins it, and batches beside that seem to take longer, too: epochs on an H200 whose
+        division needs more buffers than before take about half a second per GiB more. Afterwards all have one.
+        """
+        prepare = lambda: self._host.prepare(self._next_seeds())  # noqa: E731
+        item, others = all_at_once(prepare, [prepare] * self._workers)
+        for one in others:
+            self._host.discard(one)
+        for _ in range(2):  # the example before is kept meanwhile, so that memory for two is there
+            self._example = self._host.transfer(item)
+        return item
+
+    def _copies_alone(self, item: Any) -> None:
+        """Copy ``item`` again and again."""
+        self._bytes = _bytes_of(item)
+        found = list[float]()
+        for _ in self._counted(self._limit.part()):
             begin = time.perf_counter()
-            item = host.prepare(self._next_seeds())
-            middle = time.perf_counter()
-            self._example = host.transfer(item)
-            end = time.perf_counter()
+            self._example = self._host.transfer(item)
+            found.append(time.perf_counter() - begin)
+        self._phases[TRANSFER] = _usual(found)
+
+    def _host_alone(self) -> None:
+        """Prepare batch after batch in this thread."""
+        found = list[float]()
+        for _ in self._counted(self._limit.part(HOST_ALONE)):
+            begin = time.perf_counter()
+            item = self._host.prepare(self._next_seeds())
+            found.append(time.perf_counter() - begin)
             self._bytes = max(self._bytes, _bytes_of(item))
-            host.discard(item)
-            if step:
-                prepared.append(middle - begin)
-                moved.append(end - middle)
-        found = {HOST_BATCHING: prepared, TRANSFER: moved}
-        self._phases |= {key: PhaseTime.of(seconds, FEW_STALLS) for key, seconds in found.items()}
+            self._host.discard(item)
+        self._phases[HOST_BATCHING] = _usual(found)
 
     @property
     def _host(self) -> HostSide:
         assert self._what.host is not None
         return self._what.host
 
-    def _counted(self) -> Iterator[int]:
-        """Steps of the host alone: 0 to warm up, then up to ``steps``, fewer when their time is over."""
-        begin, seconds = time.perf_counter(), self._limit.part(HOST_ALONE)
-        for step in range(self._steps + 1):
+    def _counted(self, limit: float) -> Iterator[int]:
+        """Up to ``steps`` of them, fewer when ``limit`` seconds are over."""
+        begin = time.perf_counter()
+        for step in range(1, self._steps + 1):
             yield step
-            if step >= FEWEST and time.perf_counter() - begin > seconds:
+            if step >= FEWEST and time.perf_counter() - begin > limit:
                 return
 
     def _parts_of(self, whole: PhaseTime) -> dict[str, PhaseTime]:
@@ -144,10 +170,10 @@ class _Profiler:
         return found | {f"batching_{self._what.trainer}": PhaseTime(max(left, 0.0), whole.std, whole.count)}
 
     @staticmethod
-    def _wait_for(seconds: _Calls, count: int, limit: float) -> None:
-        """Until so many are there, or ``limit`` seconds are over; the first one is waited for in any case."""
+    def _wait_for(calls: Calls, enough: Callable[[], bool], limit: float) -> None:
+        """Until ``enough()``, or ``limit`` seconds are over; the first call is waited for in any case."""
         deadline = time.monotonic() + limit
-        while not seconds.failed and (not seconds or (len(seconds) < count and time.monotonic() < deadline)):
+        while not calls.failed and (not calls or (not enough() and time.monotonic() < deadline)):
             time.sleep(0.002)
 
     def _device_phases(self) -> dict[str, Callable[[], Any]]:
@@ -162,92 +188,73 @@ class _Profiler:
         found[f"training_{trainer}"] = lambda: self._what.train(example)
         return found
 
-    def _part_of(
-        self, work: Callable[[], Any], enough: Callable[[], bool] = lambda: True, weight: float = 1.0
+    def _part_of(self, work: Callable[[], Any], weight: float = 1.0) -> list[float]:
+        return self._repeated(work, self._limit.part(weight))
+
+    def _repeated(
+        self,
+        work: Callable[[], Any],
+        limit: float,
+        enough: Callable[[], bool] = lambda: True,
+        firm: bool = False,
     ) -> list[float]:
         """Seconds of calls of ``work`` on the clock of the trainer, the first one not counted.
 
-        Ends after ``steps`` calls and when ``enough()``, or when its part of the limit is over.
+        Ends after ``steps`` calls and when ``enough()``, or when ``limit`` seconds are over; ``firm``: not before
+        ``enough()`` or so many calls.
         """
-        found, begin, limit = list[float](), time.perf_counter(), self._limit.part(weight)
+        found, begin = list[float](), time.perf_counter()
         while True:
             first = self._clock.mark()
             work()
             last = self._clock.mark()
             self._clock.wait(last)
             found.append(self._clock.seconds(first, last))
-            over = time.perf_counter() - begin > limit
-            if len(found) > FEWEST and (over or (len(found) > self._steps and enough())):
+            over, all_steps = time.perf_counter() - begin > limit, len(found) > self._steps
+            if len(found) > FEWEST and ((all_steps or over) and (enough() or (over and (all_steps or not firm)))):
                 return found[1:]
 
-    # ---- phases beside others ------------------------------------------------------------------------
+    # ---- phases beside copies ------------------------------------------------------------------------
 
-    def _beside_host(self, alone: Mapping[str, Callable[[], Any]], item: Any) -> None:
-        """All workers of the host at work, by themselves, beside each phase of the trainer and beside copies.
-
-        In one go: starting the workers, and waiting for their last batches, takes as long as a measurement.
-        """
-        with self._busy_host() as seconds:
-            self._note_crowding(seconds)
-            for key, work in alone.items():
-                first = len(seconds)
-                found = self._part_of(work, lambda n=first + self._workers: len(seconds) >= n)
-                meanwhile = seconds[first:]
-                self._note(key, HOST_BATCHING, _mean(found) / max(self._phases[key].mean, 1e-9))
-                self._note_host(key, meanwhile)
-            self._copies_meanwhile(item, seconds)
-        self._limit.part(LAST_BATCHES)
-
-    def _note_crowding(self, seconds: _Calls) -> None:
-        """How much longer each worker takes per worker more."""
-        limit = max(self._limit.part(CROWDED), 3.0 * self._phases[HOST_BATCHING].mean)  # two batches of each
-        if self._workers < 2:
-            self._wait_for(seconds, 1, limit)
-            return
-        self._wait_for(seconds, 2 * self._workers, limit)
-        steady = seconds[self._workers :] or seconds  # the first of each worker may allocate its buffers
-        ratio = _mean(steady) / max(self._phases[HOST_BATCHING].mean, 1e-9)
-        self._crowding = max(ratio - 1.0, 0.0) / (self._workers - 1)
-
-    def _copies_meanwhile(self, item: Any, prepared: _Calls) -> None:
-        """While the bus is busy, too: copies read the memory that workers gather from and into."""
-        limit = max(self._limit.part(COPYING), 1.5 * self._phases[HOST_BATCHING].mean)  # a batch of each
-        with self._copying(item) as moved:
-            first, before = len(prepared), len(moved)
-            self._wait_for(prepared, first + 2 * self._workers, limit)
-            meanwhile, copies = prepared[first:], moved[before:]
-        self._note_host(TRANSFER, meanwhile)
-        if copies:
-            self._note(TRANSFER, HOST_BATCHING, _mean(copies) / max(self._phases[TRANSFER].mean, 1e-9))
-
-    def _note_host(self, beside: str, seconds: list[float]) -> None:
-        """Batches that were finished beside a phase; fewer than one of each worker were begun before it, mostly."""
-        if len(seconds) >= self._workers:
-            crowded = self._phases[HOST_BATCHING].mean * (1.0 + self._crowding * (self._workers - 1))
-            self._note(HOST_BATCHING, beside, _mean(seconds) / max(crowded, 1e-9))
-
-    def _beside_transfer(self, alone: Mapping[str, Callable[[], Any]], item: Any) -> None:
-        """The trainer's phases while ``item`` is copied again and again, and copies meanwhile.
+    def _steps_beside_copies(self, alone: Mapping[str, Callable[[], Any]], item: Any) -> None:
+        """Training and whole captured steps while ``item`` is copied again and again, and copies meanwhile.
 
         How much of the bus reads leave to copies depends on where they read and by how many multiprocessors: all of it,
-        or hardly any. A device that samples beside training copies seeds, which wait for the copies before them.
+        or hardly any.
         """
-        trainer = self._what.trainer
-        keys = [f"training_{trainer}"] + ([f"{one}_{trainer}" for one in OWN] if self._what.beside else [])
-        with self._copying(item) as seconds:
-            for key in (one for one in keys if one in alone):
-                found, copied = self._while_copying(alone[key], seconds)
-                self._note(key, TRANSFER, found / max(self._phases[key].mean, 1e-9))
-                if copied:
-                    self._note(TRANSFER, key, copied / max(self._phases[TRANSFER].mean, 1e-9))
+        training = f"training_{self._what.trainer}"
+        with self._copying(item) as copies:
+            self._note_copying(training, *self._while_copying(alone[training], copies, self._limit.part()))
             if self._what.alone is not None:
-                self._inside = self._shared_bus(*self._while_copying(self._what.alone, seconds, COPYING))
+                seconds = self._limit.part(COPYING)
+                self._inside = self._shared_bus(*self._while_copying(self._what.alone, copies, seconds, firm=True))
 
-    def _while_copying(self, work: Callable[[], Any], copies: list[float], weight: float = 1.0) -> tuple[float, float]:
+    def _own_beside_copies(self, alone: Mapping[str, Callable[[], Any]], item: Any) -> None:
+        """Phases of a device that prepares beside training, while ``item`` is copied, and copies meanwhile.
+
+        Sampling copies seeds, which wait for the copies before them.
+        """
+        keys = [f"{one}_{self._what.trainer}" for one in OWN] if self._what.beside else []
+        for key in (one for one in keys if one in alone):
+            seconds = self._limit.part()
+            if not seconds:
+                self._note_typical(key, TRANSFER)
+                continue
+            with self._copying(item) as copies:
+                self._note_copying(key, *self._while_copying(alone[key], copies, seconds))
+
+    def _while_copying(
+        self, work: Callable[[], Any], copies: Calls, limit: float, firm: bool = False
+    ) -> tuple[float, float]:
         """Mean seconds of ``work`` and of the copies meanwhile, 0 if there were none."""
-        first = len(copies)
-        found = self._part_of(work, lambda: len(copies) > first + FEWEST, weight)
-        return _mean(found), _mean(copies[first + 1 :])  # the first one had begun before
+        began = time.perf_counter()
+        found = self._repeated(work, limit, lambda: len(copies.seconds(began)) >= FEWEST, firm)
+        return _mean(found), _mean(copies.seconds(began))
+
+    def _note_copying(self, key: str, found: float, copied: float) -> None:
+        self._note(key, TRANSFER, found / max(self._phases[key].mean, 1e-9))
+        if copied:
+            self._note(TRANSFER, key, copied / max(self._phases[TRANSFER].mean, 1e-9))
 
     def _shared_bus(self, step: float, copy: float) -> dict[str, dict[str, float]]:
         """How reads inside of steps and copies slow each other down."""
@@ -258,15 +265,84 @@ class _Profiler:
         reads, copies = SharedBus(*seconds, self._phases[TRANSFER].mean, *slower).factors(step, copy)
         return {reading: {TRANSFER: reads}, TRANSFER: {reading: copies}}
 
+    # ---- phases beside all workers -------------------------------------------------------------------
+
+    def _beside_host(self, alone: Mapping[str, Callable[[], Any]], item: Any) -> None:
+        """All workers of the host at work, by themselves, beside each phase of the trainer and beside copies.
+
+        In one go: starting the workers, and waiting for their last batches, takes as long as a measurement.
+        """
+        with self._busy_host() as calls:
+            self._note_crowding(calls)
+            for key, work in alone.items():
+                seconds, began = self._limit.part(), time.perf_counter()
+                enough = partial(self._round, calls, began) if self._affords_round(seconds) else _always
+                found = self._repeated(work, seconds, enough)
+                self._note(key, HOST_BATCHING, _mean(found) / max(self._phases[key].mean, 1e-9))
+                self._note_host(key, calls.seconds(began))
+            self._copies_meanwhile(item, calls)
+        self._limit.part(LAST_BATCHES)
+
+    def _note_crowding(self, calls: Calls) -> None:
+        """What a batch takes while all workers are at work; the first of each is not counted: they begin at once."""
+        alone = self._phases[HOST_BATCHING].mean
+        limit = max(self._limit.part(CROWDED), LONGEST_ROUNDS * alone)
+        if self._workers < 2:
+            self._wait_for(calls, lambda: True, limit)
+            self._crowded = alone
+            return
+        self._wait_for(calls, lambda: calls.threads(after=1) >= self._workers, limit)
+        self._crowded = max(median(calls.seconds(after=1) or calls.seconds() or [alone]), alone)
+
+    @property
+    def _crowding(self) -> float:
+        """How much longer each worker takes per worker more."""
+        if self._workers < 2 or not self._crowded:
+            return 0.0
+        return (self._crowded / max(self._phases[HOST_BATCHING].mean, 1e-9) - 1.0) / (self._workers - 1)
+
+    def _affords_round(self, seconds: float) -> bool:
+        """Whether ``seconds`` are enough for a batch of every worker that is begun and finished in them."""
+        return seconds >= ROUNDS * self._crowded
+
+    def _round(self, calls: Calls, began: float) -> bool:
+        return calls.failed or len(calls.seconds(began)) >= self._workers
+
+    def _copies_meanwhile(self, item: Any, calls: Calls) -> None:
+        """While the bus is busy, too: copies read the memory that workers gather from and into."""
+        seconds = self._limit.part(COPYING)
+        if not self._affords_round(seconds):
+            self._note_typical(HOST_BATCHING, TRANSFER)
+            return
+        with self._copying(item) as copies:
+            began = time.perf_counter()
+            self._wait_for(calls, partial(self._round, calls, began), seconds)
+            meanwhile, copied = calls.seconds(began), copies.seconds(began)
+        self._note_host(TRANSFER, meanwhile)
+        if copied:
+            self._note(TRANSFER, HOST_BATCHING, _mean(copied) / max(self._phases[TRANSFER].mean, 1e-9))
+
+    def _note_host(self, beside: str, seconds: list[float]) -> None:
+        """Batches that were begun and finished beside a phase: of fewer than one per worker the short ones."""
+        enough = len(seconds) >= self._workers
+        factor = median(seconds) / max(self._crowded, 1e-9) if enough else typical(HOST_BATCHING, beside)
+        self._note(HOST_BATCHING, beside, factor)
+
+    # ---- phases beside training ----------------------------------------------------------------------
+
     def _beside_preparation(self, alone: Mapping[str, Callable[[], Any]]) -> None:
         """Training while the device samples, and while it reads features, and both meanwhile."""
         training = f"training_{self._what.trainer}"
         for key in (f"batching_{self._what.trainer}", f"transfer_{self._what.trainer}"):
-            with _background([alone[key]]) as seconds:
-                self._wait_for(seconds, 1, 0.0)
-                first = len(seconds)
-                found = self._part_of(alone[training], lambda s=seconds, n=first: len(s) > n)
-                meanwhile = seconds[first:]
+            seconds = self._limit.part()
+            if not seconds:
+                self._note_typical(training, key)
+                continue
+            with background([alone[key]]) as calls:
+                self._wait_for(calls, lambda: True, 0.0)
+                began = time.perf_counter()
+                found = self._repeated(alone[training], seconds, lambda c=calls, b=began: bool(c.seconds(b)))
+                meanwhile = calls.seconds(began)
             self._note(training, key, _mean(found) / max(self._phases[training].mean, 1e-9))
             if meanwhile:
                 self._note(key, training, _mean(meanwhile) / max(self._phases[key].mean, 1e-9))
@@ -274,22 +350,27 @@ class _Profiler:
     def _note(self, key: str, beside: str, factor: float) -> None:
         self._interference.setdefault(key, {})[beside] = max(factor, LEAST_FACTOR)
 
+    def _note_typical(self, key: str, other: str) -> None:
+        """Two phases that there was no time to run beside each other."""
+        self._note(key, other, typical(key, other))
+        self._note(other, key, typical(other, key))
+
     @contextmanager
-    def _busy_host(self) -> Iterator[_Calls]:
-        """All workers prepare batches for nobody; yields the seconds of each."""
+    def _busy_host(self) -> Iterator[Calls]:
+        """All workers prepare batches that are not trained on; yields the calls."""
 
         def work() -> None:
             self._host.discard(self._host.prepare(self._next_seeds()))
 
-        with _background([work] * self._workers) as seconds:
-            yield seconds
+        with background([work] * self._workers) as calls:
+            yield calls
 
     @contextmanager
-    def _copying(self, item: Any) -> Iterator[_Calls]:
-        """``item`` is copied again and again; yields the seconds of each copy, of which there is one already."""
-        with _background([lambda: self._host.transfer(item)]) as seconds:
-            self._wait_for(seconds, 1, 0.0)
-            yield seconds
+    def _copying(self, item: Any) -> Iterator[Calls]:
+        """``item`` is copied again and again; yields the copies, of which there is one already."""
+        with background([lambda: self._host.transfer(item)]) as calls:
+            self._wait_for(calls, lambda: True, 0.0)
+            yield calls
 
 
 def _weight(what: Profiled) -> float:
@@ -298,43 +379,20 @@ def _weight(what: Profiled) -> float:
     whole = 0.0 if what.alone is None else WHOLE
     if what.host is not None:
         copied = phases if what.beside else 1.0
-        whole += HOST_ALONE + CROWDED + phases + COPYING + LAST_BATCHES + copied
+        whole += 1.0 + HOST_ALONE + CROWDED + phases + COPYING + LAST_BATCHES + copied
         whole += 0.0 if what.alone is None else COPYING
     return phases + whole + (2.0 if what.beside and what.device is not None else 0.0)
 
 
-class _Calls(list[float]):
-    """Seconds of finished calls; ``failed``: there may be no more of them."""
-
-    failed = False
+def _always() -> bool:
+    return True
 
 
-@contextmanager
-def _background(works: Sequence[Callable[[], Any]]) -> Iterator[_Calls]:
-    """Every work again and again in a thread of its own; yields the seconds of finished calls. Errors come out."""
-    seconds, errors, over = _Calls(), list[BaseException](), threading.Event()
-
-    def run(work: Callable[[], Any]) -> None:
-        try:
-            while not over.is_set():
-                begin = time.perf_counter()
-                work()
-                seconds.append(time.perf_counter() - begin)
-        except BaseException as error:
-            errors.append(error)
-            seconds.failed = True
-
-    threads = [threading.Thread(target=run, args=(work,), name="weft-profile", daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seconds
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+def _usual(seconds: Sequence[float]) -> PhaseTime:
+    """The mean of the faster half: of three batches of the host alone one was a stall in half of an H200's profiles."""
+    found = PhaseTime.of(seconds)
+    lower = sorted(seconds)[: (len(seconds) + 1) // 2]
+    return PhaseTime(sum(lower) / len(lower), found.std, found.count)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -2,14 +2,15 @@
 
 After every epoch the measured seconds of each phase are compared with those of the simulated epoch. A phase that is off
 by more than noise explains is taken over into the phase times, the partitioner divides anew, and the new division is
-used if it is predicted to gain enough. While phases are as expected, whole epochs are compared (:class:`Trials`). Reads
-no clock.
+used if it is predicted to gain enough. A phase that is faster than predicted is first taken to be slowed down less by
+others: divisions in which those have no part do not get faster by that. While phases are as expected, whole epochs are
+compared (:class:`Trials`). Reads no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.core.division import Division, PhaseTimes, Registry
 from weft.core.division.phase_times import EPOCH
@@ -41,7 +42,8 @@ class Change:
 class Adapter:
     """Keeps the phase times of one group up to date; ``batches`` per epoch.
 
-    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known.
+    ``profiled``: the phase times that ``division`` was chosen by; ``found``: what it was chosen from, if known. Begun
+    with fewer workers of the host than ``limits`` allow, it keeps to so many.
     """
 
     profiled: PhaseTimes
@@ -51,6 +53,7 @@ class Adapter:
     batches: int
     found: Partition | None = None
     factors: dict[str, float] = field(default_factory=dict)  # of phases that have drifted
+    _eased: dict[str, float] = field(default_factory=dict)  # by phase: share of how others slow it down that is left
     _suspected: dict[str, int] = field(default_factory=dict)
     _unseen: dict[str, int] = field(default_factory=dict)
     _patience: dict[str, int] = field(default_factory=dict)  # epochs after which a drift is forgotten
@@ -60,10 +63,15 @@ class Adapter:
     _trials_left: int = MOST_TRIALS
     _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
 
+    def __post_init__(self) -> None:
+        if self.division.host_batches:
+            workers = min(self.limits.workers, self.division.workers)
+            self.limits = replace(self.limits, workers=workers)
+
     @property
     def times(self) -> PhaseTimes:
         """Phase times as they are now believed to be."""
-        return self.profiled.scaled(**self.factors)
+        return self.profiled.scaled(**self.factors).eased(self._eased)
 
     def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
         """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays.
@@ -79,7 +87,7 @@ class Adapter:
         if not drifted and not forgotten:
             return None if took is None else self._try(took)
         for key, ratio in drifted.items():
-            self.factors[key] = self.factors.get(key, 1.0) * ratio
+            self._learn(key, ratio, expected[key])
             self._suspected.pop(key, None)
         why = [f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items()]
         why += [f"{key} was slow {epochs} epochs ago and is tried again" for key, epochs in forgotten.items()]
@@ -88,7 +96,7 @@ class Adapter:
 
     def _expected(self) -> Mapping[str, float]:
         """As now believed; simulated once, since a short epoch takes hardly longer than its simulation."""
-        about = (self.division, tuple(sorted(self.factors.items())))
+        about = (self.division, tuple(sorted(self.factors.items())), tuple(sorted(self._eased.items())))
         if self._simulated_for is None or self._simulated_for[0] != about:
             self._simulated_for = (about, self.expected(self.times))
         return self._simulated_for[1]
@@ -105,6 +113,15 @@ class Adapter:
         if inside:
             spent[step] = inside
         return {key: sum(some) / len(some) for key, some in spent.items()}
+
+    def _learn(self, key: str, ratio: float, expected: float) -> None:
+        """Take over that a phase took ``ratio`` times as long as ``expected``."""
+        alone = self.expected(self.times.eased({key: 0.0})).get(key, 0.0) if ratio < 1.0 else 0.0
+        if 0.0 < alone < expected:
+            left = max(ratio * expected, alone)  # seconds, still slowed down by others
+            self._eased[key] = self._eased.get(key, 1.0) * (left - alone) / (expected - alone)
+            ratio *= expected / left
+        self.factors[key] = self.factors.get(key, 1.0) * ratio
 
     @property
     def _own_phases(self) -> tuple[str, str, str, str]:
@@ -156,6 +173,7 @@ class Adapter:
                 self._patience[key] = 2 * patience
                 forgotten[key] = self._unseen[key]
                 del self.factors[key], self._unseen[key]
+                self._eased.pop(key, None)
         return forgotten
 
     def _try(self, took: float) -> Change | None:
@@ -181,7 +199,7 @@ class Adapter:
         seconds = self._simulated(self.division).seconds
         found = contenders(self.found, self.division, seconds, self.batches)
         predicted = {one: each * self._off(one) for one, each in found.items()}
-        return Trials(predicted, self._trials_left, before.of(self.division))
+        return Trials(predicted, self._trials_left, before.of(self.division), before.trained)
 
     def _partition(self) -> Partition:
         return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.core.cost import Cost
 from weft.core.division import PhaseTime, PhaseTimes
+from weft.core.division.typical_interference import INSIDE, INTERFERENCE
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
@@ -22,21 +23,6 @@ from weft.planner.sampling.transfers import (
 # (benchmarks/results/division.json).
 HOST_GATHER = 3.2e9
 CROWDING = 0.03
-# How many times as long a phase takes beside another one, as profiled there (benchmarks/results/division.json, SAGE):
-# reads over PCIe by kernels hold up the memory accesses of training. Sampling beside copies waits for them: from the
-# phases of its divided epochs.
-INTERFERENCE: dict[str, dict[str, float]] = {
-    "batching_cpu": {"transfer_pcie": 1.05, "batching_gpu": 1.02, "transfer_gpu": 1.03, "training_gpu": 1.03},
-    "transfer_pcie": {"batching_cpu": 1.03, "transfer_gpu": 1.68},
-    "batching_gpu": {"batching_cpu": 1.56, "training_gpu": 1.2, "transfer_pcie": 4.0},
-    "transfer_gpu": {"batching_cpu": 1.2, "training_gpu": 1.25, "transfer_pcie": 1.94},
-    "training_gpu": {"batching_cpu": 1.1, "transfer_pcie": 1.07, "batching_gpu": 1.8, "transfer_gpu": 3.6},
-}
-# Inside of captured steps reads by all multiprocessors take nearly all of the bus: from the phases of divided epochs.
-INSIDE: dict[str, dict[str, float]] = {
-    "transfer_gpu": {"transfer_pcie": 1.1},
-    "transfer_pcie": {"transfer_gpu": 5.0},
-}
 MEASURED_WITH = 14  # threads of the host
 LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
 COPIED = 4.2e-4  # seconds of a transfer beyond its bytes: 4.37 ms for 218 MB there, at 55.2 GB/s

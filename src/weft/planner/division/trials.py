@@ -6,7 +6,7 @@ A division that takes longer than one side alone is predicted to take, or was me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.core.division import Division
@@ -16,6 +16,7 @@ from weft.planner.division.partitioner import Partition
 NEAR = 0.10  # of an epoch that a division may be predicted to take longer and is tried: an error of the simulator's
 KEEP = 0.03  # of an epoch that another division must save
 SLOW = 1.10  # times as long as predicted from which on a first epoch is not believed: steps may be captured in it
+LOST = 1.25  # times as long as the fastest from which on it is, unless steps may be captured or buffers pinned in it
 MOST_TRIALS = 3  # of divisions that are not predicted to be faster
 RIVALS = 2  # divisions that are compared with the present one, beside each side alone
 APART = 0.1  # difference of shares from which on a division is another one
@@ -40,6 +41,18 @@ def _differ(one: Division, other: Division) -> bool:
     return one.in_step != other.in_step or abs(one.device_share - other.device_share) >= APART
 
 
+def _needs_more(division: Division, before: Sequence[Division]) -> bool:
+    """Whether it has steps or buffers that none of those ``before`` had: capturing and pinning them takes long."""
+    steps = set[str]().union(*map(_steps, before))
+    return not _steps(division) <= steps or division.host_buffer > max(one.host_buffer for one in before)
+
+
+def _steps(division: Division) -> set[str]:
+    """Kinds of captured steps: on a batch that is there, and those that prepare their own."""
+    own = {"own"} if division.in_step or division.kind == "sequential" else set()
+    return own | ({"given"} if division.host_batches else set())
+
+
 @dataclass
 class Trials:
     """``predicted``: seconds of an epoch by division; ``left``: how many are tried that may well be slower."""
@@ -47,11 +60,13 @@ class Trials:
     predicted: Mapping[Division, float]
     left: int = MOST_TRIALS
     _took: dict[Division, list[float]] = field(default_factory=dict)
+    trained: tuple[Division, ...] = ()  # all divisions that epochs were compared under, also before these trials
 
     def after(self, present: Division, seconds: float) -> tuple[Division, str] | None:
         """What to use next, and why, after an epoch under ``present``; None: the same."""
-        believed = self._took.get(present) or seconds <= SLOW * self.expected(present, seconds)
+        believed = self._took.get(present) or self._believed(present, seconds)
         self._took.setdefault(present, []).append(seconds)
+        self.trained = (*dict.fromkeys((*self.trained, present)),)
         if not believed:
             return None
         fastest = min(self._took, key=self.expected)
@@ -61,6 +76,12 @@ class Trials:
         if self.expected(fastest) < (1.0 - KEEP) * self.expected(present):
             return fastest, f"an epoch took {self._words(fastest)} so and {self._words(present)} as now"
         return None
+
+    def _believed(self, present: Division, seconds: float) -> bool:
+        """Whether a first epoch under ``present`` says what others are going to take."""
+        fastest = min(map(self.expected, self._took), default=float("inf"))
+        lost = seconds > LOST * fastest and not _needs_more(present, self.trained)
+        return lost or seconds <= SLOW * self.expected(present, seconds)
 
     def of(self, division: Division) -> dict[Division, list[float]]:
         """The epochs that were measured under ``division``, for trials with other predictions."""

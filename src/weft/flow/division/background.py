@@ -1,0 +1,98 @@
+"""Calls in threads of their own: again and again while something else is measured, or once, all at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """One finished call: when it began, the seconds that it took, and how many its thread had made before."""
+
+    begin: float
+    seconds: float
+    number: int
+
+
+class Calls:
+    """Finished calls of several threads; ``failed``: there may be no more of them."""
+
+    def __init__(self) -> None:
+        self._done: list[Call] = []
+        self.failed = False
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def add(self, call: Call) -> None:
+        """One more; called by any thread."""
+        self._done.append(call)
+
+    def seconds(self, since: float = 0.0, after: int = 0) -> list[float]:
+        """Of the calls that began at ``since`` or later, without the first ``after`` of every thread."""
+        return [one.seconds for one in list(self._done) if one.begin >= since and one.number >= after]
+
+    def threads(self, after: int = 0) -> int:
+        """How many threads have made more than ``after`` calls."""
+        return sum(one.number == after for one in list(self._done))
+
+
+@contextmanager
+def background(works: Sequence[Callable[[], Any]]) -> Iterator[Calls]:
+    """Every work again and again in a thread of its own; yields the finished calls. Errors come out at the end."""
+    calls, errors, over = Calls(), list[BaseException](), threading.Event()
+
+    def run(work: Callable[[], Any]) -> None:
+        number = 0
+        try:
+            while not over.is_set():
+                begin = time.perf_counter()
+                work()
+                calls.add(Call(begin, time.perf_counter() - begin, number))
+                number += 1
+        except BaseException as error:
+            errors.append(error)
+            calls.failed = True
+
+    threads = _started(run, works)
+    try:
+        yield calls
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+def all_at_once(here: Callable[[], Any], works: Sequence[Callable[[], Any]]) -> tuple[Any, list[Any]]:
+    """``here()`` in this thread and every work in one of its own, at the same time; results when all are done."""
+    results, errors = list[Any](), list[BaseException]()
+
+    def run(work: Callable[[], Any]) -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = _started(run, works)
+    try:
+        mine = here()
+    finally:
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return mine, results
+
+
+def _started(run: Callable[[Callable[[], Any]], None], works: Sequence[Callable[[], Any]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=run, args=(work,), name="weft-profile", daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
