@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import TrainingError
+from weft.core.errors import SpecError, TrainingError
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
@@ -181,13 +181,20 @@ class LeafForward(Forward):
 
     They are views of the flat buffer, so that the update is still one operation. Hooks on parameters, parameters that
     a module keeps in a list or a closure, ``weight.data = ...``, ``max_norm`` and reentrant checkpoints then do what
-    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`.
+    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`; they may be
+    others in every step if the update can skip them (``may_skip``).
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, call: Callable[[Batch], Tensor], reduce: Reduce = ONE_RANK
+        self,
+        model: nn.Module,
+        layout: Layout,
+        call: Callable[[Batch], Tensor],
+        reduce: Reduce = ONE_RANK,
+        may_skip: bool = False,
     ) -> None:
         super().__init__(model, layout, call, torch.float32, reduce)
+        self._may_skip = may_skip
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[name] for name in layout.names]
         self._frozen = {name: one for name, one in by_name.items() if name not in set(layout.names)}
@@ -291,13 +298,19 @@ class LeafForward(Forward):
                 f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
                 "only parameters that have it from the start are trained"
             )
+        sparse = [name for name, g in zip(self.layout.names, found, strict=True) if g is not None and g.is_sparse]
+        if sparse:
+            raise SpecError(
+                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
+                "gradients cannot be; leave out sparse=True"
+            )
         without = tuple(name for name, g in zip(self.layout.names, found, strict=True) if g is None)
-        if self.without_gradient is not None and without != self.without_gradient:
+        if self.without_gradient is not None and without != self.without_gradient and not self._may_skip:
             changed = sorted(set(without) ^ set(self.without_gradient))
             raise TrainingError(
                 f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
-                "others; torch would skip such an update, which Weft's optimizers cannot: let forward always use them, "
-                "if only times 0"
+                "others; torch would skip such an update, which Weft's optimizers cannot: give a class of torch.optim as "
+                "optimizer, without accumulate, or let forward always use them, if only times 0"
             )
         self.without_gradient = without
 

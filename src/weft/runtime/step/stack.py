@@ -270,6 +270,8 @@ class Stack:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
         state = self.state
         losses, grad = self.differentiate(state.flat, batch)
+        if self._own_optimizer is not None and self.compiled is None and isinstance(self.forward, LeafForward):
+            self._own_optimizer.torch.without = frozenset(self.forward.without_gradient or ())
         self._optimizer.update(state.flat, grad, state.moments, state.step, state.extras)
         return losses
 

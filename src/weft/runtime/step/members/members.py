@@ -141,7 +141,8 @@ class Members:
         dtype, reduce = DTYPES[self.task.precision], self.source.reduce
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
-            return LeafForward(model, self.layout, bind(model), reduce)
+            skips = self.task.has_own("optimizer") and self.task.accumulate == 1
+            return LeafForward(model, self.layout, bind(model), reduce, skips)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
     def attach(self, state: State) -> None:
