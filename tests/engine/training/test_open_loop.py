@@ -155,9 +155,28 @@ def stateful():
     return growing
 
 
+class LearnedScale(torch.nn.Module):
+    """A loss with a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, logits, y, rows):
+        return focal(logits * self.scale, y, rows)
+
+
 REFUSED = {
     "a closure that counts": ({"objective": stateful()}, "objective growing gives other numbers when called again"),
     "no number": ({"objective": lambda out, y, rows: out[rows]}, r"returned a tensor \[24, 3\]; expected one number"),
+    "no gradient": (
+        {"objective": lambda out, y, rows: focal(out, y, rows).detach()},
+        "objective <lambda> returned a number that autograd cannot follow",
+    ),
+    "weights that nothing trains": (
+        {"objective": LearnedScale()},
+        r"objective LearnedScale has parameters of its own \(scale\), which no optimizer would train",
+    ),
     "an error": ({"objective": lambda out, y, rows: 1 / 0}, "objective <lambda> raised ZeroDivision.*test_open_loop"),
     "a callback's error": ({"callbacks": [weft.Callback(lambda moment: 1 / 0, 1)]}, "callback <lambda> raised Zero"),
     "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
@@ -369,3 +388,8 @@ def test_nan_before_any_update_is_not_blamed_on_the_rate():
 def test_nan_after_updates_may_be_the_fault_of_the_rate_or_of_the_function():
     with pytest.raises(weft.DivergedError, match=r"look at objective focal, or try a lower lr than 1e\+30"):
         weft.run(quick(objective=focal, optimizer="sgd", lr=1e30), **QUICK)
+
+
+def test_a_loss_with_frozen_weights_is_a_function():
+    loss = LearnedScale().requires_grad_(False)
+    assert weft.run(quick(objective=loss), **QUICK).history == weft.run(quick(objective=focal), **QUICK).history

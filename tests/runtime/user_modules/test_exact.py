@@ -178,6 +178,16 @@ def test_parameters_without_a_gradient_do_not_decay(optimizer):
     assert mine.history["loss"] == pytest.approx(losses, rel=2e-4)
 
 
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}])
+def test_parameters_without_a_gradient_do_not_decay_in_bf16_either(settings):
+    tasks = tasks_of(Detached, [0, 1], weight_decay=0.5, precision="bf16", **settings)
+    for task, together in zip(tasks, run(tasks), strict=True):
+        seed_all(task.seed)
+        before = Detached(6, 3).conv.weight
+        for found in (run(task), together):
+            assert torch.equal(found.model.conv.weight, before)
+
+
 def preempted_after(epochs, task, out, monkeypatch):
     control, one_epoch = weft.Control(), GroupRun._one_epoch
 

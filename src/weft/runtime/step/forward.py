@@ -309,8 +309,8 @@ class LeafForward(Forward):
             changed = sorted(set(without) ^ set(self.without_gradient))
             raise TrainingError(
                 f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
-                "others; torch would skip such an update, which Weft's optimizers cannot: give a class of torch.optim as "
-                "optimizer, without accumulate, or let forward always use them, if only times 0"
+                "others; torch would skip such an update, which Weft's optimizers cannot: give a class of torch.optim "
+                "as optimizer, without accumulate, or let forward always use them, if only times 0"
             )
         self.without_gradient = without
 

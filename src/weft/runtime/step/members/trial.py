@@ -122,7 +122,7 @@ def _trial(
     calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]], needs_lost: bool
 ) -> Trial:
     forward = calls.forward
-    without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
+    without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else calls.without_gradient()
     return Trial(
         *(seen.loss, seen.grad[0], seen.logits, hidden, without, watch.writes.seen),
         **kept,
