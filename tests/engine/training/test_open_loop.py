@@ -390,6 +390,26 @@ def test_nan_after_updates_may_be_the_fault_of_the_rate_or_of_the_function():
         weft.run(quick(objective=focal, optimizer="sgd", lr=1e30), **QUICK)
 
 
+def test_a_penalty_on_the_object_that_was_given_is_refused():
+    graph = tiny_graph()
+    net = Net(graph.num_features, graph.num_classes)
+    free = torch.nn.Parameter(torch.ones(()))
+    teacher = Net(graph.num_features, graph.num_classes)
+
+    def penalised(logits, y, rows):
+        return focal(logits, y, rows) + 0.1 * sum(one.square().sum() for one in net.parameters())
+
+    def distilled(logits, y, rows):
+        with torch.no_grad():
+            wanted = teacher(graph.x).softmax(-1)
+        return focal(logits, y, rows) + (logits.softmax(-1) - wanted).square().sum()
+
+    for loss in (penalised, lambda logits, y, rows: focal(logits * free, y, rows)):
+        with pytest.raises(weft.SpecError, match="reads weights other than through what the model returns"):
+            weft.run(weft.Task(graph=graph, model=net, epochs=2, objective=loss), **QUICK)
+    assert weft.run(weft.Task(graph=graph, model=net, epochs=2, objective=distilled), **QUICK).status == "finished"
+
+
 def test_a_loss_with_frozen_weights_is_a_function():
     loss = LearnedScale().requires_grad_(False)
     assert weft.run(quick(objective=loss), **QUICK).history == weft.run(quick(objective=focal), **QUICK).history
