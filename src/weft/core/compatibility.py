@@ -67,7 +67,7 @@ def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
 
 
 def function_name(value: Any) -> str:
-    """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is a function, or a partial of it."""
+    """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is a function or its partial."""
     while isinstance(value, partial):
         value = value.func
     return name_of(value).rpartition(":")[2]

@@ -130,6 +130,29 @@ def test_a_parameter_that_sometimes_has_no_gradient_is_refused(settings):
         run(tasks_of(Alternating, [0], **settings)[0])
 
 
+class Freezing(Base):
+    """Its first layer has no gradient from the fourth step on."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features)
+        self.calls = 0
+
+    def forward(self, x, adj):
+        self.calls += self.training
+        h = self.hidden(x, adj)
+        return self.last(h if self.calls < 4 else h.detach())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_layer_that_freezes_later_is_refused_then_and_when_it_goes_on(precision, tmp_path):
+    (task,) = tasks_of(Freezing, [0], precision=precision)
+    with pytest.raises(weft.TrainingError, match="had a gradient in some steps and none in others"):
+        run(task)
+    assert run(task.with_values(epochs=3), out=tmp_path / "run").status == "finished"
+    with pytest.raises(weft.TrainingError, match="had a gradient in some steps and none in others"):
+        run(task, out=tmp_path / "run", extend=True)
+
+
 def test_torchs_optimizers_skip_a_parameter_that_has_no_gradient_in_a_step(tmp_path):
     (task,) = tasks_of(Alternating, [0], optimizer=torch.optim.Adam, weight_decay=0.05)
     whole = run(task)

@@ -43,16 +43,6 @@ class Calls:
         with same_draws(self.state.flat.device):
             return self.step()
 
-    def without_gradient(self) -> tuple[str, ...]:
-        """Names of parameters that the loss does not depend on, by a training call from the beginning."""
-        self.state.restore(self._before)
-        names = self.forward.layout.names
-        with same_draws(self.state.flat.device), self.forward.watched(lambda place, grad: None) as leaves:
-            losses = self._loss(self.forward(self.state.flat.detach(), training=True, batch=self.batch), self.batch)
-            found = torch.autograd.grad(losses, leaves, self._slopes, allow_unused=True)
-        self.state.restore(self._before)
-        return tuple(name for name, grad in zip(names, found, strict=True) if grad is None)
-
     @contextmanager
     def _elsewhere(self) -> Iterator[None]:
         """Inside, the weights and the draws are others."""

@@ -156,6 +156,7 @@ class Members:
             self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
         self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
+        self.forward.expect(trial.without_gradient, varies=trial.hidden_state is not None or trial.branches)
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 
