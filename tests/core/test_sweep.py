@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
 from weft.core.settings.search_space import Choice, Range, choice, loguniform, uniform
 from weft.core.sweep import Sweep
@@ -64,6 +66,16 @@ def test_models_given_as_objects_are_told_apart():
     other = lambda i, o: None  # noqa: E731
     other.__name__ = "net"
     assert names(Sweep("cora", model=[net, other])) == ["net#1", "net#2"]
+
+
+def test_partials_are_named_by_what_they_fix():
+    def net(in_features, out_features, width, rate=0.0):
+        raise NotImplementedError
+
+    models = [partial(net, width=4), partial(net, width=8, rate=0.25), partial(partial(net, width=8), rate=0.5)]
+    assert names(Sweep("demo", model=models)) == ["net width=4", "net width=8 rate=0.25", "net width=8 rate=0.5"]
+    assert Task(graph="demo", model=models[0]).to_dict()["model"] == "<net width=4>"
+    assert function_name(models[0]) == "net"
 
 
 def test_random_search_is_the_same_every_time():

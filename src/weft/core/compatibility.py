@@ -8,6 +8,7 @@ Tasks with equal *stack keys* have steps with the same operators, and can be one
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from weft.core.settings.value_names import identity
@@ -66,7 +67,9 @@ def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
 
 
 def function_name(value: Any) -> str:
-    """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is the function itself."""
+    """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is a function or its partial."""
+    while isinstance(value, partial):
+        value = value.func
     return name_of(value).rpartition(":")[2]
 
 

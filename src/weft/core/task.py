@@ -17,6 +17,7 @@ from weft.core.settings.loop_settings import (
     read_param_groups,
     read_plateau,
 )
+from weft.core.settings.value_names import object_name
 from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
@@ -200,7 +201,7 @@ class Task:
         """The model's name: as given, or the class of the object."""
         if isinstance(self.model, str):
             return self.model
-        return str(getattr(self.model, "__name__", type(self.model).__name__))
+        return object_name(self.model)
 
     @property
     def graph_name(self) -> str:
@@ -381,7 +382,7 @@ def is_own(value: Any) -> bool:
 
 def name_of(value: Any) -> str:
     """What a setting is called: a word as it is, a function by its name."""
-    return value if isinstance(value, str) else str(getattr(value, "__name__", type(value).__name__))
+    return value if isinstance(value, str) else object_name(value)
 
 
 def reject_unknown(data: Mapping[str, Any], where: str) -> None:

@@ -155,9 +155,28 @@ def stateful():
     return growing
 
 
+class LearnedScale(torch.nn.Module):
+    """A loss with a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, logits, y, rows):
+        return focal(logits * self.scale, y, rows)
+
+
 REFUSED = {
     "a closure that counts": ({"objective": stateful()}, "objective growing gives other numbers when called again"),
     "no number": ({"objective": lambda out, y, rows: out[rows]}, r"returned a tensor \[24, 3\]; expected one number"),
+    "no gradient": (
+        {"objective": lambda out, y, rows: focal(out, y, rows).detach()},
+        "objective <lambda> returned a number that autograd cannot follow",
+    ),
+    "weights that nothing trains": (
+        {"objective": LearnedScale()},
+        r"objective LearnedScale has parameters of its own \(scale\), which no optimizer would train",
+    ),
     "an error": ({"objective": lambda out, y, rows: 1 / 0}, "objective <lambda> raised ZeroDivision.*test_open_loop"),
     "a callback's error": ({"callbacks": [weft.Callback(lambda moment: 1 / 0, 1)]}, "callback <lambda> raised Zero"),
     "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
@@ -190,7 +209,26 @@ REFUSED = {
     ),
     "momentum by schedule": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)},
-        "changes more than the learning rate",
+        "changes more than the learning rate: momentum",
+    ),
+    "rates of its own beside groups": (
+        {
+            "schedule": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9, eta_min=1e-3),
+            "param_groups": {"*bias": {"lr": 0.05}},
+        },
+        "does not multiply every rate by the same factor, and a group of parameters has lr=0.05",
+    ),
+    "rates of its own beside an optimizer's": (
+        {
+            "schedule": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+            "optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr / 10, momentum=0.5),
+            "lr": 0.01,
+        },
+        "does not multiply every rate by the same factor, and a group of parameters has lr=0.001",
+    ),
+    "a scheduler of something else": (
+        {"schedule": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)},
+        "int is not an Optimizer .*a function that makes a scheduler has a parameter called optimizer",
     ),
     "warm-up of a function": ({"schedule": lambda epoch: 1, "warmup": 2}, "warmup=2 would have no effect"),
     "when": ({"callbacks": [print]}, "callbacks has <built-in function print>"),
@@ -332,9 +370,46 @@ def test_layers_of_pyg_are_converted_whatever_the_model_returns():
     assert converted.history["loss"] == pytest.approx(kept.history["loss"], rel=1e-4)
 
 
-def test_an_objective_that_gives_nan_is_named_beside_the_rate():
+def test_nan_before_any_update_is_not_blamed_on_the_rate():
     def undefined(out, y, rows):
         return out.sum() * float("nan")
 
-    with pytest.raises(weft.WeftError, match=r"look at objective undefined, or try a lower lr"):
-        weft.run(weft.Task(graph="demo", model="gcn", epochs=2, objective=undefined), progress=False, device="cpu")
+    class Divides(Net):
+        def forward(self, x):
+            logits = super().forward(x)
+            return logits / (logits - logits)
+
+    with pytest.raises(weft.DivergedError, match=r"look at objective undefined: no weight had been updated yet"):
+        weft.run(quick(objective=undefined), **QUICK)
+    with pytest.raises(weft.DivergedError, match=r"look at what model Divides computes: no weight had been updated"):
+        weft.run(weft.Task(graph=tiny_graph(), model=Divides, epochs=3), **QUICK)
+
+
+def test_nan_after_updates_may_be_the_fault_of_the_rate_or_of_the_function():
+    with pytest.raises(weft.DivergedError, match=r"look at objective focal, or try a lower lr than 1e\+30"):
+        weft.run(quick(objective=focal, optimizer="sgd", lr=1e30), **QUICK)
+
+
+def test_a_penalty_on_the_object_that_was_given_is_refused():
+    graph = tiny_graph()
+    net = Net(graph.num_features, graph.num_classes)
+    free = torch.nn.Parameter(torch.ones(()))
+    teacher = Net(graph.num_features, graph.num_classes)
+
+    def penalised(logits, y, rows):
+        return focal(logits, y, rows) + 0.1 * sum(one.square().sum() for one in net.parameters())
+
+    def distilled(logits, y, rows):
+        with torch.no_grad():
+            wanted = teacher(graph.x).softmax(-1)
+        return focal(logits, y, rows) + (logits.softmax(-1) - wanted).square().sum()
+
+    for loss in (penalised, lambda logits, y, rows: focal(logits * free, y, rows)):
+        with pytest.raises(weft.SpecError, match="reads weights other than through what the model returns"):
+            weft.run(weft.Task(graph=graph, model=net, epochs=2, objective=loss), **QUICK)
+    assert weft.run(weft.Task(graph=graph, model=net, epochs=2, objective=distilled), **QUICK).status == "finished"
+
+
+def test_a_loss_with_frozen_weights_is_a_function():
+    loss = LearnedScale().requires_grad_(False)
+    assert weft.run(quick(objective=loss), **QUICK).history == weft.run(quick(objective=focal), **QUICK).history

@@ -114,16 +114,73 @@ def test_what_stacks_is_one_stack_and_the_rest_says_why_not(model):
     assert bool(why) != (model in STACKED), notes
 
 
-def test_a_parameter_that_sometimes_has_no_gradient_is_refused():
-    class Alternating(Base):
-        def forward(self, x, adj):
-            if self.training:
-                self.calls = getattr(self, "calls", 0) + 1
-            h = self.hidden(x, adj)
-            return self.last(h if getattr(self, "calls", 0) % 2 else h.detach())
+class Alternating(Base):
+    """Its first layer has a gradient in every second step."""
 
+    def forward(self, x, adj):
+        if self.training:
+            self.calls = getattr(self, "calls", 0) + 1
+        h = self.hidden(x, adj)
+        return self.last(h if getattr(self, "calls", 0) % 2 else h.detach())
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": torch.optim.Adam, "accumulate": 2}])
+def test_a_parameter_that_sometimes_has_no_gradient_is_refused(settings):
+    with pytest.raises(weft.TrainingError, match=r"had a gradient in some steps and none in others.*torch\.optim"):
+        run(tasks_of(Alternating, [0], **settings)[0])
+
+
+class Freezing(Base):
+    """Its first layer has no gradient from the fourth step on."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features)
+        self.calls = 0
+
+    def forward(self, x, adj):
+        self.calls += self.training
+        h = self.hidden(x, adj)
+        return self.last(h if self.calls < 4 else h.detach())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_layer_that_freezes_later_is_refused_then_and_when_it_goes_on(precision, tmp_path):
+    (task,) = tasks_of(Freezing, [0], precision=precision)
     with pytest.raises(weft.TrainingError, match="had a gradient in some steps and none in others"):
-        run(tasks_of(Alternating, [0])[0])
+        run(task)
+    assert run(task.with_values(epochs=3), out=tmp_path / "run").status == "finished"
+    with pytest.raises(weft.TrainingError, match="had a gradient in some steps and none in others"):
+        run(task, out=tmp_path / "run", extend=True)
+
+
+def test_torchs_optimizers_skip_a_parameter_that_has_no_gradient_in_a_step(tmp_path):
+    (task,) = tasks_of(Alternating, [0], optimizer=torch.optim.Adam, weight_decay=0.05)
+    whole = run(task)
+    assert whole.history["loss"] == pytest.approx(plain(Alternating, decay=0.05)[0], rel=1e-4, abs=1e-5)
+
+    class Killed(BaseException):
+        pass
+
+    def leave(event):
+        if event.kind == "checkpoint" and event.data["epoch"] > 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(task, out=tmp_path / "run", checkpoint_every=0.0, on_event=leave)
+    assert run(task, out=tmp_path / "run", resume=True).history["loss"] == whole.history["loss"]
+
+
+def test_sparse_gradients_are_refused_before_the_first_epoch():
+    class Table(Base):
+        def __init__(self, in_features, out_features):
+            super().__init__(in_features, out_features)
+            self.table = torch.nn.Embedding(GRAPH.num_nodes, out_features, sparse=True)
+
+        def forward(self, x, adj):
+            return super().forward(x, adj) + self.table(torch.arange(x.shape[0]))
+
+    with pytest.raises(weft.SpecError, match=r"the gradient of table\.weight is sparse.*leave out sparse=True"):
+        run(tasks_of(Table, [0])[0])
 
 
 def test_a_float64_module_is_refused():
@@ -142,6 +199,16 @@ def test_parameters_without_a_gradient_do_not_decay(optimizer):
     mine = run(tasks_of(Detached, [0], weight_decay=0.05, optimizer=optimizer)[0])
     losses, _ = plain(Detached, decay=0.05, optimizer=kinds[optimizer])
     assert mine.history["loss"] == pytest.approx(losses, rel=2e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}])
+def test_parameters_without_a_gradient_do_not_decay_in_bf16_either(settings):
+    tasks = tasks_of(Detached, [0, 1], weight_decay=0.5, precision="bf16", **settings)
+    for task, together in zip(tasks, run(tasks), strict=True):
+        seed_all(task.seed)
+        before = Detached(6, 3).conv.weight
+        for found in (run(task), together):
+            assert torch.equal(found.model.conv.weight, before)
 
 
 def preempted_after(epochs, task, out, monkeypatch):

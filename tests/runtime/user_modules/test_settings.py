@@ -235,3 +235,15 @@ def test_one_task_trains_an_object_as_it_was_given():
     module = Net(graph.num_features, graph.num_classes, dropout=0.0)
     loss = nn.functional.cross_entropy(module(graph.x, graph.adj)[graph.train], graph.y[graph.train]).item()
     assert run(Task(graph=graph, model=module, seed=7, epochs=1)).history["loss"][0] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_width_is_not_given_the_number_of_classes():
+    class Wide(nn.Module):
+        def __init__(self, in_channels, hidden_channels, out_channels=3):
+            super().__init__()
+            self.only = nn.Linear(in_channels, out_channels)
+
+    task = Task(graph="g", model=Wide)
+    with pytest.raises(SpecError, match="would get out_features as 'hidden_channels': a model is called with"):
+        check_tasks([task])
+    check_tasks([task.with_values(model=functools.partial(Wide, hidden_channels=4))])

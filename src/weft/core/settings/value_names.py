@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 ARGS = "model_args."  # how the names of a model's own arguments begin among settings
@@ -37,7 +38,16 @@ def describe(value: Any, digits: int = 3) -> str:
     try:
         return f"{value:.{digits}g}"
     except (TypeError, ValueError):
-        return str(getattr(value, "name", None) or getattr(value, "__name__", type(value).__name__))
+        return str(getattr(value, "name", None) or object_name(value, digits))
+
+
+def object_name(value: Any, digits: int = 3) -> str:
+    """A function or a class by its name, another object by its class; of a ``partial`` with the values it fixes."""
+    if isinstance(value, partial):
+        fixed = [describe(one, digits) for one in value.args]
+        fixed += [f"{key}={describe(one, digits)}" for key, one in value.keywords.items()]
+        return " ".join([object_name(value.func, digits), *fixed])
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 class Labels:

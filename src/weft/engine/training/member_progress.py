@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 class MemberProgress:
     """A member in training. ``rows``: one row of ``columns`` an epoch; ``seconds``: its share of the group's time.
 
-    ``status`` is ``"running"`` or one of :data:`weft.engine.results.result.STATUSES`; ``best_epoch`` counts from 0,
-    -1: none.
+    ``steps``: of an epoch; ``status`` is ``"running"`` or one of :data:`weft.engine.results.result.STATUSES`;
+    ``best_epoch`` counts from 0, -1: none.
     """
 
     task: Task
     columns: list[str]
     metric: str
     objective: str
+    steps: int = 1
     rows: list[list[float]] = field(default_factory=list)
     end: int = 0
     best_epoch: int = -1
@@ -46,7 +47,8 @@ class MemberProgress:
     def of(cls, group: GroupRun, index: int) -> MemberProgress:
         """The track of a member that has not begun."""
         stack = group.members[index].stack
-        return cls(group.tasks[index], stack.columns, stack.metric, stack.objective.name)
+        steps = stack.source.steps_per_epoch
+        return cls(group.tasks[index], stack.columns, stack.metric, stack.objective.name, steps)
 
     @property
     def name(self) -> str:
@@ -102,11 +104,21 @@ class MemberProgress:
         kept = "no epoch was usable"
         if self.best_epoch >= 0:
             kept = f"the best weights so far (epoch {self.best_epoch + 1}) are kept"
-        own = f"look at objective {function_name(self.task.objective)}, or " if self.task.has_own("objective") else ""
         return (
             f"task {self.name!r}: {column} became {value} at epoch {epoch + 1} of {self.task.epochs}; "
-            f"{kept}; {own}try a lower lr than {self.task.lr:g}"
+            f"{kept}; {self._advice(epoch == 0 and column == 'loss' and self.steps == 1)}"
         )
+
+    def _advice(self, with_first_weights: bool) -> str:
+        """What to look at; a loss ``with_first_weights`` is from before any update, so no rate is to blame."""
+        task = self.task
+        own = [f"objective {function_name(task.objective)}"] if task.has_own("objective") else []
+        own += [f"what model {task.model_name} computes"] if task.traits is None else []
+        look = f"look at {' and '.join(own)}" if own else ""
+        if with_first_weights:
+            return f"{look or 'look at the features'}: no weight had been updated yet"
+        lower = f"try a lower lr than {task.lr:g}"
+        return f"{look}, or {lower}" if own else lower
 
     # ---- reporting -----------------------------------------------------------------------------------
 

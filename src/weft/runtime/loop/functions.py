@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
@@ -37,6 +38,13 @@ class OwnMeasure:
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
         self.function: Measure = function_of(task, setting)
+        own = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
+        training = [name for name, one in own if one.requires_grad]
+        if training and setting == "objective":
+            raise SpecError(
+                f"task {task.label!r}: objective {self.name} has parameters of its own ({', '.join(training)}), which "
+                "no optimizer would train: let the model have them and return the loss, or freeze them"
+            )
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The number of every member ``[T]``."""
@@ -50,4 +58,14 @@ class OwnMeasure:
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             what = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise SpecError(f"task {self._label!r}: {self._setting} {self.name} returned {what}; expected one number")
+        if self._setting == "objective" and not value.requires_grad and torch.is_grad_enabled():
+            self._check_followed(output)
         return value.reshape(()).float()
+
+    def _check_followed(self, output: Any) -> None:
+        """A :class:`SpecError` for a loss without a gradient, of an output that has one."""
+        if any(isinstance(one, Tensor) and one.requires_grad for one in tree_leaves(output)):
+            raise SpecError(
+                f"task {self._label!r}: objective {self.name} returned a number that autograd cannot follow back to "
+                "the model's output; compute it with torch, without detach, item or no_grad"
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from weft.core.task import Task
 from weft.runtime.loop.functions import function_of
 from weft.runtime.user_modules.importing import in_words
 
+HINT = "; a function that makes a scheduler has a parameter called optimizer, any other is called with the epoch"
+
 
 def own_factors(task: Task) -> list[float]:
     """The factor of ``lr`` for every epoch, counted from 0."""
@@ -30,8 +32,29 @@ def own_factors(task: Task) -> list[float]:
         raise
     except Exception as error:
         words = in_words(error, __file__)
-        raise SpecError(f"task {task.label!r}: schedule {_name(task)} raised {words}") from error
+        hint = "" if _makes_scheduler(schedule) or not _wants_optimizer(error) else HINT
+        raise SpecError(f"task {task.label!r}: schedule {_name(task)} raised {words}{hint}") from error
     return [_checked(task, epoch, value) for epoch, value in enumerate(found)]
+
+
+def check_group_rates(task: Task, rates: Iterable[float]) -> None:
+    """A :class:`SpecError` if a scheduler of torch's would not multiply ``rates``, which groups of parameters have.
+
+    Some set rates of their own (``CyclicLR``, ``eta_min`` of cosines); here one factor serves all groups.
+    """
+    schedule = function_of(task, "schedule") if task.has_own("schedule") else None
+    others = sorted({float(rate) for rate in rates} - {task.lr})
+    if schedule is None or not others or not _makes_scheduler(schedule):
+        return
+    factors = own_factors(task)
+    for rate in others:
+        found = _rates(task, schedule, rate)
+        if any(abs(one - rate * factor) > 1e-6 * max(one, rate) for one, factor in zip(found, factors, strict=True)):
+            raise SpecError(
+                f"task {task.label!r}: schedule {_name(task)} does not multiply every rate by the same factor, and a "
+                f"group of parameters has lr={rate:g} beside the task's lr={task.lr:g}; give groups the same lr, or a "
+                "schedule that is a function of the epoch"
+            )
 
 
 def _makes_scheduler(schedule: Callable[..., Any]) -> bool:
@@ -43,11 +66,21 @@ def _makes_scheduler(schedule: Callable[..., Any]) -> bool:
     return names[:1] == ["optimizer"]
 
 
+def _wants_optimizer(error: Exception) -> bool:
+    """Whether a function was called with an epoch where it expected an optimizer."""
+    return isinstance(error, (TypeError, AttributeError)) and ("ptimizer" in str(error) or "'int' object" in str(error))
+
+
 def _stepped(task: Task, make: Callable[..., Any]) -> list[float]:
     """What a scheduler of torch's sets as the rate in every epoch, as factors of the first."""
     if task.has_own("optimizer") and "lr" not in task.given:
         raise SpecError(f"task {task.label!r}: schedule {_name(task)} needs lr= of the task to begin with")
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=task.lr, momentum=0.5)
+    return [rate / task.lr for rate in _rates(task, make, task.lr)]
+
+
+def _rates(task: Task, make: Callable[..., Any], first: float) -> list[float]:
+    """The rates of all epochs, of a group that begins with ``first``."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=first, momentum=0.5)
     (group,) = optimizer.param_groups
     before = {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
     scheduler, rates = make(optimizer), []
@@ -59,9 +92,13 @@ def _stepped(task: Task, make: Callable[..., Any]) -> list[float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of steps beyond its last
         for _ in range(task.epochs):
-            rates.append(float(group["lr"]) / task.lr)
-            if any(group[key] != value for key, value in before.items()):
-                raise SpecError(f"task {task.label!r}: schedule {_name(task)} changes more than the learning rate")
+            rates.append(float(group["lr"]))
+            changed = [key for key, value in before.items() if group[key] != value]
+            if changed:
+                what = ", ".join(changed)
+                raise SpecError(
+                    f"task {task.label!r}: schedule {_name(task)} changes more than the learning rate: {what}"
+                )
             optimizer.step()
             scheduler.step()
     return rates

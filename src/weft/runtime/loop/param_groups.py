@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.core.errors import SpecError
 from weft.core.settings.loop_settings import group_of
 from weft.core.task import Task
+from weft.runtime.loop.own_schedule import check_group_rates
 
 
 def check_patterns(task: Task, names: Sequence[str]) -> None:
@@ -39,6 +40,7 @@ class GroupRates:
         """Of parameters with ``names`` and ``sizes``; ``mask [P]``: where the tasks' own weight decay applies."""
         for task in tasks:
             check_patterns(task, names)
+            check_group_rates(task, [group["lr"] for group in task.param_groups.values() if "lr" in group])
         scales, decays = [], []
         for task in tasks:
             groups = [task.param_groups.get(group_of(name, task.param_groups) or "", {}) for name in names]

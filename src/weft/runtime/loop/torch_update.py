@@ -22,6 +22,7 @@ from weft.core.errors import SpecError
 from weft.core.settings.loop_settings import group_of
 from weft.core.task import OPTIMIZER_GIVEN, Task
 from weft.runtime.loop.functions import function_of
+from weft.runtime.loop.own_schedule import check_group_rates
 from weft.runtime.loop.param_groups import check_patterns
 from weft.runtime.user_modules.settings import takes
 
@@ -115,6 +116,7 @@ class TorchUpdate:
                 f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: "
                 "one factor serves all"
             )
+        check_group_rates(task, [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group])
         if not next(iter(self._parameters.values())).is_meta:
             self._try_out()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
@@ -37,6 +39,26 @@ def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.devic
             "evaluations, so write it without anything that it keeps between calls"
         )
     return f"{names} draws random numbers" if drawn else None
+
+
+def check_reads_output_alone(loss: Callable[[Any], Tensor], output: Any, task: Task) -> None:
+    """A :class:`SpecError` if the objective depends on weights other than through ``output``.
+
+    Such are those of a model that was given as an object, of which a copy is trained: a penalty on them would be a
+    constant.
+    """
+    if not all(one is None or isinstance(one, (Tensor, int, float, str)) for one in pytree.tree_leaves(output)):
+        return
+    try:
+        found = loss(pytree.tree_map_only(Tensor, Tensor.detach, output))
+    except Exception:  # it may differentiate the output by itself
+        return
+    if found.requires_grad:
+        raise SpecError(
+            f"task {task.label!r}: objective {function_name(task.objective)} reads weights other than through what the "
+            "model returns; Weft trains a copy of the model and no other weights: let the model return what the loss "
+            "needs, (logits, loss) for a penalty, or read them under torch.no_grad() if they are constant"
+        )
 
 
 def _named(task: Task) -> list[str]:

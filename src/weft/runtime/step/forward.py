@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import TrainingError
+from weft.core.errors import SpecError, TrainingError
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
@@ -61,6 +61,8 @@ class Forward:
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
         self._watch: Watch | None = None
         self._leaves: list[Tensor] = []
+        self.without_gradient: tuple[str, ...] | None = None  # names of parameters, as far as they are looked at
+        self._reached: set[int] | None = None  # places of parameters with a gradient, if every step is looked at
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -87,7 +89,11 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        self._slots.bind(self._watched(self._views(flat)))
+        weights = self._watched(self._views(flat))
+        if self._reached is not None and training and torch.is_grad_enabled():
+            for place, weight in enumerate(weights):
+                weight.register_hook(partial(self._note_gradient, place))
+        self._slots.bind(weights)
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
@@ -99,9 +105,42 @@ class Forward:
         as ``slopes``, so neither the sum nor its gradient is computed.
         """
         leaf = flat.detach().requires_grad_()
+        if self._reached is not None:
+            self._reached.clear()
         losses = loss(self(leaf, training=True, batch=batch), batch)
         with self.around:
-            return losses.detach(), gradient(losses, leaf, slopes)
+            found = gradient(losses, leaf, slopes)
+        if self._reached is not None:
+            self._check_without([name for place, name in enumerate(self.layout.names) if place not in self._reached])
+        return losses.detach(), found
+
+    def look_at_gradients(self) -> None:
+        """From now on see which parameters have a gradient in a step of one member."""
+        self._reached = set()
+
+    def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
+        """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member is looked at."""
+        self.without_gradient = tuple(without_gradient)
+        self._reached = set() if varies and not self._built_in and self._reduce.ranks == 1 else None
+
+    def _note_gradient(self, place: int, grad: Tensor | None) -> None:
+        if grad is not None and self._reached is not None:
+            self._reached.add(place)
+
+    def _check_without(self, names: Sequence[str]) -> None:
+        """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
+
+        Torch's optimizers skip a parameter without a gradient; here one table of numbers serves all parameters.
+        """
+        without = tuple(names)
+        if self.without_gradient is not None and without != self.without_gradient:
+            changed = sorted(set(without) ^ set(self.without_gradient))
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
+                "others; torch would skip such an update, which Weft's optimizers cannot: give a class of torch.optim "
+                "as optimizer, in fp32 and without accumulate, or let forward always use them, if only times 0"
+            )
+        self.without_gradient = without
 
     def copied(
         self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
@@ -181,18 +220,24 @@ class LeafForward(Forward):
 
     They are views of the flat buffer, so that the update is still one operation. Hooks on parameters, parameters that
     a module keeps in a list or a closure, ``weight.data = ...``, ``max_norm`` and reentrant checkpoints then do what
-    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`.
+    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`; they may be
+    others in every step if the update can skip them (``may_skip``).
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, call: Callable[[Batch], Tensor], reduce: Reduce = ONE_RANK
+        self,
+        model: nn.Module,
+        layout: Layout,
+        call: Callable[[Batch], Tensor],
+        reduce: Reduce = ONE_RANK,
+        may_skip: bool = False,
     ) -> None:
         super().__init__(model, layout, call, torch.float32, reduce)
+        self._may_skip = may_skip
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[name] for name in layout.names]
         self._frozen = {name: one for name, one in by_name.items() if name not in set(layout.names)}
         self._followers = followers(model, {*layout.names, *take_buffers(model)})
-        self.without_gradient: tuple[str, ...] | None = None
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
         """As :meth:`Forward.attach`; the parameters become views of the state's weights."""
@@ -227,6 +272,13 @@ class LeafForward(Forward):
         return losses.detach(), self.layout.flat_of(
             [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
         )[None]
+
+    def look_at_gradients(self) -> None:
+        """They are, in every step."""
+
+    def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
+        """As :meth:`Forward.expect`; every step is looked at."""
+        self.without_gradient = tuple(without_gradient)
 
     def copied(
         self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
@@ -281,25 +333,24 @@ class LeafForward(Forward):
         self._followers = [one for one in self._followers if one.owner not in owners]
 
     def _check_same_gradients(self, found: Sequence[Tensor | None]) -> None:
-        """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
-
-        Torch's optimizers skip a parameter without a gradient; here one table of numbers serves all parameters.
-        """
+        """As :meth:`_check_without`; and no parameter that was frozen may have thawed, nor a gradient be sparse."""
         thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
         if thawed:
             raise TrainingError(
                 f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
                 "only parameters that have it from the start are trained"
             )
-        without = tuple(name for name, g in zip(self.layout.names, found, strict=True) if g is None)
-        if self.without_gradient is not None and without != self.without_gradient:
-            changed = sorted(set(without) ^ set(self.without_gradient))
-            raise TrainingError(
-                f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
-                "others; torch would skip such an update, which Weft's optimizers cannot: let forward always use them, "
-                "if only times 0"
+        sparse = [name for name, g in zip(self.layout.names, found, strict=True) if g is not None and g.is_sparse]
+        if sparse:
+            raise SpecError(
+                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
+                "gradients cannot be; leave out sparse=True"
             )
-        self.without_gradient = without
+        without = tuple(name for name, g in zip(self.layout.names, found, strict=True) if g is None)
+        if self._may_skip:
+            self.without_gradient = without
+        else:
+            self._check_without(without)
 
 
 def mode_switch(model: nn.Module) -> Callable[[bool], object]:

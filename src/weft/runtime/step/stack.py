@@ -29,7 +29,7 @@ from weft.runtime.loop.functions import OwnMeasure
 from weft.runtime.loop.initial_extras import initial_extras
 from weft.runtime.loop.outputs import logits_and_extra, with_member
 from weft.runtime.loop.plateau import RATE, Plateau
-from weft.runtime.loop.trial import check_ranks, try_measures
+from weft.runtime.loop.trial import check_ranks, check_reads_output_alone, try_measures
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members.copies import evaluated_by_copy
@@ -134,6 +134,9 @@ class Stack:
             )
         with same_draws(self.device):
             outputs = self._outputs_to_try()
+            if self.objective.own:
+                batch = self.source.example()
+                check_reads_output_alone(lambda output: self._loss(output, batch), outputs[0], self.tasks[0])
             tried = try_measures(lambda: self._measured(*outputs), self.tasks[0], self.device)
         if tried is not None and self.state.members > 1:
             raise CannotStack(tried)
@@ -270,6 +273,8 @@ class Stack:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
         state = self.state
         losses, grad = self.differentiate(state.flat, batch)
+        if self._own_optimizer is not None and self.compiled is None and isinstance(self.forward, LeafForward):
+            self._own_optimizer.torch.without = frozenset(self.forward.without_gradient or ())
         self._optimizer.update(state.flat, grad, state.moments, state.step, state.extras)
         return losses
 

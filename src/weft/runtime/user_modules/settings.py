@@ -36,7 +36,8 @@ class Signature:
     """What a callable that builds a model takes besides its two sizes.
 
     ``names``: parameters; ``required``: those without a default; ``open``: it has ``**kwargs``; ``by_name``: its
-    sizes are called ``in_features`` and ``out_features``, wherever they stand; ``shown``: as it is written.
+    sizes are called ``in_features`` and ``out_features``, wherever they stand; ``shown``: as it is written;
+    ``second``: what the parameter is called that gets ``out_features``.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class Signature:
     open: bool
     by_name: bool
     shown: str
+    second: str = ""
 
     def takes(self, name: str) -> bool:
         """Whether it can be given ``name``."""
@@ -71,6 +73,7 @@ def signature_of(factory: Callable[..., Any]) -> Signature:
         any(p.kind is kinds.VAR_KEYWORD for p in found),
         by_name,
         f"{called}{shown}",
+        sizes[1] if len(sizes) > 1 else "",
     )
 
 
@@ -95,6 +98,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         key = identity(task.model)
         if key not in signatures:
             signatures[key] = _signature(task)
+        _check_second(task, signatures[key])
         _check_arguments(task, signatures[key])
         if task.has_own("optimizer"):
             _check_optimizer(task)
@@ -175,6 +179,15 @@ def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool)
     else:
         why = f"the model is a {task.model_name} that is already built; give its class, or a function that builds it"
     return start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
+
+
+def _check_second(task: Task, signature: Signature | None) -> None:
+    """A width where the number of classes is given: ``GCN(in_channels, hidden_channels, num_layers, out_channels)``."""
+    if signature is not None and "hid" in signature.second.lower():
+        raise SpecError(
+            f"task {task.label!r}: {signature.shown} would get out_features as {signature.second!r}: a model is called "
+            "with (in_features, out_features); give a function of these two that builds it, or call its parameters so"
+        )
 
 
 def _check_arguments(task: Task, signature: Signature | None) -> None:

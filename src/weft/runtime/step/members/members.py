@@ -141,7 +141,8 @@ class Members:
         dtype, reduce = DTYPES[self.task.precision], self.source.reduce
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
-            return LeafForward(model, self.layout, bind(model), reduce)
+            skips = self.task.has_own("optimizer") and self.task.accumulate == 1
+            return LeafForward(model, self.layout, bind(model), reduce, skips)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
     def attach(self, state: State) -> None:
@@ -155,6 +156,7 @@ class Members:
             self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
         self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
+        self.forward.expect(trial.without_gradient, varies=trial.hidden_state is not None or trial.branches)
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 

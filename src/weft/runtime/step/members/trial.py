@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from weft.runtime.device.torch_rng import same_draws
-from weft.runtime.step.forward import LeafForward
 from weft.runtime.step.members.calls import Calls
 from weft.runtime.step.members.comparing import apart, differ
 from weft.runtime.step.members.earlier_results import check_earlier_results
@@ -72,6 +71,7 @@ def try_alone(
     makes calls of another copy; ``outside``: what was outside of the model before any call; ``of_object``: the model
     is a copy of a user's object.
     """
+    calls.forward.look_at_gradients()
     held = {*calls.forward.layout.names, *calls.state.buffers}
     keeping, watch = KeptState(calls.forward.model, held, untouched), Watch(calls.forward, calls.batch, held, outside)
     seen = _watched_calls(calls, watch)
@@ -122,9 +122,8 @@ def _trial(
     calls: Calls, watch: Watch, seen: _Seen, hidden: str | None, kept: Mapping[str, tuple[str, ...]], needs_lost: bool
 ) -> Trial:
     forward = calls.forward
-    without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     return Trial(
-        *(seen.loss, seen.grad[0], seen.logits, hidden, without, watch.writes.seen),
+        *(seen.loss, seen.grad[0], seen.logits, hidden, forward.without_gradient or (), watch.writes.seen),
         **kept,
         needs_lost=needs_lost,
         branches=watch.branches,
