@@ -15,10 +15,17 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
-from benchmarks.report import kernels, modules, planning, runs, sampled, training
+from benchmarks.report import kernels, modules, planning, runs, sampled, sharing, training
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "docs/measured.md", "docs/plan.md", "benchmarks/README.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/measured.md",
+    "docs/plan.md",
+    "docs/queue.md",
+    "docs/division.md",
+    "benchmarks/README.md",
+)
 PARTS: dict[str, Callable[[], str]] = {
     "headline": training.headline,
     "headline-text": training.headline_text,
@@ -48,6 +55,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "neighbor-loader": sampled.neighbor_loader,
     "sampled-accuracy": sampled.sampled_accuracy,
     "papers100m": runs.papers,
+    "queues": sharing.queues,
+    "queue-use": sharing.queue_use,
+    "queue-goals": sharing.queue_goals,
+    "division": sharing.division,
+    "division-goals": sharing.division_goals,
     "cpu": runs.cpu,
     "files": runs.kept_files,
     "estimates": planning.estimates,
