@@ -117,16 +117,17 @@ class QueueServer:
     # ---- warming up ----------------------------------------------------------------------------------
 
     def warm_up(self, tasks: Sequence[Settings], seconds: float) -> int:
-        """Let every worker train every one of ``tasks``, each beginning with another one; how many were trained.
+        """Let every worker train every one of ``tasks``, each beginning with another one; how many were begun.
 
-        A kernel that one worker has compiled is on the disk for the others.
+        A kernel that one worker has compiled is on the disk for the others. A worker that is lost is left out.
         """
         workers = [worker for name, worker in self.supervisor.pool.workers.items() if name != PLANNER]
         left = {w.name: [tasks[(place + i * len(tasks) // len(workers)) % len(tasks)] for place in range(len(tasks))]
                 for i, w in enumerate(workers)}  # fmt: skip
         end, before = time.monotonic() + seconds, self._warmed
-        while time.monotonic() < end and (any(left.values()) or any(worker.group for worker in workers)):
-            for worker in workers:
+        there = lambda: [one for one in workers if self.supervisor.pool.workers.get(one.name) is one]  # noqa: E731
+        while time.monotonic() < end and any(left[one.name] or one.group for one in there()):
+            for worker in there():
                 if worker.idle and left[worker.name]:
                     self._warmed += 1
                     worker.group = f"warm-{self._warmed}"
@@ -134,7 +135,7 @@ class QueueServer:
                     folder = self._folder / "warm" / worker.group
                     worker.send("run", group=worker.group, tasks=[settings], out=str(folder), checkpoint_every=600.0)
             time.sleep(0.005)
-        self._until(lambda: not any(worker.group for worker in workers), seconds, "to finish warming up")
+        self._until(lambda: not any(one.group for one in there()), seconds, "to finish warming up")
         return self._warmed - before
 
     # ---- one queue under one policy --------------------------------------------------------------------
@@ -243,7 +244,9 @@ class QueueServer:
         """What was said when an attempt failed or was lost, and what its worker last wrote."""
         events = self.db.events(task=task, limit=10_000)
         told = [str(event.data["error"]) for event in events if event.data.get("error")]
-        return "; ".join([*told, self._log()])
+        own = self.options.runs / task / "log.txt"
+        crash = own.read_text(encoding="utf-8", errors="replace")[-4_000:] if own.exists() else ""
+        return "; ".join([*told, self._log(), crash])
 
     def _time_of(self, task: str, kind: str) -> float:
         return next(event.time for event in self.db.events(task=task, limit=10_000) if event.kind == kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,11 @@ class Hangs(Plain):
 class Exits(Plain):
     def go_wrong(self, y):
         os._exit(7)
+
+
+class Crashes(Plain):
+    def go_wrong(self, y):
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def exits_when_built(in_features: int, out_features: int) -> nn.Module:

@@ -144,6 +144,17 @@ def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempt
     assert queue.supervisor.counters.workers_lost == lost + 2
 
 
+def test_a_crash_leaves_the_place_in_the_log_of_its_task(queue):
+    queue.until(lambda: queue.supervisor.pool.workers["cpu/0"].idle)
+    [task] = queue.wait(submit_own(queue, own("Crashes"), max_attempts=1))
+    assert task.state == "failed"
+    assert "SIGSEGV" in task.error
+    log = (queue.options.runs / task.id / "log.txt").read_text()
+    assert "Segmentation fault" in log
+    assert "faulty_models.py" in log
+    assert "in go_wrong" in log
+
+
 def test_a_model_that_ends_the_planner_is_refused(queue):
     bad = submit_own(queue, own("exits_when_built"))
     good = queue.submit({"seed": 5, "layers": 4})

@@ -11,14 +11,15 @@ checkpoints that a group to come needs), ``cancel`` (members of the running grou
 (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
-While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
-started it.
+While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
+The worker ends with the process that started it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -347,6 +348,7 @@ def work_on(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
+    faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
     Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
 
