@@ -16,13 +16,14 @@ import pytest
 
 from tests.sched.queues import GIB, device
 from weft.sched.interference import Interference
-from weft.sched.policies import BMC, LMCF, Backfill
-from weft.sched.queue_state import QueuedTask
+from weft.sched.policies import BMC, LMCF, Backfill, critical_tasks
+from weft.sched.queue_state import MachineState, QueuedTask
 from weft.sched.simulator import Conditions, simulate
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_queues.json").read_text(encoding="utf-8"))
 STARTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 DEVICES = ((1.0, 0.1), (1.0, 0.4), (0.8, 0.4))  # the share of it that a training fills, and contention
+AS_FITTED = (1.0, 0.0)  # to pairs of trainings that were measured side by side later
 MEAN_START = 0.17
 
 
@@ -51,7 +52,7 @@ def ratios(queue, workers, share, contention, start_of, noise, draw):
 @pytest.mark.parametrize("queue", RECORDED)
 def test_completion_before_lmcf_and_makespan_before_bmc(queue):
     for start in STARTS:
-        for share, contention in DEVICES:
+        for share, contention in (AS_FITTED, *DEVICES):
             found = ratios(queue, 3, share, contention, lambda start=start: start, 0.0, random.Random(0))
             assert max(found) < 1.0, (start, share, contention)
 
@@ -79,3 +80,18 @@ def test_a_start_is_hidden_behind_the_training_before_it():
     starts = {one.id: one.start for one in run.tasks}
     assert starts["b"] == pytest.approx(9.0, abs=0.6)
     assert run.makespan < 28.5, "the first start, and 27 s of training"
+
+
+def first_starts(tasks):
+    machine = MachineState((device(26 * GIB, workers=3),))
+    return Backfill().schedule(tasks, [], machine).started
+
+
+def test_tasks_that_hardly_train_go_before_a_chain_of_large_ones(monkeypatch):
+    small = [training(f"small-{place}", GIB, 0.2, 0.02) for place in range(5)]
+    large = [training(f"large-{place}", 18 * GIB, 0.2, 0.4) for place in range(4)]
+    assert all(name.startswith("small") for name in first_starts([*small, *large]))
+    longer = [training(f"longer-{place}", GIB, 0.2, 0.15) for place in range(5)]
+    assert any(name.startswith("large") for name in first_starts([*longer, *large]))
+    monkeypatch.setattr(critical_tasks, "HARDLY_TRAINS", 0.0)
+    assert any(name.startswith("large") for name in first_starts([*small, *large]))

@@ -2,6 +2,7 @@
 
 Shortest first leaves the long and the large tasks for the end, where nothing is left that could run beside them: what
 they leave idle of the device, while they start above all, is lost. Two rules find the last moment to begin with them.
+Tasks that hardly train go before large ones: beside them their short kernels wait behind long ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ LONGEST = "is the longest, and the rest of the queue only just fills the device 
 CHAIN = "is of those that fit beside none of each other, and take as long as the rest of the queue"
 MARGIN = 1.5  # begin with a chain while the rest is up to that much longer: predictions are not exact
 MOST_LARGE = 32  # tasks of a chain that are looked at
+# Of its start: a task that trains for less goes before a chain. On an H200 beside two trainings of 0.2 s each those of
+# 14 to 25 ms took 0.45 to 0.51 s, 20 to 35 times as long, and starts of 0.2 s are all that a chain waits for.
+HARDLY_TRAINS = 0.5
 
 
 def critical_task(
@@ -29,6 +33,8 @@ def critical_task(
     longest = queue[queue.longest_first[0]]
     if longest.id not in refused and longest.priority >= urgent and _is_critical(longest, queue, plans):
         return longest, LONGEST
+    if _hardly_trains(queue[queue.longest_first[-1]]):
+        return None
     large = _next_of_chain(queue, plans, refused, safety)
     return (large, CHAIN) if large is not None and large.priority >= urgent else None
 
@@ -42,6 +48,10 @@ def _is_critical(longest: QueuedTask, queue: TaskQueue, plans: Sequence[DevicePl
     running = sum(min(plan.demand, 1.0) * plan.busy_seconds for plan in plans)
     rest = (queue.ready_work - longest.work + running) / len(plans)
     return longest.seconds - longest.work >= rest
+
+
+def _hardly_trains(shortest: QueuedTask) -> bool:
+    return shortest.seconds - shortest.start_seconds < HARDLY_TRAINS * shortest.start_seconds
 
 
 def _next_of_chain(
