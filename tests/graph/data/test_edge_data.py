@@ -187,3 +187,10 @@ def test_a_negative_degree_is_refused_by_gcn_and_nan_in_its_layer():
         assert torch.allclose(ours(graph.x, graph.adj), expected, equal_nan=True)
     assert expected.isnan().any()
     assert weft.run(weft.Task(graph=graph, model="sage", hidden=4, epochs=2), progress=False).status == "finished"
+
+
+def test_an_edge_that_is_given_twice_one_way_is_not_taken_for_both_ways():
+    twice = Graph.from_edges([0, 0], [1, 1], num_nodes=2, directed=False)
+    assert "2 given edges join 1 pairs of nodes" in twice.notes[0]
+    both = Graph.from_edges([0, 1, 2], [1, 0, 2], num_nodes=3, directed=False)
+    assert both.notes == ()

@@ -43,16 +43,22 @@ def adjacency_from_edges(
     return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed, attr=attr)
 
 
-def merged_words(given: int, adj: Adjacency) -> str:
+def merged_words(src: Any, dst: Any, adj: Adjacency) -> str:
     """What to say of parallel edges that ``directed=False`` merged; "" if every pair was given once, or both ways."""
     loops = int((adj.rows() == adj.indices).sum())
-    pairs = (adj.num_edges + loops) // 2
-    if given in (pairs, 2 * pairs - loops):
+    given, pairs = len(src), (adj.num_edges + loops) // 2
+    if given == pairs or (given == 2 * pairs - loops and _as_many_out_as_in(src, dst)):
         return ""
     return (
         f"{given:,} given edges join {pairs:,} pairs of nodes: directed=False makes one edge each way of every pair, "
         "with the mean of the weights; directed=True keeps parallel edges"
     )
+
+
+def _as_many_out_as_in(src: Any, dst: Any) -> bool:
+    """Whether every node has as many edges from it as to it, as it has if all are given both ways."""
+    outward, inward = (torch.bincount(as_ids(ids, "ids").long()) for ids in (src, dst))
+    return torch.equal(outward, inward.to(outward.device))
 
 
 def adjacency_from_csr(

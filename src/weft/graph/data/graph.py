@@ -123,7 +123,7 @@ class Graph:
         adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed, edge_attr)
         counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
         graph = cls._assemble(adj, fields, relation, name, **counts)
-        merged = "" if directed or relation is not None else merged_words(len(src), adj)
+        merged = "" if directed or relation is not None else merged_words(src, dst, adj)
         return graph.noted(merged) if merged else graph
 
     @classmethod
