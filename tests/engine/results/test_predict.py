@@ -177,3 +177,23 @@ def test_classes_with_an_objective_of_ones_own():
     assert accuracy(result, graph, "val") == pytest.approx(result.metrics["val_accuracy"])
     with pytest.raises(SpecError, match="has no probabilities"):
         result.predict_proba()
+
+
+def test_a_layer_that_keeps_the_edges_of_its_graph_does_not_predict_on_another_one():
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    class Net(nn.Module):
+        def __init__(self, in_features, out_features, cached):
+            super().__init__()
+            self.lin, self.prop = nn.Linear(in_features, out_features), pyg.APPNP(2, 0.1, cached=cached)
+
+        def forward(self, x, edge_index):
+            return self.prop(self.lin(x), edge_index)
+
+    graph = tiny_graph()
+    found = {cached: run(graph, model=Net, model_args={"cached": cached}, convert=False) for cached in (True, False)}
+    assert torch.equal(found[True].predict(graph), found[False].predict(graph))
+    other = on_more_nodes(graph)
+    with pytest.raises(SpecError, match="prop has cached=True and keeps the edges of the graph that it was trained on"):
+        found[True].predict(other)
+    assert len(found[False].predict(other)) == other.num_nodes

@@ -43,6 +43,7 @@ def predicted_logits(
     found = graph_for(result, graph)
     check_ids(found)
     _check_fits(result, found)
+    _check_cached(result.model, result, found)
     chosen = nodes_of(nodes, found)
     target = _device_of(result.model) if device is None else choose_device(device)
     model = _on_device(result.model, target)
@@ -118,6 +119,23 @@ def _check_fits(result: Result, graph: Graph) -> None:
         )
     if task.traits is not None and task.traits.relational:
         _check_relations(task, graph, trained.num_relations)
+
+
+def _check_cached(model: nn.Module, result: Result, graph: Graph) -> None:
+    """A clear error if a layer of PyG keeps the edges of the graph that it was trained on, and this is another one."""
+    trained = result.trained_on
+    layers = [
+        name for name, one in model.named_modules() if getattr(one, "cached", False) is True and _keeps_edges(one)
+    ]
+    if layers and trained is not None and trained.fingerprint().digest != graph.stats().fingerprint().digest:
+        raise SpecError(
+            f"task {result.name!r}: {layers[0]} has cached=True and keeps the edges of the graph that it was trained "
+            f"on, which it would use for graph {graph.name!r} as well; train it with cached=False"
+        )
+
+
+def _keeps_edges(layer: nn.Module) -> bool:
+    return any(name.startswith("_cached_") and value is not None for name, value in vars(layer).items())
 
 
 def _check_relations(task: Task, graph: Graph, trained: int) -> None:
