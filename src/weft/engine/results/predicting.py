@@ -124,9 +124,7 @@ def _check_fits(result: Result, graph: Graph) -> None:
 def _check_cached(model: nn.Module, result: Result, graph: Graph) -> None:
     """A clear error if a layer of PyG keeps the edges of the graph that it was trained on, and this is another one."""
     trained = result.trained_on
-    layers = [
-        name for name, one in model.named_modules() if getattr(one, "cached", False) is True and _keeps_edges(one)
-    ]
+    layers = [name for name, layer in model.named_modules() if _keeps_edges(layer)]
     if layers and trained is not None and trained.fingerprint().digest != graph.stats().fingerprint().digest:
         raise SpecError(
             f"task {result.name!r}: {layers[0]} has cached=True and keeps the edges of the graph that it was trained "
@@ -135,7 +133,8 @@ def _check_cached(model: nn.Module, result: Result, graph: Graph) -> None:
 
 
 def _keeps_edges(layer: nn.Module) -> bool:
-    return any(name.startswith("_cached_") and value is not None for name, value in vars(layer).items())
+    kept = (value for name, value in vars(layer).items() if name.startswith("_cached_"))
+    return getattr(layer, "cached", False) is True and any(value is not None for value in kept)
 
 
 def _check_relations(task: Task, graph: Graph, trained: int) -> None:
