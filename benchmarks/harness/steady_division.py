@@ -13,16 +13,17 @@ from weft.planner.division.adapting import Adapter
 MOST_EPOCHS = 6  # until then it has settled, or is as it is
 
 
-def settled(case: Case, division: Division, seconds: float) -> tuple[Division, dict[str, Any]]:
+def settled(case: Case, division: Division, seconds: float, workers: int) -> tuple[Division, dict[str, Any]]:
     """The division that is kept, begun with ``division``, and what became of it; of epochs as :func:`measure` has.
 
-    With as many workers as ``division`` has, not with all that the case was profiled with.
+    With ``workers`` of the host, not with all that the case was profiled with; one that begins with one side alone may
+    be divided by a trial.
     """
     count = batches_of_cell(case, division, seconds)
     case.source.divide(division)
-    limits = replace(case.limits, workers=division.workers)
+    limits = replace(case.limits, workers=workers)
     about = (case.source.division, case.source.hardware.registry(), limits, count)
-    found = case.partitions.get(division.workers) if count == case.batches else None
+    found = case.partitions.get(workers) if count == case.batches else None
     adapter, took, notes, last = Adapter(case.times, *about, found), list[float](), list[str](), 0
     for epoch in range(1, MOST_EPOCHS + 1):
         case.source.phases()
@@ -39,7 +40,7 @@ def settled(case: Case, division: Division, seconds: float) -> tuple[Division, d
     return case.source.division, {**found_out, "began_with": division.to_dict(), "notes": notes}
 
 
-def measure_steady(case: Case, division: Division, repeats: int, seconds: float) -> dict[str, Any]:
+def measure_steady(case: Case, division: Division, repeats: int, seconds: float, workers: int) -> dict[str, Any]:
     """As :func:`measure`, of the division that is kept in the end."""
-    kept, about = settled(case, division, seconds)
+    kept, about = settled(case, division, seconds, workers)
     return {**measure(case, kept, repeats, seconds), **about}

@@ -90,7 +90,8 @@ def division_goals() -> str:
 
 def _sides(row: Row) -> list[str]:
     weft, error = row.weft, row.weft.get("error")
-    busy = [percent(share) for share in (weft.get("busy") or {}).values()]
+    shares = list((weft.get("busy") or {}).values())
+    busy = [percent(share) for share in shares if any(shares)]  # all zero: the profiler saw nothing
     return [
         f"{row.shape}, {MODELS[row.model]}", MISSING if row.budget is None else f"{row.budget:g}", str(row.workers),
         number(row.host["ms_per_batch"]) if row.host else MISSING, number(row.device["ms_per_batch"]),

@@ -192,13 +192,14 @@ class Suite:
         return self._known(key) or self._measured(case, key)
 
     def _measured(self, case: Case, key: Key) -> dict[str, Any]:
-        division = case.side(key["side"], key["workers"])
+        division, repeats, seconds = case.side(key["side"], key["workers"]), self._repeats(key), self.args.cell_seconds
+        if _settles(key) and (division.divided or key["workers"] >= DIVIDES_FROM):
+            return measure_steady(case, division, repeats, seconds, key["workers"])
         if key["side"] == "weft" and division.kind == "sequential":
             same = self._known({**key, "side": "device"})
             if same is not None:
                 return {**same, "same_as": "device"}
-        timed = measure_steady if _settles(key) and division.divided else measure
-        return timed(case, division, self._repeats(key), self.args.cell_seconds)
+        return measure(case, division, repeats, seconds)
 
     def _known(self, key: Key, free: str = "workers") -> dict[str, Any] | None:
         """What was measured already of the device, which does not depend on the workers; ``free``: or on what else."""

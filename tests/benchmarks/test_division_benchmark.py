@@ -69,6 +69,9 @@ def test_a_division_is_measured_when_it_has_settled(cells, monkeypatch, capsys):
         return plain(group, count) * (20.0 if divided else 1.0)
 
     monkeypatch.setattr(steady_division, "train_batches", slow)
+    # Phases long beside what a busy machine adds to them: it is to begin divided.
+    longer = {shape: {key: 3 * value for key, value in some.items()} for shape, some in division_case.QUICK.items()}
+    monkeypatch.setattr(division_case, "QUICK", longer)
     monkeypatch.setattr(division_case, "QUICK_TRAINING", {"sage": 0.001})
     found = cells("--shapes", "products", "--ratios", "1", "--budgets", "", "--no-stress")
     (weft,) = (one for one in found if one["side"] == "weft")
@@ -93,7 +96,7 @@ def test_a_cell_with_few_workers_is_divided_anew_with_so_many(monkeypatch):
     monkeypatch.setattr(steady_division, "train_batches", lambda group, count: 1.0)
     case = division_case.Case(None, source, times, Limits(18, 4, 14), 0.0)
     begun = case.side("share 0.75", 4)
-    kept, about = steady_division.settled(case, begun, float("inf"))
+    kept, about = steady_division.settled(case, begun, float("inf"), begun.workers)
     assert about["epochs_until_steady"] >= 1
     assert len(used) > 1
     assert {one.workers for one in used if one.host_batches} == {4}
