@@ -79,8 +79,9 @@ def test_a_division_is_measured_when_it_has_settled(cells, monkeypatch, capsys):
     assert not weft["division"]["host_batches"] * weft["division"]["device_batches"]
     assert weft["epochs_until_steady"] >= 2
     assert len(weft["first_epochs_ms"]) == len(counted) >= 4
-    assert "divided anew, because an epoch takes" in weft["notes"][0]
-    assert weft["notes"][0] in capsys.readouterr().out
+    left = [note for note in weft["notes"] if "divided anew, because an epoch takes" in note]
+    assert left, weft["notes"]  # a busy machine may have made a phase drift before
+    assert left[0] in capsys.readouterr().out
     (profile,) = (one for one in found if one["side"] == "profile")
     assert PhaseTimes.from_dict(profile["times"]).crowding == pytest.approx(profile["crowding"], abs=1e-4)
 
