@@ -26,6 +26,7 @@ DIVISIONS = [
     Division(2, 1, workers=2, trainer="npu", takes_over=True),
     Division(1, 2, trainer="npu", beside=True),
     Division(2, 1, workers=2, trainer="npu", in_step=True, lead=2, takes_over=True),
+    Division(1, 1, workers=2, trainer="npu", in_step=True, lead=1, elastic=True),
 ]
 
 

@@ -33,6 +33,7 @@ DIVISIONS = [
     Division(0, 2, device_buffer=2, trainer="npu", beside=True),
     Division(3, 2, workers=2, device_buffer=2, takes_over=True, trainer="npu", in_step=True, lead=4),
     Division(1, 1, workers=2, trainer="npu", beside=True, lead=3),
+    Division(1, 1, workers=2, device_buffer=2, trainer="npu", in_step=True, lead=2, elastic=True),
 ]
 IDS = [division.words() for division in DIVISIONS]
 
@@ -243,6 +244,27 @@ def test_steps_that_prepare_their_batch_get_its_seeds_and_are_a_phase_of_their_o
     assert len(seconds["step_npu"]) == len(own) == pipeline.prepared["device"]
     assert len(seconds["training_npu"]) == 14 - len(own)
     assert "batching_npu" not in seconds
+    fake.stop()
+
+
+def test_an_elastic_division_gives_a_slow_host_fewer_batches_and_remembers_its_pace():
+    """Begun with every second batch for the host, which is eight times as slow then and eight times as fast later."""
+    division = Division(1, 1, workers=2, device_buffer=2, trainer="npu", in_step=True, lead=2, elastic=True)
+    delays = {"batching_npu": 0.002, "transfer_npu": 0.002, "training_npu": 0.001, "batching_cpu": 0.064}
+    fake, pipeline = accelerated(division, delays)
+    shares = []
+    for _ in range(3):
+        before = pipeline.prepared["host"]
+        for _ in pipeline.run(order(1).epoch(0)):
+            fake.train(lambda: None)
+        shares.append(pipeline.prepared["host"] - before)
+    assert shares[-1] <= 12 < 20  # of 40 batches, half of which were planned for it
+    delays["batching_cpu"] = 0.002
+    for _ in range(4):
+        before = pipeline.prepared["host"]
+        for _ in pipeline.run(order(1).epoch(0)):
+            fake.train(lambda: None)
+    assert pipeline.prepared["host"] - before > 2 * shares[-1]
     fake.stop()
 
 

@@ -79,10 +79,11 @@ def random_case(seed: int) -> tuple[Division, dict[str, float]]:
         "device_buffer": chance.randint(1, 4),
     }
     about |= {"takes_over": chance.random() < 0.5, "in_step": chance.random() < 0.3, "lead": chance.randint(0, 3)}
+    about["elastic"] = about["in_step"] and chance.random() < 0.6
     return Division(host, device, trainer="npu", **about), delays
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_real_threads_keep_to_hardware_dependencies_and_buffers(seed):
     division, delays = random_case(seed)
     found, fake = traced(division, delays)

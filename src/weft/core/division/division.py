@@ -20,7 +20,9 @@ class Division:
     hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
     and the batches of the two sides alternate. ``in_step``: it prepares each of its batches right before it trains on
     it, in one step with that, and none ahead; they alternate, too. ``lead``: the first batches of an epoch are the
-    device's, while the host works on its first ones. ``buckets``: how many sizes the batches of captured steps are
+    device's, while the host works on its first ones. ``elastic``: which batches are whose is decided while they are
+    trained (:mod:`weft.core.division.claims`; only with ``in_step``): the numbers of batches are what is expected, and
+    ``lead`` how far ahead the host begins at first. ``buckets``: how many sizes the batches of captured steps are
     padded to (:mod:`weft.core.batches.buckets`).
 
     Batches are trained in their order whoever prepares them, so a division changes no number.
@@ -37,6 +39,7 @@ class Division:
     buckets: int = 1
     in_step: bool = False
     lead: int = 0
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1), ("lead", 0)):
@@ -49,11 +52,14 @@ class Division:
             raise SpecError("division: host_batches and device_batches are both 0; one side has to prepare batches")
         if self.beside and self.in_step:
             raise SpecError("division: beside and in_step exclude each other; batches are prepared in one way")
+        if self.elastic and not self.in_step:
+            raise SpecError("division: elastic needs in_step; the device prepares what the host has not begun")
         host = self.host_buffer or max(self.workers, self.host_batches)
         object.__setattr__(self, "host_buffer", host if self.host_batches else 0)
         object.__setattr__(self, "device_buffer", self.device_buffer or max(self.device_batches, 1))
         object.__setattr__(self, "takes_over", self.takes_over and self.divided)
         object.__setattr__(self, "lead", self.lead if self.divided else 0)
+        object.__setattr__(self, "elastic", self.elastic and self.divided)
 
     @property
     def overlap(self) -> int:
@@ -104,6 +110,12 @@ class Division:
             return f"the host prepares all batches with {self.workers} workers (plain pipeline)"
         if not self.host_batches:
             return f"the {self.trainer} prepares all batches"
+        if self.elastic:
+            return (
+                f"the host prepares as many batches with {self.workers} workers as are done in time, about "
+                f"{self.host_batches} of {self.overlap}, and the {self.trainer} the others inside of its steps; buffers "
+                f"of {self.host_buffer} and {self.device_buffer}"
+            )
         how = " inside of its steps" if self.in_step else " beside training" if self.beside else ""
         first = f"; the first {self.lead} of an epoch are the {self.trainer}'s" if self.lead else ""
         return (

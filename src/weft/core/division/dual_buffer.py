@@ -11,9 +11,11 @@ one always has a place there. The same object drives the simulator and the execu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from weft.core.division.claims import Claims
 from weft.core.division.division import Division
 from weft.core.errors import SpecError
 
@@ -40,13 +42,17 @@ class Blocking:
 
 
 class DualBuffer:
-    """The state of ``batches`` batches under ``division``; methods that begin something return None to wait."""
+    """The state of ``batches`` batches under ``division``; methods that begin something return None to wait.
 
-    def __init__(self, division: Division, batches: int) -> None:
+    ``seconds``: of the phases of an elastic division, as earlier epochs left them.
+    """
+
+    def __init__(self, division: Division, batches: int, seconds: Mapping[str, float] | None = None) -> None:
         self.division, self.batches = division, batches
         self.blocking = Blocking()
         self._state = [State.WAITING] * batches
-        self._by_device = [division.on_device(place) for place in range(batches)]
+        self.claims = _claims(division, seconds or {}) if division.elastic else None
+        self._by_device = [division.elastic or division.on_device(place) for place in range(batches)]
         self._next_host = self._next_device = 0  # no batch of that side before it is waiting
         self._trained = 0
         self._held = 0  # by the host: in work or in its buffer
@@ -79,6 +85,9 @@ class DualBuffer:
         place = self._advance_host()
         if place is None:
             return None
+        if self.claims is not None:
+            self.claims.begun(place, self._trained)
+            self._by_device[place] = False
         self._state[place] = State.ON_HOST
         self._held += 1
         return place
@@ -89,6 +98,9 @@ class DualBuffer:
         return self._advance_host() is not None
 
     def _advance_host(self) -> int | None:
+        if self.claims is not None:
+            places = range(self.claims.next(self._trained), self.batches)
+            return next((place for place in places if self._state[place] is State.WAITING), None)
         while self._next_host < self.batches:
             place = self._next_host
             if not self._by_device[place] and self._state[place] is State.WAITING:
@@ -230,3 +242,12 @@ class DualBuffer:
         if self._state[batch] is not before:
             raise SpecError(f"batch {batch} is {self._state[batch].name.lower()}, not {before.name.lower()}")
         self._state[batch] = after
+
+    def took(self, phase: str, seconds: float) -> None:
+        """A phase of a batch took so long (:mod:`weft.core.division.claims`); nothing comes of it unless elastic."""
+        if self.claims is not None:
+            self.claims.took(phase, seconds)
+
+
+def _claims(division: Division, seconds: Mapping[str, float]) -> Claims:
+    return Claims(division.workers, division.overlap / division.host_batches, float(division.lead), dict(seconds))

@@ -52,6 +52,7 @@ class DividedPipeline:
         self.log = PhaseLog(self.clock)
         self.prepared = {"host": 0, "device": 0, "taken over": 0}
         self._running: _Running | None = None
+        self._seconds: dict[str, float] = {}  # of phases, for the next run of an elastic division
         self.division = division
 
     @property
@@ -82,6 +83,8 @@ class DividedPipeline:
             self._running = None
             running.stop()
             self._count(running.schedule)
+            if running.schedule.claims is not None:
+                self._seconds = running.schedule.claims.seconds
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -104,13 +107,14 @@ class _Running:
     def __init__(self, pipeline: DividedPipeline, seeds: Sequence[SeedBatch]) -> None:
         self._pipeline, self._seeds, self._log = pipeline, seeds, pipeline.log
         division = pipeline.division
-        self.schedule = DualBuffer(division, len(seeds))
+        self.schedule = DualBuffer(division, len(seeds), pipeline._seconds)
         self._keys = _Keys.of(division.trainer)
         self._changed, self._items = threading.Condition(), dict[int, Any]()
         self._error: TrainingError | None = None
         self._stopped = self._paused = False
         self._at_work = 0  # threads that have begun something
-        self._submitted: deque[Any] = deque()  # marks behind actions of the trainer
+        self._submitted: deque[_Submitted] = deque()  # actions of the trainer
+        self._preparing: Any = None  # mark in front of what it has prepared and not trained on yet
         host = division.host_batches > 0 and bool(seeds)
         works = [("prepare", self._prepare)] * division.workers + [("transfer", self._transfer)] if host else []
         if division.beside and division.device_batches and seeds:
@@ -131,12 +135,11 @@ class _Running:
             begin = clock.mark()
             yield arrived(item)
             del item  # the consumer decides how long it lives
-            self._log.add_marks(key, begin, self._submit())
-
-    def _submit(self) -> Any:
-        mark = self._pipeline.clock.mark()
-        self._submitted.append(mark)
-        return mark
+            end = clock.mark()
+            own, self._preparing = self._preparing, None
+            phase = "given" if own is None and key != self._keys.step else "own"
+            self._submitted.append(_Submitted(end, begin if own is None else own, phase))
+            self._log.add_marks(key, begin, end)
 
     def _next(self) -> tuple[Any, str]:
         """The next batch, and the phase that training on it is."""
@@ -154,8 +157,16 @@ class _Running:
 
     def _keep_pace(self) -> None:
         """Decide from where the work is, not from how far the host has run ahead of it."""
+        clock = self._pipeline.clock
         while len(self._submitted) >= AHEAD:
-            self._pipeline.clock.wait(self._submitted.popleft())
+            done = self._submitted.popleft()
+            clock.wait(done.end)
+            if self.schedule.claims is not None and done.begin is not None:
+                self._took(done.phase, clock.seconds(done.begin, done.end))
+
+    def _took(self, phase: str, seconds: float) -> None:
+        with self._changed:
+            self.schedule.took(phase, seconds)
 
     def _decide(self) -> tuple[str, int]:
         with self._changed:
@@ -172,12 +183,13 @@ class _Running:
     def _prepare_here(self, batch: int) -> None:
         device = self._pipeline.device
         assert device is not None
+        self._preparing = self._pipeline.clock.mark() if self.schedule.claims is not None else None
         try:
             item = self._log.marked(self._keys.batching, device.batch, self._seeds[batch])
             item = self._log.marked(self._keys.reading, device.read, item)
         except Exception as error:
             raise _failure(self._keys.batching, batch, error) from error
-        self._submit()
+        self._submitted.append(_Submitted(self._pipeline.clock.mark()))
         self._done(batch, item, self.schedule.finished_on_device)
 
     def _prepare_beside(self) -> None:
@@ -206,7 +218,7 @@ class _Running:
         while (batch := self._claim(self.schedule.begin_on_host, lambda: not self.schedule.host_has_work)) is not None:
             work = partial(self._log.timed, "batching_cpu", host.prepare)
             with self._working():
-                self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host)
+                self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host, "host")
 
     def _transfer(self) -> None:
         host = self._pipeline.host
@@ -217,7 +229,7 @@ class _Running:
                 with self._changed:
                     item = self._items.pop(batch)
                     self._changed.notify_all()  # a place in the host's buffer is free
-                self._run(batch, work, item, self.schedule.finished_transfer)
+                self._run(batch, work, item, self.schedule.finished_transfer, "bus")
                 host.discard(item)
                 del item
 
@@ -257,8 +269,11 @@ class _Running:
                 self._paused = False
                 self._changed.notify_all()
 
-    def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None]) -> None:
-        self._done(batch, self._attempt(batch, work, item), finished)
+    def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None], phase: str) -> None:
+        begin = time.perf_counter()
+        made = self._attempt(batch, work, item)
+        self._took(phase, time.perf_counter() - begin)
+        self._done(batch, made, finished)
 
     def _attempt(self, batch: int, work: partial[Any], item: Any) -> Any:
         """``work(item)``; an error names the phase, which is the first argument of ``work``."""
@@ -303,6 +318,15 @@ class _Running:
         for batch, item in items.items():
             if host is not None and self.schedule.state(batch) is State.IN_HOST_BUFFER:
                 host.discard(item)
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """An action of the trainer: the mark behind it, and of training the one before it, and whose batch it was on."""
+
+    end: Any
+    begin: Any = None
+    phase: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,12 @@ def make_clock(seed: int, epoch: int, batch: int, device: torch.device | str = "
     return torch.tensor([signed64(seed), signed64(epoch), signed64(batch)], dtype=torch.int64, device=device)
 
 
+def epoch_clocks(seed: int, epoch: int, batches: int, device: torch.device | str = "cpu") -> Tensor:
+    """The clocks ``[batches, 3]`` int64 of an epoch; the device writes them itself, nothing is copied there."""
+    batch = torch.arange(batches, dtype=torch.int64, device=device)
+    return torch.stack([torch.full_like(batch, signed64(number)) for number in (seed, epoch)] + [batch], dim=1)
+
+
 def hop_key(clock: Tensor, hop: int) -> Tensor:
     """Key ``[]`` int64 of one hop of one batch."""
     key = splitmix(clock[0])

@@ -211,7 +211,8 @@ class Adapter:
         ways = [(found.division, found.simulation.seconds)]
         ways += [(one, each * self.batches) for one, each in found.tried if not one.divided]
         best, seconds = min(((one, each * self._off(one)) for one, each in ways), key=lambda way: way[1])
-        if seconds > (1.0 - GAIN) * now or best == self.division:
+        same = best == self.division or (best.elastic and self.division.elastic)  # which divides anew by itself
+        if seconds > (1.0 - GAIN) * now or same:
             self._trials = self._contenders(before)
             return None
         self.division, self._rest = best, REST

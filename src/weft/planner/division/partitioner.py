@@ -3,8 +3,8 @@
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
 finds idle, until that gains nothing. A trainer that prepares beside training may also do so inside of its steps, where
-those were measured: both ways are simulated, the first one further only if it begins ahead, since it has to save more.
-So is how many batches the trainer begins an epoch with.
+those were measured: then whose a batch is is decided while batches are trained, and the share is only where that
+begins. Both ways are simulated, the first one further only if it begins ahead, since it has to save more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MOST_LEAD = 0.34  # of an epoch
 class Limits:
     """The most batches that may wait in host and in device memory, the most workers, and how the device prepares.
 
-    ``beside``, ``in_step`` and ``lead`` as of a :class:`Division`; ``buckets``: sizes that batches are padded to.
+    ``beside``, ``in_step``, ``lead`` and ``elastic`` as of a :class:`Division`; ``buckets``: sizes that batches are
+    padded to.
     """
 
     host_buffer: int = 64
@@ -42,6 +43,7 @@ class Limits:
     buckets: int = 1
     in_step: bool = False
     lead: int = 0
+    elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,10 @@ def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) 
     """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
     buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, 1))
     most = max(limits.device_buffer, 1)
-    return Division(
-        host, device, workers, buffer, most, True, trainer, limits.beside, in_step=limits.in_step, lead=limits.lead
-    )
+    if limits.elastic:
+        buffer = max(limits.host_buffer, 1)  # batches that are done before their turn wait there
+    about = {"in_step": limits.in_step, "lead": limits.lead, "elastic": limits.elastic}
+    return Division(host, device, workers, buffer, most, True, trainer, limits.beside, **about)
 
 
 def partition(
@@ -132,7 +135,7 @@ def partition(
 ) -> Partition:
     """The division for an epoch of ``batches``: the initial share, one-sided ones, and what feedback makes of them."""
     count = workers or limits.workers
-    limits = replace(limits, beside=registry.beside(trainer), in_step=False, lead=0)
+    limits = replace(limits, beside=registry.beside(trainer), in_step=False, lead=0, elastic=False)
 
     def run(division: Division) -> Simulation:
         return simulate(replace(division, buckets=limits.buckets), times, batches, registry)
@@ -155,7 +158,7 @@ def partition(
 def _ways(limits: Limits, times: PhaseTimes) -> list[Limits]:
     """How the device may prepare its part: as registered, and inside of its steps where those were measured."""
     inside = limits.beside and bool(times.captured) and limits.buckets == 1
-    return ([replace(limits, beside=False, in_step=True)] if inside else []) + [limits]
+    return ([replace(limits, beside=False, in_step=True, elastic=True)] if inside else []) + [limits]
 
 
 class _Search:
@@ -176,6 +179,9 @@ class _Search:
         Then other numbers of batches that the device begins with.
         """
         if not division.divided or self._hopeless(division):
+            return
+        if division.elastic:
+            self.try_(division)
             return
         ends = [self._moved(start, limits) for start in (division, self._smaller(division, limits))]
         best = min(ends, key=lambda one: one.seconds_per_batch).division

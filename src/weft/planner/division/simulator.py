@@ -146,6 +146,7 @@ class _Run:
         self._device_busy = self._preparing = False
         self._pending: tuple[int, int] | None = None  # batch and operator that the device is to go on with
         self._waited = [0.0, 0.0]  # device for host, host for room
+        self._own: dict[int, float] = {}  # batches that the device prepares now: when that began
 
     def result(self) -> Simulation:
         """Run to the end."""
@@ -272,7 +273,20 @@ class _Run:
         self._activities.append(
             Activity(one.operator.key, one.batch, one.operator.occupies, one.begin, self._clock.now)
         )
+        if self._division.elastic:
+            self._tell(one)
         one.then(self._clock.now)
+
+    def _tell(self, one: _Running) -> None:
+        """What the executor measures of an elastic division: of steps that prepare their batch the whole."""
+        key, now = one.operator.key, self._clock.now
+        if one.operator in self._host:
+            self._schedule.took("host" if one.operator is self._host[0] else "bus", now - one.begin)
+        elif key == self._training.key:
+            begin = self._own.pop(one.batch, None)
+            self._schedule.took("given" if begin is None else "own", now - (one.begin if begin is None else begin))
+        else:
+            self._own.setdefault(one.batch, one.begin)
 
     def _count_waiting(self, step: float) -> None:
         if not self._device_busy and not self._schedule.finished:

@@ -38,6 +38,8 @@ def contenders(found: Partition, present: Division, seconds: float, batches: int
 
 
 def _differ(one: Division, other: Division) -> bool:
+    if one.elastic and other.elastic:  # their shares are where they begin
+        return False
     return one.in_step != other.in_step or abs(one.device_share - other.device_share) >= APART
 
 

@@ -19,7 +19,7 @@ from weft.flow.division.executor import DividedPipeline
 from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
 from weft.flow.sampling.padded import PaddedAdjacency
-from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+from weft.flow.sampling.seeds import SeedBatch
 from weft.runtime.batches.device_batch import DeviceBatch
 from weft.runtime.batches.sampled_source import Sampled, Sampling
 from weft.runtime.batches.source import Batch, SourceRequest
@@ -67,7 +67,6 @@ class DividedSampled(Sampled):
         captured = about.sampling.captured and not request.graph.num_relations
         super().__init__(request, replace(about.sampling, captured=captured))
         self.hardware: Hardware = about.hardware or Gpu(self._captured)
-        self._host_order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
         self.slots = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
         degrees = "sampled" if request.subgraph or self._apart else "full"
         self._buckets = about.division.buckets if self._captured else 1  # batches of their own sizes are not padded
@@ -116,7 +115,7 @@ class DividedSampled(Sampled):
         if self._alone:
             yield from super().batches(epoch, first)
         else:
-            yield from map(self.as_batch, self.divided.run(self._host_order.epoch(epoch, first)))
+            yield from map(self.as_batch, self.divided.run(self._seeds.on_host(epoch, first)))
         if not first:
             self.divided.log.add_marks(EPOCH, begin, self.divided.clock.mark())
 
@@ -128,11 +127,11 @@ class DividedSampled(Sampled):
         """A batch that the GPU samples, reads and trains on in one step; None if it never prepares all of them so."""
         if not self._captured or self._buckets > 1:
             return None
-        return self._device_batch(next(iter(self._order.epoch(0))))
+        return self._device_batch(0, 0)
 
     def seeds(self) -> list[SeedBatch]:
         """The seeds of the first epoch's batches of full size: what a profile prepares."""
-        found = list(self._host_order.epoch(0))
+        found = self._seeds.on_host(0)
         return [one for one in found if one.seeds.numel() == found[0].seeds.numel()]
 
     def as_batch(self, item: Any) -> Batch:
@@ -143,8 +142,7 @@ class DividedSampled(Sampled):
 
     def _inside(self, seeds: SeedBatch) -> DeviceBatch:
         """A batch that the training step samples and reads itself, captured as where the GPU prepares all of them."""
-        ids = seeds.seeds.to(self._device, non_blocking=True)
-        return self._device_batch(SeedBatch(seeds.epoch, seeds.batch, ids))
+        return self._device_batch(seeds.epoch, seeds.batch)
 
     def _prepared(self, item: PaddedItem) -> PreparedBatch:
         count = item.layout.seeds

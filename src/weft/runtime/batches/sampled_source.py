@@ -24,7 +24,7 @@ from weft.flow.features.feature_store import FeatureStore
 from weft.flow.sampling.batch import MiniBatch, Subgraph
 from weft.flow.sampling.padded import PaddedAdjacency
 from weft.flow.sampling.sampler import NeighbourSampler, is_plain, resolved
-from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+from weft.flow.sampling.seeds import SeedOrder
 from weft.flow.stages.pipeline import Pipeline
 from weft.flow.stages.training_stages import training_stages
 from weft.graph.data.graph import Graph
@@ -32,9 +32,9 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK
 from weft.ops.sampling.compact_triton import DeviceHop
-from weft.ops.sampling.draws import make_clock
 from weft.runtime.batches.caches import Presampled, choose_cache, policy_called
 from weft.runtime.batches.device_batch import DeviceBatch, Fetched
+from weft.runtime.batches.device_seeds import DeviceSeeds
 from weft.runtime.batches.feature_buffer import FeatureBuffer
 from weft.runtime.batches.layerwise import LayerWise
 from weft.runtime.batches.local_adjacency import local_adjacency
@@ -98,6 +98,7 @@ class Sampled:
         self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
         self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
+        self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
         self._edge_attr = request.subgraph and "edge_attr" in request.of_edges
         held = self._choose_cache(request.subgraph)
@@ -178,7 +179,7 @@ class Sampled:
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
         if self._captured:
-            yield from map(self._device_batch, self._order.epoch(epoch, first))
+            yield from (self._device_batch(epoch, batch) for batch in range(first, self.steps_per_epoch))
             return
         for sampled in self.pipeline.run(self._order.epoch(epoch, first)):
             yield self._batch(sampled)
@@ -200,10 +201,9 @@ class Sampled:
         y = self._graph.y.index_select(0, labelled.to(self._graph.y.device).long()).to(self._device)
         return Batch(sampled.x, blocks, y, rows, share)
 
-    def _device_batch(self, seeds: SeedBatch) -> DeviceBatch:
-        ids = seeds.seeds.to(torch.int32)
+    def _device_batch(self, epoch: int, batch: int) -> DeviceBatch:
+        ids, clock = self._seeds.of(epoch, batch)
         share = torch.full((1,), ids.numel() / self._order.seeds.numel(), device=self._device)
-        clock = make_clock(self._sampling.seed, seeds.epoch, seeds.batch).to(self._device, non_blocking=True)
         rows, none = torch.arange(ids.numel(), device=self._device), self._graph.y[:0]
         about = {"shape": ("sampled", ids.numel()), "varies": ("seeds", "clock", "share")}
         made = {"seeds": ids, "clock": clock, "fetch": self._fetch, "build": self._build}
