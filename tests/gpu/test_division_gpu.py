@@ -91,12 +91,12 @@ def test_batches_prepared_inside_of_steps_change_no_number(graph, model, cache):
     """The step that samples and reads its batch has the bits of one that gets it; also with some rows cached."""
     inside = Division(2, 2, workers=2, host_buffer=5, device_buffer=3, takes_over=True, in_step=True, lead=3)
     found = []
-    for division in (DIVISIONS[0], inside):
+    for division in (DIVISIONS[0], inside, replace(inside, lead=1, elastic=True)):
         run = run_of(graph, division, model, overlap=False, cache=cache)
         found.append(rows(run.advance(3)[0]))
         assert run.recorded, run.notes
         assert divided_source(run).divided.prepared["host"] > 0
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])

@@ -113,8 +113,8 @@ class Division:
         if self.elastic:
             return (
                 f"the host prepares as many batches with {self.workers} workers as are done in time, about "
-                f"{self.host_batches} of {self.overlap}, and the {self.trainer} the others inside of its steps; buffers "
-                f"of {self.host_buffer} and {self.device_buffer}"
+                f"{self.host_batches} of {self.overlap}, and the {self.trainer} the others inside of its steps; "
+                f"buffers of {self.host_buffer} and {self.device_buffer}"
             )
         how = " inside of its steps" if self.in_step else " beside training" if self.beside else ""
         first = f"; the first {self.lead} of an epoch are the {self.trainer}'s" if self.lead else ""

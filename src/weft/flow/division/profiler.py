@@ -396,7 +396,7 @@ def _usual(seconds: Sequence[float]) -> PhaseTime:
 
 
 def _fastest(seconds: Sequence[float]) -> PhaseTime:
-    """The fastest: a thread of an H200's host was held up by others in 3 of 4 batches, 131 ms instead of 80 on average."""
+    """The fastest: others hold up a thread of a shared host in most of few batches (131 ms on average, 80 later on)."""
     found = PhaseTime.of(seconds)
     return PhaseTime(min(seconds), found.std, found.count)
 

@@ -121,8 +121,8 @@ def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) 
     most = max(limits.device_buffer, 1)
     if limits.elastic:
         buffer = max(limits.host_buffer, 1)  # batches that are done before their turn wait there
-    about = {"in_step": limits.in_step, "lead": limits.lead, "elastic": limits.elastic}
-    return Division(host, device, workers, buffer, most, True, trainer, limits.beside, **about)
+    whole = Division(host, device, workers, buffer, most, True, trainer, limits.beside)
+    return replace(whole, in_step=limits.in_step, lead=limits.lead, elastic=limits.elastic)
 
 
 def partition(

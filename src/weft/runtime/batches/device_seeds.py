@@ -1,7 +1,7 @@
 """DeviceSeeds: seeds and clocks of the batches that captured steps sample themselves, made on the device.
 
-They are made once per epoch, by kernels. A copy per batch, of however few bytes, would wait in line for whatever the bus
-is carrying: beside batches that the host prepares, that is 4 to 10 ms of an idle GPU.
+They are made once per epoch, by kernels. A copy per batch, of however few bytes, could wait in line for a batch of the
+host's that the bus is carrying.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeviceSeeds:
         return self._ids[batch * size : (batch + 1) * size], self._clocks[batch]
 
     def on_host(self, epoch: int, first: int = 0) -> list[SeedBatch]:
-        """The batches of an epoch from ``first`` on in host memory; the device sorts them, which a host takes long for."""
+        """The batches of an epoch from ``first`` on in host memory; the device sorts them, a host takes longer."""
         self.of(epoch, 0)
         batches = self._ids.cpu().long().split(self._order.batch_size)
         return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches) if number >= first]
