@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import weft
-from tests.serve.serving import FAULTY, TASK, Queue, history_of
+from tests.serve.serving import FAULTY, TASK, Queue, environment, history_of
 from weft.core.errors import WeftError
 from weft.serve.queue.queue_retention import problems
 from weft.serve.queue.task_states import ENDED
@@ -145,7 +145,8 @@ def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempt
 
 
 def test_a_crash_leaves_the_place_in_the_log_of_its_task(queue):
-    queue.until(lambda: queue.supervisor.pool.workers["cpu/0"].idle)
+    workers = queue.supervisor.pool.workers
+    queue.until(lambda: "cpu/0" in workers and workers["cpu/0"].idle)
     [task] = queue.wait(submit_own(queue, own("Crashes"), max_attempts=1))
     assert task.state == "failed"
     assert "SIGSEGV" in task.error
@@ -153,6 +154,19 @@ def test_a_crash_leaves_the_place_in_the_log_of_its_task(queue):
     assert "Segmentation fault" in log
     assert "faulty_models.py" in log
     assert "in go_wrong" in log
+    assert "frame #0" not in log
+
+
+def test_a_crash_leaves_the_place_in_libraries_if_that_is_asked_for(tmp_path):
+    queue = Queue(tmp_path, environment={**environment(tmp_path), "WEFT_NATIVE_STACKS": "1"})
+    try:
+        [task] = queue.wait(submit_own(queue, own("Crashes"), max_attempts=1))
+        assert "SIGSEGV" in task.error
+        log = (queue.options.runs / task.id / "log.txt").read_text()
+        assert "in go_wrong" in log.partition("frame #0")[0]
+        assert "libc10.so" in log
+    finally:
+        queue.close()
 
 
 def test_a_model_that_ends_the_planner_is_refused(queue):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import SEGMENT_ENDS, GraphStore, bytes_of, sharing, state_of
 from weft.graph.generate import citation
 from weft.ops.csr.adjacency import Adjacency
+from weft.runtime.device.cuda_graph import no_capture
 
 CPU = torch.device("cpu")
 
@@ -153,3 +155,62 @@ def test_a_first_aggregation_is_kept_with_its_graph(tmp_path):
     tensors = dict(first)
     run_keeping(store, task.with_values(seed=5), device="cpu", progress=False)
     assert all(place(store, path).kept[key] is value for key, value in tensors.items())
+
+
+def test_nothing_is_pinned_by_another_thread_while_a_graph_is_captured(tmp_path, monkeypatch):
+    """Pinning calls CUDA: a thread that prepares a start would break the capture of the one that trains."""
+    store, path, done = GraphStore(torch.device("cuda"), 1 << 30, 1 << 30), saved(tmp_path, "one"), []
+    monkeypatch.setattr(graph_store, "_pinned", lambda graph: done.append("pinned") or graph)
+    task = Task(graph=path, model="gcn")
+    thread = threading.Thread(target=lambda: Graphs(on_host=True, store=store).stats(task))
+    with no_capture():  # the lock that a capture holds
+        thread.start()
+        thread.join(0.3)
+        assert done == []
+    thread.join(10)
+    assert done == ["pinned"]
+
+
+def test_a_run_and_a_thread_that_fetches_do_not_wait_for_each_other(tmp_path):
+    store, paths = GraphStore(CPU, 1 << 30, 1 << 30), [saved(tmp_path, name) for name in "ab"]
+    begun, fetched = threading.Event(), []
+
+    def fetch() -> None:
+        with no_capture():
+            begun.set()
+            fetched.append(store.prefetch(paths[1], lambda: weft.load(paths[1]), 1000))
+
+    def make():
+        thread.start()
+        begun.wait(0.3)  # with only the store's lock taken here, it has that of captures now, and each waits
+        return Graphs(CPU, store=store).for_store(Task(graph=paths[0], model="gcn"))
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    run = threading.Thread(target=lambda: store.placed(paths[0], make), daemon=True)
+    run.start()
+    run.join(10)
+    assert not run.is_alive()
+    thread.join(10)
+    assert fetched == [True]
+
+
+def test_who_fetches_does_not_tell_a_run_that_has_ended(tmp_path):
+    """It would set the memory cap of a run after the next one has set its own."""
+    store, path, told = GraphStore(CPU, 1 << 30, 1 << 30), saved(tmp_path, "one"), []
+    counting, go_on = threading.Event(), threading.Event()
+
+    def changed(others: int) -> None:
+        told.append(others)
+        if len(told) > 1:
+            counting.set()
+            assert go_on.wait(10)
+
+    thread = threading.Thread(target=lambda: store.prefetch(path, lambda: weft.load(path), 1000))
+    with store.following([], changed):
+        thread.start()
+        assert counting.wait(10)
+        threading.Timer(0.2, go_on.set).start()
+    assert go_on.is_set()  # the end of the run waited for the thread
+    before = len(told)
+    thread.join(10)
+    assert len(told) == before

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from tests.stacks import solo_plan
 from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.run import run as engine_run
+from weft.runtime.device import cuda_graph
 from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.torch_rng import seeded
@@ -49,6 +53,82 @@ def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+class FakeGraph:
+    """A CUDA graph that notes whether its capture was ended."""
+
+    ended = False
+
+    def pool(self):
+        if not self.ended:
+            raise RuntimeError("without a preceding successful capture")
+        return (0, 7)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Captures without a GPU: ``captures.fails`` says what ending one raises; what torch was told is in ``told``."""
+    found = SimpleNamespace(fails=None, told=[], graphs=[], modes=[])
+
+    @contextmanager
+    def capture(graph, pool=None, stream=None, capture_error_mode="global"):
+        found.graphs.append(weakref.ref(graph))
+        found.modes.append((pool, capture_error_mode))
+        try:
+            yield
+        finally:
+            if found.fails is not None:
+                raise found.fails
+            graph.ended = True
+
+    for name, call in {
+        "CUDAGraph": FakeGraph,
+        "graph": capture,
+        "graph_pool_handle": lambda: (0, 7),
+        "current_device": lambda: 0,
+        "get_rng_state": torch.get_rng_state,
+        "set_rng_state": torch.set_rng_state,
+        "current_stream": lambda: "stream",
+        "set_stream": lambda stream: None,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, name=name: found.told.append((name, *given)), raising=False)
+    monkeypatch.setattr(cuda_graph, "_BROKEN", [], raising=False)
+    return found
+
+
+def test_torch_forgets_a_capture_that_could_not_be_ended_and_its_graph_stays(captures):
+    """Torch would ask the graph, which would be gone, about allocations of the captures to come."""
+    replay = Replay(lambda: None, [], record=False, stream="side")
+    captures.fails = RuntimeError("operation failed due to a previous error during capture")
+    replay.capture()
+    assert "previous error" in replay.reason
+    assert captures.told == [("_cuda_endAllocateToPool", 0, (0, 7)), ("_cuda_releasePool", 0, (0, 7))]
+    gc.collect()
+    assert captures.graphs[0]() is not None
+
+
+def test_a_capture_that_failed_but_was_ended_gives_its_memory_back(captures):
+    def runs_out():
+        raise torch.OutOfMemoryError
+
+    replay = Replay(runs_out, [], record=False, stream="side")
+    with pytest.raises(torch.OutOfMemoryError):
+        replay.capture()
+    gc.collect()
+    assert captures.told == []
+    assert captures.graphs[0]() is None
+
+
+def test_other_threads_do_not_break_a_capture_and_recordings_share_a_pool(captures):
+    replay = Replay(lambda: None, [], record=False, stream="side")
+    replay.capture()
+    replay.capture((0, 5))
+    assert captures.modes == [((0, 7), "thread_local"), ((0, 5), "thread_local")]
+    assert replay.recorded
 
 
 class Products:

@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from weft.core.lazy.collector import no_collections
+
 INTERPRETERS_OWN = 10_000  # objects: Python 3.12 begins with some hundred that are frozen
 
 
@@ -44,20 +46,18 @@ def gc_paused() -> Iterator[None]:
     would look through them first. If torch is imported inside, what there is then is left out of collections for good:
     Python would look through it once more at the end of the process, which takes half a second.
     """
-    before, without_torch = gc.isenabled(), "torch" not in sys.modules
+    without_torch = "torch" not in sys.modules
     if without_torch:
         gc.collect()  # there is little yet; what is garbage now must not be kept
-    gc.disable()
-    try:
-        yield
-    finally:
-        if without_torch and "torch" in sys.modules:
-            _freeze()
-        elif not _Collector.frozen and gc.get_freeze_count() <= INTERPRETERS_OWN:  # what somebody froze stays so
-            gc.freeze()
-            gc.unfreeze()  # to the oldest generation
-        if before:
-            gc.enable()
+    with no_collections():
+        try:
+            yield
+        finally:
+            if without_torch and "torch" in sys.modules:
+                _freeze()
+            elif not _Collector.frozen and gc.get_freeze_count() <= INTERPRETERS_OWN:  # what somebody froze stays so
+                gc.freeze()
+                gc.unfreeze()  # to the oldest generation
 
 
 def leave_out_of_collections() -> None:

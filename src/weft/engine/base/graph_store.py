@@ -68,7 +68,7 @@ class GraphStore:
     def host(self, name: str, make: Callable[[], Any]) -> Any:
         """The graph called ``name`` on the host; ``make`` finds it, unless it is kept."""
         key = state_of(name)
-        with self._lock:
+        with no_capture(), self._lock:  # in this order, here and elsewhere; memory is pinned, and given back
             if key not in self._host:
                 made = make()
                 if not isinstance(made, Graph):
@@ -81,7 +81,7 @@ class GraphStore:
     def placed(self, name: str, make: Callable[[], Graph]) -> Graph:
         """The graph called ``name`` on the device; ``make`` brings it there, unless it is kept."""
         key = state_of(name)
-        with self._lock:
+        with no_capture(), self._lock:
             self._put(key, make)
             self._handed_out.add(key)
             return self._placed[key].graph
@@ -123,12 +123,14 @@ class GraphStore:
 
         It is called at once, before they grow and after they shrink, so that the cap of the run can follow.
         """
-        self._in_use, self._on_change = frozenset(in_use), changed
-        self._changed()
+        with self._lock:
+            self._in_use, self._on_change = frozenset(in_use), changed
+            self._changed()
         try:
             yield
         finally:
-            self._in_use, self._on_change = frozenset(), None
+            with self._lock:  # a thread that fetches calls ``changed`` before this, or never again
+                self._in_use, self._on_change = frozenset(), None
 
     def _place(self, key: Hashable, make: Callable[[], Graph]) -> _Kept:
         if self.pool is not None:
@@ -233,8 +235,9 @@ class GraphStore:
             self.pool.clear(_owner(state_of(path)))
 
     def _changed(self) -> None:
-        if self._on_change is not None:
-            self._on_change(self.around + self.reserved_bytes(self._in_use))
+        with self._lock:
+            if self._on_change is not None:
+                self._on_change(self.around + self.reserved_bytes(self._in_use))
 
     def reserved_bytes(self, without: Iterable[str] = ()) -> int:
         """Bytes of the device that graphs take, but those called ``without``, and the pool, whoever has what of it."""

@@ -29,6 +29,8 @@ from weft.core.machine.processor import Rates
 from weft.engine.base.device import device_name, machine_of
 from weft.engine.base.host import MIB, cpu_cache_bytes, cpu_count
 from weft.ops.csr.adjacency import Adjacency
+from weft.runtime.device.cuda_graph import no_capture
+from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.streams import recording_stream
 from weft.runtime.device.threads import cpu_threads
 
@@ -164,7 +166,7 @@ def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torc
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    with no_capture(), gc_disabled(), torch.cuda.graph(graph, stream=side):
         for _ in range(times):
             call()
     return graph

@@ -8,7 +8,6 @@ restores, and a run that would need them otherwise than one that is under way is
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
+from weft.core.lazy.collector import collects, let_collect
 from weft.core.task import Task
 from weft.engine.base.memory_budget import memory_fraction, set_memory_fraction
 from weft.runtime.device.precision import matmul_precision
@@ -64,11 +64,11 @@ class _Found:
     @classmethod
     def now(cls, device: torch.device) -> _Found:
         precision, fraction = torch.get_float32_matmul_precision(), memory_fraction(device)
-        return cls(precision, gc.isenabled(), generator_states(device), fraction)
+        return cls(precision, collects(), generator_states(device), fraction)
 
     def restore(self, device: torch.device) -> None:
         torch.set_float32_matmul_precision(self.precision)
-        (gc.enable if self.collecting else gc.disable)()
+        let_collect(self.collecting)
         restore_generators(self.generators, device)
         if memory_fraction(device) != self.memory_fraction:
             set_memory_fraction(self.memory_fraction, device)

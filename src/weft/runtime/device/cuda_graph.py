@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from weft.runtime.device.streams import recording_stream
 
 COMPILING = 0.3  # a first run that takes longer has compiled something
 _ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one
+_BROKEN: list[torch.cuda.CUDAGraph] = []  # whose capture could not be ended
 
 
 class Replay:
@@ -85,11 +86,17 @@ class Replay:
         """
         if self.reason is not None:
             return
-        graph = torch.cuda.CUDAGraph()
+        graph, place = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
 
         def record(side: torch.cuda.Stream) -> None:
-            with gc_disabled(), torch.cuda.graph(graph, pool=pool, stream=side):
-                self._fn()
+            # What a thread that knows nothing of captures does meanwhile on another stream is no reason to fail.
+            options: dict[str, Any] = {"pool": place, "stream": side, "capture_error_mode": "thread_local"}
+            try:
+                with gc_disabled(), torch.cuda.graph(graph, **options):
+                    self._fn()
+            except BaseException:
+                _give_up(graph, place)
+                raise
             self._graph = graph
 
         self._attempt(record)
@@ -181,6 +188,22 @@ class Recordings:
         for one in replays:
             one.capture(self._pool)
             self._pool = one.pool or self._pool
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """Let torch forget a capture that failed, if it could not be ended: torch itself ends only one that went well.
+
+    Its allocators ask every capture under way, by the address of its graph, whether an allocation belongs to it. So
+    they would read memory that is gone, and never give cached memory back again. The graph stays for good: of the
+    allocator of pinned memory a capture cannot be ended here.
+    """
+    try:
+        graph.pool()
+    except RuntimeError:  # it was not ended
+        _BROKEN.append(graph)
+        with suppress(AttributeError, RuntimeError):  # an older torch; or it was never begun
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
 
 @contextmanager

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from weft.core.lazy.collector import no_collections
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """No garbage is collected inside.
+    """No garbage is collected inside, by any thread.
 
     A collection could free an older CUDA graph, which breaks a capture in progress. And while a step is traced,
     hundreds of small objects trigger collections that scan every live object and find nothing.
     """
-    before = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collections():
         yield
-    finally:
-        if before:
-            gc.enable()

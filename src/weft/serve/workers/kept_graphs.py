@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,7 +33,9 @@ class KeptGraphs:
         self._device = torch.device(device)
         pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
         self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
-        self._fetching = threading.Lock()
+        self._fetching = threading.Lock()  # from when a graph is wanted until it is there
+        self._wanted: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def prefetch(self, graph: str, weights: str | None = None) -> None:
         """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept.
@@ -41,7 +44,14 @@ class KeptGraphs:
         """
         wanted = weights is not None or (graph and not self.store.holds(graph))
         if self.store.device_bytes and wanted and self._fetching.acquire(blocking=False):
-            threading.Thread(target=self._fetch, args=(graph, weights), daemon=True).start()
+            self._wanted.put((graph, weights))
+            if self._thread is None:  # one for all: CUDA has state of every thread, which goes when the thread ends
+                self._thread = threading.Thread(target=self._fetch_on, name="fetches graphs", daemon=True)
+                self._thread.start()
+
+    def _fetch_on(self) -> None:
+        while True:
+            self._fetch(*self._wanted.get())
 
     def _fetch(self, graph: str, weights: str | None) -> None:
         try:
@@ -50,7 +60,8 @@ class KeptGraphs:
                     self.store.fetch_weights(weights, lambda: read_weights(weights))
             if not graph:
                 return
-            with suppress(Exception), no_capture():  # whatever is wrong with the graph, its own task will report
+            # Whatever is wrong with the graph, its own task will report. What the error holds goes before a capture.
+            with no_capture(), suppress(Exception):
                 task = Task(graph=graph, model="gcn")
                 graphs = Graphs(self._device, on_host=True, store=self.store)
                 expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched

@@ -45,6 +45,7 @@ from weft.serve.workers.processor_time import ProcessorTime
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
 WARM_UP_AFTER = 0.2
+NATIVE_STACKS = "WEFT_NATIVE_STACKS"
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -341,6 +342,18 @@ def end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def leave_native_stacks() -> None:
+    """Should the process crash, say for every thread also where it was in libraries.
+
+    Only if it is asked for: torch allocates memory for it, so a process that crashed while it did may hang instead.
+    """
+    import torch
+
+    faulthandler.disable()
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
+    faulthandler.enable(2)  # is first then, and needs nothing
+
+
 def work_on(
     device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
 ) -> None:
@@ -350,6 +363,8 @@ def work_on(
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
+    if os.environ.get(NATIVE_STACKS, "0") != "0":
+        leave_native_stacks()
     Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
 
 
