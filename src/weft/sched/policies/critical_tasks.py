@@ -70,7 +70,7 @@ def _next_of_chain(
     if any(one.bytes + smallest > plan.device.task_bytes for one in plan.occupants):
         return None  # one of them, or as large, runs
     seconds, work = sum(task.seconds for task in chain), sum(task.work for task in chain)
-    left = [(max(one.ends - plan.now, 0.0), min(one.demand, 1.0)) for each in plans for one in each.occupants]
+    left = [(max(one.ends - plan.now, 0.0), min(one.load.demand, 1.0)) for each in plans for one in each.occupants]
     other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in left)
     other_work = queue.ready_work - work + sum(ends * demand for ends, demand in left)
     if other_seconds / workers > MARGIN * seconds or other_work / len(plans) > MARGIN * (seconds - work):
