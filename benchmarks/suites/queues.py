@@ -43,6 +43,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.queue_runs.device_sampler import DeviceSampler
 from benchmarks.queue_runs.pyg_queue import PyGWorkers, run_in_order
+from benchmarks.queue_runs.pyg_queue import warm_up as warm_up_pyg
 from benchmarks.queue_runs.queue_plots import group_rows, write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
 from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
@@ -132,20 +133,32 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
 
 
 def pyg_cell(
-    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int
-) -> dict[str, Any]:
-    """A queue in PyG, every task trained for an epoch before by every worker."""
+    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int,
+    warm_seconds: float, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """A queue in PyG. Before, a worker alone trains every task for an epoch; several, one task of every graph each."""
     workers = pool.ready()
-    count = len(workers)
-    warm = {f"{label}/{place}": {**one, "epochs": 1} for label, one in tasks.items() for place in range(count)}
-    run_in_order(name, workers, warm)
+    warm = list(tasks.values()) if len(workers) == 1 else one_of_each_graph(tasks)
+    workers = warm_up_pyg(workers, [{**one, "epochs": 1} for one in warm], warm_seconds)
+    if not workers:
+        raise RuntimeError("all PyG workers were lost while they warmed up")
     with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
         begin = time.time()
-        outcome, trouble = run_in_order(name, workers, tasks)
+        outcome, trouble = run_in_order(name, workers, tasks, seconds)
         sampled = sampler.figures(begin, time.time(), idle_bytes)
     starts = [worker.start_seconds for worker in workers]
     peak = peak_bytes(outcome.groups)
     return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
+
+
+def one_of_each_graph(tasks: Mapping[str, Settings]) -> list[Settings]:
+    """The task with the fewest layers on every graph and of every model: it loads what the others need, too."""
+    found: dict[str, Settings] = {}
+    models: dict[str, Settings] = {}
+    for one in sorted(tasks.values(), key=lambda one: int(one["layers"])):
+        found.setdefault(str(one["graph"]), one)
+        models.setdefault(str(one["model"]), one)
+    return [*found.values(), *(one for one in models.values() if one not in found.values())]
 
 
 def weft_cell(
@@ -188,12 +201,15 @@ def rounded(details: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, f
 
 
 def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], server: QueueServer, count: int) -> Settings:
-    """Some pairs side by side: tasks of about the same length, from the middle of the queue to its longest."""
-    ordered = sorted(measured_alone(dict(base)), key=lambda task: task.seconds)
+    """Some pairs side by side: in turn two that train for about as long, and a long one beside a short one.
+
+    The former say how much is lost to each other, the latter whether kernels take turns.
+    """
+    ordered = sorted(measured_alone(dict(base)), key=lambda task: task.work)
     places = [len(ordered) - 1 - step * max(1, len(ordered) // (2 * count)) for step in range(count)]
     pairs = []
-    for place in (place for place in places if place >= 1):
-        two = ordered[place - 1].id, ordered[place].id
+    for step, place in enumerate(place for place in places if place >= 1):
+        two = ordered[place // 4 if step % 2 else place - 1].id, ordered[place].id
         run = server.run("mps", {name: tasks[name] for name in two})
         if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
@@ -212,8 +228,7 @@ def run_queue(
     """Some of Weft's modes on one queue; the run one at a time and pairs come first, the simulator needs them."""
 
     def cell(mode: str) -> dict[str, Any]:
-        seconds = min(LONGEST, recorder.left + GRACE)  # one that takes too long must not take the others' time
-        return weft_cell(mode, tasks, server, idle, seconds)
+        return weft_cell(mode, tasks, server, idle, seconds_for(recorder))
 
     base = recorder.cell({"queue": name, "mode": ONE}, lambda: cell(ONE), free=False)
     if base["status"] == "ok" and not base["failed"] and args.pairs:
@@ -222,6 +237,11 @@ def run_queue(
     for mode in (mode for mode in modes if mode != ONE):
         recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
     finish(recorder, args, [name])
+
+
+def seconds_for(recorder: Recorder) -> float:
+    """What a cell may take: one that takes too long must not take the others' time."""
+    return min(LONGEST, recorder.left + GRACE)
 
 
 def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
@@ -245,7 +265,7 @@ def run_pyg(
                 environment = pyg_environment(count, recorder.device, stack)
                 pools.append(PyGWorkers(count, str(recorder.device), environment))
                 stack.callback(pools[0].stop)
-            return pyg_cell(mode, tasks, recorder.device, pools[0], idle)
+            return pyg_cell(mode, tasks, recorder.device, pools[0], idle, args.warm_seconds, seconds_for(recorder))
 
         for name in names:
             tasks = tasks_of(name, graphs, args)
