@@ -107,8 +107,8 @@ def launches_of(label: str) -> int:
 def measured_alone(base: Cell, starts: Mapping[str, float] | None = None) -> list[QueuedTask]:
     """The tasks of a run one at a time, each with the seconds and the share of the device that it took.
 
-    ``starts``: what the starts of tasks take on a GPU, in place of what they did in this run. A task has as many kernels
-    as were predicted, so that each is longer if its training is.
+    ``starts``: what the starts of tasks take on a GPU, in place of what they did in this run. A task has as many
+    kernels as were predicted, so that each is longer if its training is.
     """
     tasks, took = predicted(base), base["took"]
     if _on_cpu(base):

@@ -33,7 +33,9 @@ def windows(cell: Cell) -> Windows:
     return {name: (end - cell["took"][name]["trained_seconds"], end) for name, (_, end) in cell["tasks"].items()}
 
 
-def predicted_seconds(name: str, alone: float, around: Windows, loads: Mapping[str, Load], model: Interference) -> float:
+def predicted_seconds(
+    name: str, alone: float, around: Windows, loads: Mapping[str, Load], model: Interference
+) -> float:
     """What training ``name`` takes if those around it train when they did."""
     begin, left = around[name][0], alone
     marks = sorted({time for other, both in around.items() if other != name for time in both if time > begin})

@@ -1,4 +1,4 @@
-"""Predict how much groups on one device slow each other down, from what each asks of it and how long its kernels are."""
+"""Predict how much groups on one device slow each other down, from what each asks and how long its kernels are."""
 
 from __future__ import annotations
 

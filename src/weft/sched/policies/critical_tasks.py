@@ -2,8 +2,8 @@
 
 Shortest first leaves the long and the large tasks for the end, where nothing is left that could run beside them: what
 they leave idle of the device, while they start above all, is lost. Two rules find the last moment to begin with them.
-A chain of large tasks lets a shorter one go first if that costs it less than the shorter one would lose beside it, where
-its short kernels wait behind long ones.
+A chain of large tasks lets a shorter one go first if that costs the chain less than the shorter one would lose beside
+it, where its short kernels wait behind long ones.
 """
 
 from __future__ import annotations

@@ -146,9 +146,8 @@ class DevicePlan:
         loads = [one.load for one in self.occupants]
         before, after = self.model.slowdowns(loads), self.model.slowdowns([*loads, group.load])
         for one, now, then in zip(self.occupants, before, after, strict=False):
-            if one.slowdown_limit is not None:
-                if then > max(one.slowdown_limit, now):
-                    return f"would make an inference task on {self.device.name} miss its latency target"
+            if one.slowdown_limit is not None and then > max(one.slowdown_limit, now):
+                return f"would make an inference task on {self.device.name} miss its latency target"
         return ""
 
 
