@@ -2,7 +2,7 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
-    python -m benchmarks.suites.queues --budget-seconds 500 --pairs 2
+    python -m benchmarks.suites.queues --budget-seconds 560 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
     python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
     python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
@@ -19,8 +19,8 @@ memory unchecked. All others are Weft's own supervisor and workers: ``pipeswitch
 admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the default. On every side kernels are compiled
 and graphs in host memory before; planning is not counted, and reported apart.
 
-Every queue is also simulated: with each task's seconds as measured alone, and with interference fitted to pairs of
-tasks that were measured side by side (``error``), and with the seconds of the very run (``replayed``: the order of
+Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
+and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very run (``replayed``: the order of
 starts alone). The results file is written after every cell; whatever ended a run, ``--resume`` goes on after its last
 cell, and simulations and charts are made of the cells of both.
 """
@@ -31,7 +31,7 @@ import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,9 @@ def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str
     }
 
 
-def warm_up(server: QueueServer, tasks: Mapping[str, Settings], args: Namespace) -> int:
+def warm_up(server: QueueServer, tasks: Mapping[str, Settings], seconds: float) -> int:
     """Let every worker train every task of a queue for an epoch, as PyG's do, so that no mode measures first starts."""
-    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], args.warm_seconds)
+    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], seconds)
 
 
 def scale_of(shape: str, args: Namespace) -> float:
@@ -134,17 +134,20 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
 
 def pyg_cell(
     name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int,
-    warm_seconds: float, seconds: float,
+    warm_seconds: float, left: Callable[[], float],
 ) -> dict[str, Any]:  # fmt: skip
-    """A queue in PyG. Before, a worker alone trains every task for an epoch; several, one task of every graph each."""
+    """A queue in PyG. Before, a worker alone trains every task for an epoch; several, one task of every graph each.
+
+    ``left``: the seconds that are left for the cell.
+    """
     workers = pool.ready()
     warm = list(tasks.values()) if len(workers) == 1 else one_of_each_graph(tasks)
-    workers = warm_up_pyg(workers, [{**one, "epochs": 1} for one in warm], warm_seconds)
+    workers = warm_up_pyg(workers, [{**one, "epochs": 1} for one in warm], min(warm_seconds, left()))
     if not workers:
         raise RuntimeError("all PyG workers were lost while they warmed up")
     with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
         begin = time.time()
-        outcome, trouble = run_in_order(name, workers, tasks, seconds)
+        outcome, trouble = run_in_order(name, workers, tasks, left())
         sampled = sampler.figures(begin, time.time(), idle_bytes)
     starts = [worker.start_seconds for worker in workers]
     peak = peak_bytes(outcome.groups)
@@ -265,7 +268,8 @@ def run_pyg(
                 environment = pyg_environment(count, recorder.device, stack)
                 pools.append(PyGWorkers(count, str(recorder.device), environment))
                 stack.callback(pools[0].stop)
-            return pyg_cell(mode, tasks, recorder.device, pools[0], idle, args.warm_seconds, seconds_for(recorder))
+            left = lambda: seconds_for(recorder)  # noqa: E731
+            return pyg_cell(mode, tasks, recorder.device, pools[0], idle, args.warm_seconds, left)
 
         for name in names:
             tasks = tasks_of(name, graphs, args)
@@ -305,7 +309,9 @@ def run_weft(
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
                     if warmed.get(name) != server.supervisor.counters.workers_lost:
-                        recorder.prepare(f"warm {name}", lambda tasks=tasks: warm_up(server, tasks, args))
+                        seconds = min(args.warm_seconds, max(recorder.left, 0.0))
+                        make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
+                        recorder.prepare(f"warm {name}", make)
                         warmed[name] = server.supervisor.counters.workers_lost
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 
