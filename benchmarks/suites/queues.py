@@ -20,9 +20,9 @@ admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the defaul
 and graphs in host memory before; planning is not counted, and reported apart.
 
 Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
-and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very run (``replayed``: the order of
-starts alone). The results file is written after every cell; whatever ended a run, ``--resume`` goes on after its last
-cell, and simulations and charts are made of the cells of both.
+and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very
+run (``replayed``: the order of starts alone). The results file is written after every cell; whatever ended a run,
+``--resume`` goes on after its last cell, and simulations and charts are made of the cells of both.
 """
 
 from __future__ import annotations
