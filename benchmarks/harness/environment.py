@@ -15,6 +15,7 @@ import torch
 
 PACKAGES = ("triton", "torch_geometric", "torch_sparse", "numpy", "numba", "scipy")
 PATH_OPTIONS = ("--out", "--data")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -32,16 +33,24 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """``$WEFT_COMMIT`` if set, else the commit of this checkout, ``+`` behind it if files differ; None if unknown."""
+    """``$WEFT_COMMIT`` if set, else the commit of this checkout, ``+`` behind it if files differ; None if unknown.
+
+    A copy without a ``.git`` of its own is none, even if it lies inside another checkout: say what it is a copy of.
+    """
     if os.environ.get("WEFT_COMMIT"):
         return os.environ["WEFT_COMMIT"]
-    here = Path(__file__).parent
+    questions = (
+        ["rev-parse", "--show-toplevel"], ["rev-parse", "--short", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
+    )  # fmt: skip
     try:
-        found, changed = (
-            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True).stdout
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        top, found, changed = (
+            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout
+            for words in questions
         )
     except (OSError, subprocess.SubprocessError):
+        return None
+    if Path(top.strip()).resolve() != ROOT:
         return None
     return found.strip() + ("+" if changed.strip() else "")
 

@@ -55,6 +55,8 @@ class Recorder:
         self._ended: str | None = None
         self.about: dict[str, Any] = {"environment": environment(self.device)}
         self.cells: list[dict[str, Any]] = earlier_cells(args.out) if getattr(args, "resume", False) else []
+        found = self.about["environment"]["commit"]
+        self.say(f"commit {found}" if found else "the commit is not known: WEFT_COMMIT=... says it")
 
     @property
     def elapsed(self) -> float:

@@ -30,6 +30,7 @@ from weft.serve.supervisor import Supervisor
 Settings = Mapping[str, Any]
 READY_SECONDS, PLAN_SECONDS = 240.0, 240.0
 CONTEXT_BYTES = 800 << 20
+WARM_GRACE = 10.0  # seconds for what has begun to end, and for a lost worker to be replaced
 
 
 class Hold:
@@ -119,7 +120,8 @@ class QueueServer:
     def warm_up(self, tasks: Sequence[Settings], seconds: float) -> int:
         """Let every worker train every one of ``tasks``, each beginning with another one; how many were begun.
 
-        A kernel that one worker has compiled is on the disk for the others. A worker that is lost is left out.
+        A kernel that one worker has compiled is on the disk for the others. A worker that is lost is left out. Nothing
+        is begun after ``seconds``; a worker that goes on for long after that is ended, and another takes its place.
         """
         workers = [worker for name, worker in self.supervisor.pool.workers.items() if name != PLANNER]
         left = {w.name: [tasks[(place + i * len(tasks) // len(workers)) % len(tasks)] for place in range(len(tasks))]
@@ -135,7 +137,15 @@ class QueueServer:
                     folder = self._folder / "warm" / worker.group
                     worker.send("run", group=worker.group, tasks=[settings], out=str(folder), checkpoint_every=600.0)
             time.sleep(0.005)
-        self._until(lambda: not any(one.group for one in there()), seconds, "to finish warming up")
+        try:
+            self._until(lambda: not any(one.group for one in there()), WARM_GRACE, "to finish warming up")
+        except TimeoutError:
+            for worker in there():
+                if worker.group:
+                    worker.kill("hung while it warmed up")
+        again = lambda: not any(one.end_reason for one in there()) and len(self._ready()) > self.options.workers  # noqa: E731
+        with suppress(TimeoutError):  # those that took the place of others
+            self._until(again, WARM_GRACE, "for workers to start again")
         return self._warmed - before
 
     # ---- one queue under one policy --------------------------------------------------------------------

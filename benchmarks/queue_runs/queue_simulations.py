@@ -1,14 +1,18 @@
 """The simulator beside the measured: every mode of a queue simulated from the cells of ``benchmarks.suites.queues``.
 
-Tasks take what they took one at a time (``pipeswitch``), interference is fitted to the pairs of the queue that were
-measured side by side, and the policy decides by what the server predicted. All of it is read from the results, so that
-a run that went on later, or in another process, is compared as well.
+Tasks train for what they did one at a time (``pipeswitch``) and have kernels that are as long as that says,
+interference is fitted to the pairs of the queue that were measured side by side, and the policy decides by what the
+server predicted. A start takes the median of what that task's starts took in the other runs of the queue: the run one
+at a time is the first with the plans of the server, and in it single starts take up to three times as long as in all
+others. No run is told its own seconds. All of it is read from the results, so that a run that went on later, or in
+another process, is compared as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from benchmarks.queue_runs.check_trace import TraceRun
@@ -23,6 +27,8 @@ from benchmarks.queue_runs.interference_fit import (
     replayed,
     side_by_side,
 )
+from weft.core.models import BUILT_IN
+from weft.planner.cost.rule_of_thumb import LAUNCHES_AROUND
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import Metrics
@@ -42,7 +48,19 @@ def add_simulations(cells: Sequence[Cell], queues: Iterable[str] | None = None) 
         fitted = fit_of(found, base)
         for mode, cell in found.items():
             if mode in POLICIES and not cell["failed"]:
-                cell |= simulated(mode, cell, base, fitted)
+                starts = {} if mode == ONE else starts_beside(mode, found)
+                cell |= simulated(mode, cell, base, fitted, starts)
+
+
+def starts_beside(mode: str, found: Mapping[str, Cell]) -> dict[str, float]:
+    """Seconds that the start of every task took, as the median over the runs of a queue other than ``mode``."""
+    rows = [cell for name, cell in found.items() if name in POLICIES and name != mode]
+    taken: dict[str, list[float]] = {}
+    for cell in rows:
+        for task, took in cell["took"].items():
+            if task not in cell.get("tried_again", ()):  # such a start has a failed attempt in it
+                taken.setdefault(task, []).append(max(took["seconds"] - took["trained_seconds"], 0.0))
+    return {task: median(seconds) for task, seconds in taken.items()}
 
 
 def fit_of(found: Mapping[str, Cell], base: Cell) -> Fit:
@@ -66,14 +84,44 @@ def _on_cpu(base: Cell) -> bool:
     return str(base["device"]["name"]).startswith("cpu")
 
 
-def measured_alone(base: Cell) -> list[QueuedTask]:
-    """The tasks of a run one at a time, each with the seconds and the share of the device that it took."""
-    tasks, took = [QueuedTask.from_dict(task) for task in base["predicted"]], base["took"]
+def predicted(base: Cell) -> list[QueuedTask]:
+    """The tasks as the server predicted them; of a file from before kernels were, with their time by rule of thumb."""
+    found = []
+    for task in (QueuedTask.from_dict(one) for one in base["predicted"]):
+        launches = 0 if task.turn_seconds or _on_cpu(base) else launches_of(task.id)
+        found.append(replace(task, turn_seconds=task.work / launches) if launches else task)
+    return found
+
+
+def launches_of(label: str) -> int:
+    """Kernels of an epoch by rule of thumb, of a label such as ``00-gcn-7-cora``; 0 if it says nothing of a model.
+
+    All tasks of a queue have the same epochs, and turns count in proportion only.
+    """
+    parts = label.split("-")
+    if len(parts) < 4 or parts[1] not in BUILT_IN or not parts[2].isdecimal():
+        return 0
+    return BUILT_IN[parts[1]].launches * int(parts[2]) + LAUNCHES_AROUND
+
+
+def measured_alone(base: Cell, starts: Mapping[str, float] | None = None) -> list[QueuedTask]:
+    """The tasks of a run one at a time, each with the seconds and the share of the device that it took.
+
+    ``starts``: what the starts of tasks take on a GPU, in place of what they did in this run. A task has as many
+    kernels as were predicted, so that each is longer if its training is.
+    """
+    tasks, took = predicted(base), base["took"]
     if _on_cpu(base):
         run = TraceRun(base["makespan"], base["background"], took)
         return [run.alone(task, int(base["cores"])) for task in tasks]
     gap = gap_of(base)
-    return [alone(task, took[task.id]["seconds"], took[task.id]["trained_seconds"], gap) for task in tasks]
+    found = []
+    for task in tasks:
+        whole, trained = took[task.id]["seconds"], took[task.id]["trained_seconds"]
+        begun = (starts or {}).get(task.id, whole - trained)
+        turn = task.turn_seconds * trained / task.work if task.work else 0.0
+        found.append(replace(alone(task, begun + trained, trained, gap), turn_seconds=turn))
+    return found
 
 
 def gap_of(base: Cell) -> float:
@@ -81,16 +129,18 @@ def gap_of(base: Cell) -> float:
     return max(base["makespan"] - sum(one["seconds"] for one in base["took"].values()), 0.0) / len(base["took"])
 
 
-def simulated(mode: str, cell: Cell, base: Cell, fitted: Fit) -> dict[str, float]:
+def simulated(
+    mode: str, cell: Cell, base: Cell, fitted: Fit, starts: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Makespan and mean completion time by the simulator, and how far off the makespan is.
 
     ``replayed_error``: the same with the seconds that the tasks took in the very run, so that only the order of starts
     and the time between two of them can be wrong.
     """
-    told = [replace(QueuedTask.from_dict(task), fusable=False) for task in base["predicted"]]
+    told = [replace(task, fusable=False) for task in predicted(base)]
     device, others = DeviceState.from_dict(base["device"]), cell["background"] if _on_cpu(base) else 0.0
     about = conditions(fitted.contention, others)
-    metrics = _metrics(mode, told, device, about, calibrated(measured_alone(base), fitted))
+    metrics = _metrics(mode, told, device, about, calibrated(measured_alone(base, starts), fitted))
     gap = gap_of(base)
     again = _metrics(
         mode, told, device, conditions(0.0), [replayed(t, cell["took"][t.id]["seconds"] + gap) for t in told]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
-    python -m benchmarks.suites.queues --budget-seconds 500 --pairs 2
+    python -m benchmarks.suites.queues --budget-seconds 560 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
     python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
     python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
@@ -19,10 +19,10 @@ memory unchecked. All others are Weft's own supervisor and workers: ``pipeswitch
 admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the default. On every side kernels are compiled
 and graphs in host memory before; planning is not counted, and reported apart.
 
-Every queue is also simulated: with each task's seconds as measured alone, and with interference fitted to pairs of
-tasks that were measured side by side (``error``), and with the seconds of the very run (``replayed``: the order of
-starts alone). The results file is written after every cell; whatever ended a run, ``--resume`` goes on after its last
-cell, and simulations and charts are made of the cells of both.
+Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
+and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very
+run (``replayed``: the order of starts alone). The results file is written after every cell; whatever ended a run,
+``--resume`` goes on after its last cell, and simulations and charts are made of the cells of both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.queue_runs.device_sampler import DeviceSampler
 from benchmarks.queue_runs.pyg_queue import PyGWorkers, run_in_order
+from benchmarks.queue_runs.pyg_queue import warm_up as warm_up_pyg
 from benchmarks.queue_runs.queue_plots import group_rows, write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
 from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
@@ -90,9 +91,9 @@ def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str
     }
 
 
-def warm_up(server: QueueServer, tasks: Mapping[str, Settings], args: Namespace) -> int:
+def warm_up(server: QueueServer, tasks: Mapping[str, Settings], seconds: float) -> int:
     """Let every worker train every task of a queue for an epoch, as PyG's do, so that no mode measures first starts."""
-    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], args.warm_seconds)
+    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], seconds)
 
 
 def scale_of(shape: str, args: Namespace) -> float:
@@ -132,20 +133,35 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
 
 
 def pyg_cell(
-    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int
-) -> dict[str, Any]:
-    """A queue in PyG, every task trained for an epoch before by every worker."""
+    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int,
+    warm_seconds: float, left: Callable[[], float],
+) -> dict[str, Any]:  # fmt: skip
+    """A queue in PyG. Before, a worker alone trains every task for an epoch; several, one task of every graph each.
+
+    ``left``: the seconds that are left for the cell.
+    """
     workers = pool.ready()
-    count = len(workers)
-    warm = {f"{label}/{place}": {**one, "epochs": 1} for label, one in tasks.items() for place in range(count)}
-    run_in_order(name, workers, warm)
+    warm = list(tasks.values()) if len(workers) == 1 else one_of_each_graph(tasks)
+    workers = warm_up_pyg(workers, [{**one, "epochs": 1} for one in warm], min(warm_seconds, left()))
+    if not workers:
+        raise RuntimeError("all PyG workers were lost while they warmed up")
     with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
         begin = time.time()
-        outcome, trouble = run_in_order(name, workers, tasks)
+        outcome, trouble = run_in_order(name, workers, tasks, left())
         sampled = sampler.figures(begin, time.time(), idle_bytes)
     starts = [worker.start_seconds for worker in workers]
     peak = peak_bytes(outcome.groups)
     return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
+
+
+def one_of_each_graph(tasks: Mapping[str, Settings]) -> list[Settings]:
+    """The task with the fewest layers on every graph and of every model: it loads what the others need, too."""
+    found: dict[str, Settings] = {}
+    models: dict[str, Settings] = {}
+    for one in sorted(tasks.values(), key=lambda one: int(one["layers"])):
+        found.setdefault(str(one["graph"]), one)
+        models.setdefault(str(one["model"]), one)
+    return [*found.values(), *(one for one in models.values() if one not in found.values())]
 
 
 def weft_cell(
@@ -188,12 +204,15 @@ def rounded(details: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, f
 
 
 def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], server: QueueServer, count: int) -> Settings:
-    """Some pairs side by side: tasks of about the same length, from the middle of the queue to its longest."""
-    ordered = sorted(measured_alone(dict(base)), key=lambda task: task.seconds)
+    """Some pairs side by side: in turn two that train for about as long, and a long one beside a short one.
+
+    The former say how much is lost to each other, the latter whether kernels take turns.
+    """
+    ordered = sorted(measured_alone(dict(base)), key=lambda task: task.work)
     places = [len(ordered) - 1 - step * max(1, len(ordered) // (2 * count)) for step in range(count)]
     pairs = []
-    for place in (place for place in places if place >= 1):
-        two = ordered[place - 1].id, ordered[place].id
+    for step, place in enumerate(place for place in places if place >= 1):
+        two = ordered[place // 4 if step % 2 else place - 1].id, ordered[place].id
         run = server.run("mps", {name: tasks[name] for name in two})
         if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
@@ -212,8 +231,7 @@ def run_queue(
     """Some of Weft's modes on one queue; the run one at a time and pairs come first, the simulator needs them."""
 
     def cell(mode: str) -> dict[str, Any]:
-        seconds = min(LONGEST, recorder.left + GRACE)  # one that takes too long must not take the others' time
-        return weft_cell(mode, tasks, server, idle, seconds)
+        return weft_cell(mode, tasks, server, idle, seconds_for(recorder))
 
     base = recorder.cell({"queue": name, "mode": ONE}, lambda: cell(ONE), free=False)
     if base["status"] == "ok" and not base["failed"] and args.pairs:
@@ -222,6 +240,11 @@ def run_queue(
     for mode in (mode for mode in modes if mode != ONE):
         recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
     finish(recorder, args, [name])
+
+
+def seconds_for(recorder: Recorder) -> float:
+    """What a cell may take: one that takes too long must not take the others' time."""
+    return min(LONGEST, recorder.left + GRACE)
 
 
 def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
@@ -245,7 +268,8 @@ def run_pyg(
                 environment = pyg_environment(count, recorder.device, stack)
                 pools.append(PyGWorkers(count, str(recorder.device), environment))
                 stack.callback(pools[0].stop)
-            return pyg_cell(mode, tasks, recorder.device, pools[0], idle)
+            left = lambda: seconds_for(recorder)  # noqa: E731
+            return pyg_cell(mode, tasks, recorder.device, pools[0], idle, args.warm_seconds, left)
 
         for name in names:
             tasks = tasks_of(name, graphs, args)
@@ -285,7 +309,9 @@ def run_weft(
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
                     if warmed.get(name) != server.supervisor.counters.workers_lost:
-                        recorder.prepare(f"warm {name}", lambda tasks=tasks: warm_up(server, tasks, args))
+                        seconds = min(args.warm_seconds, max(recorder.left, 0.0))
+                        make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
+                        recorder.prepare(f"warm {name}", make)
                         warmed[name] = server.supervisor.counters.workers_lost
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.queue_runs import queue_server, queue_tables, training_times
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
 from benchmarks.queue_runs.interference_fit import Pair, alone, fit, side_by_side, together
 from benchmarks.queue_runs.queue_plots import write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
-from benchmarks.queue_runs.queue_simulations import add_simulations
+from benchmarks.queue_runs.queue_simulations import add_simulations, launches_of, measured_alone, starts_beside
 from benchmarks.suites import queues
 from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import GroupRun
+
+CELLS = json.loads((Path(queues.__file__).parents[1] / "results" / "queues.json").read_text())["cells"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -69,6 +77,69 @@ def test_every_queue_is_warmed_up_with_its_own_tasks(tmp_path):
     assert trained == [1, 1]
     found = sorted((tmp_path / "warm").glob("*/result.json"))
     assert [json.loads(path.read_text())["task"]["model"] for path in found] == ["gcn", "sage"]
+
+
+def test_warming_up_does_not_wait_for_workers_that_are_lost_or_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue_server, "WARM_GRACE", 1.0)
+    task = {"graph": "demo", "model": "gcn", "hidden": 4, "epochs": 1}
+    with QueueServer(tmp_path, "cpu", 2, 4 << 30, 1 << 30) as server:
+        first, second = (one for name, one in server.supervisor.pool.workers.items() if name != queue_server.PLANNER)
+        os.kill(first.pid, signal.SIGKILL)
+        os.kill(second.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        server.warm_up([task, task], 2.0)
+        assert time.monotonic() - begin < 15
+        lost = server.supervisor.counters
+        server._until(lambda: lost.workers_lost == 2 and len(server._ready()) == 3, 60.0, "for other workers")
+        assert server.warm_up([task], 60.0) == 2
+        assert server.run("backfill", {"a": task}).outcome.tasks
+
+
+def test_a_start_is_what_it_took_in_the_other_runs():
+    def run(mode, start, **more):
+        took = {name: {"seconds": s + 1.0, "trained_seconds": 1.0} for name, s in start.items()}
+        return {"mode": mode, "took": took, **more}
+
+    found = {
+        "pipeswitch": run("pipeswitch", {"a": 0.7, "b": 0.2}),
+        "lmcf": run("lmcf", {"a": 0.2, "b": 5.0}, tried_again={"b": "its worker ended"}),
+        "bmc": run("bmc", {"a": 0.3, "b": 0.4}),
+        "pyg": {"mode": "pyg"},
+    }
+    assert starts_beside("backfill", found) == {"a": pytest.approx(0.3), "b": pytest.approx(0.3)}
+    assert starts_beside("bmc", found) == {"a": pytest.approx(0.45), "b": pytest.approx(0.2)}
+
+
+def test_kernels_are_as_long_as_the_training_says():
+    told = QueuedTask("00-gcn-4-cora", 1, 3.0, start_seconds=1.0, utilisation=2 / 3)
+    took = {told.id: {"seconds": 5.0, "trained_seconds": 4.0}}
+    base = {"predicted": [told.to_dict()], "took": took, "makespan": 5.0, "device": {"name": "cuda:0"}}
+    (found,) = measured_alone(base, {told.id: 0.5})
+    assert launches_of(told.id) == 42
+    assert launches_of("a") == 0
+    assert found.turn_seconds == pytest.approx(4.0 / 42), "by rule of thumb, of a file that says nothing of kernels"
+    assert (found.start_seconds, found.work) == (pytest.approx(0.5), pytest.approx(4.0))
+    base["predicted"] = [replace(told, turn_seconds=0.1).to_dict()]
+    assert measured_alone(base)[0].turn_seconds == pytest.approx(0.2), "twice as long as predicted"
+
+
+def test_turns_explain_the_recorded_trainings_better_than_even_sharing():
+    found = {}
+    for _, model, miss in training_times.misses(CELLS):
+        found.setdefault(model, []).append(miss)
+    means = {model: training_times.mean_miss(rows)[0] for model, rows in found.items()}
+    assert len(found[training_times.BY_TURNS]) == 380
+    assert means[training_times.EVEN] == pytest.approx(0.490, abs=0.001)
+    assert means[training_times.BY_SECONDS] == pytest.approx(0.213, abs=0.001)
+    assert means[training_times.BY_TURNS] == pytest.approx(0.184, abs=0.001)
+
+
+def test_the_simulator_is_near_every_recorded_makespan():
+    cells = [dict(cell) for cell in CELLS]
+    add_simulations(cells)
+    found = [cell["simulator_error"] for cell in cells if cell["mode"] in queue_tables.SIMULATED]
+    assert len(found) == 19
+    assert max(map(abs, found)) < 0.1
 
 
 def test_epochs_by_queue():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -98,6 +99,22 @@ def test_a_commit_that_is_given_wins_over_git(monkeypatch):
     monkeypatch.setenv("WEFT_COMMIT", "abc1234")
     assert environment.commit() == "abc1234"
     monkeypatch.setenv("PATH", "")
+    assert environment.commit() == "abc1234"
+
+
+def test_a_copy_inside_another_checkout_has_no_commit_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("WEFT_COMMIT", raising=False)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True, capture_output=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    monkeypatch.setattr(environment, "ROOT", copy)
+    assert environment.commit() is None
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.commit() is not None
+    monkeypatch.setenv("WEFT_COMMIT", "abc1234")
+    monkeypatch.setattr(environment, "ROOT", copy)
     assert environment.commit() == "abc1234"
 
 

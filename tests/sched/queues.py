@@ -47,6 +47,7 @@ def queues(draw, most=14):
                 kind=kind,
                 latency_target=draw(st.floats(0.1, 100.0)) if kind == "inference" else None,
                 attempts=draw(st.integers(0, 1)),
+                turn_seconds=draw(st.sampled_from([0.0, 1e-6, 1e-3])),
             )
         )
     return tasks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.sched.queues import GIB, device, task
-from weft.sched.interference import Interference
 from weft.sched.policies import BMC, LMCF, Backfill
 from weft.sched.queue_state import MachineState, RunningGroup, UserShare
 from weft.sched.simulator import simulate
@@ -224,13 +223,3 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_queue():
     few, many = reads_of_one_decision(500), reads_of_one_decision(5000)
     assert many <= few + 5
     assert many < 200
-
-
-def test_the_interference_model():
-    model = Interference(contention=0.1)
-    assert model.slowdown(0.5, 0.0) == 1.0
-    assert model.slowdown(0.5, 0.4) == pytest.approx(1.04)
-    assert model.slowdown(1.0, 1.0) == pytest.approx(2.2)
-    assert model.slowdown(0.5, 3.0) == pytest.approx(3.5 * 1.1), "neighbours cannot take more than the whole device"
-    assert model.throughput([0.5, 0.4]) > model.throughput([0.5])
-    assert model.throughput([1.0, 1.0]) < model.throughput([1.0])

@@ -43,6 +43,7 @@ def test_every_task_survives_json(tasks):
         ({"bytes": -1}, "shared_bytes=0 must be from 0 to bytes=-1"),
         ({"seconds": float("nan")}, "seconds=nan"),
         ({"utilisation": 1.5}, "utilisation=1.5 must be from 0 to 1"),
+        ({"turn_seconds": -1.0}, "turn_seconds=-1.0 must be a number of at least 0"),
         ({"start_seconds": 99.0}, "start_seconds=99.0 must be from 0 to seconds="),
         ({"latency_target": 0.0}, "latency_target=0.0"),
         ({"after": ("a",)}, "names the task itself"),

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+import benchmarks
+from benchmarks.queue_runs.interference_fit import calibrated, conditions
+from benchmarks.queue_runs.queue_simulations import fit_of, measured_alone, predicted, starts_beside
 from tests.sched.queues import GIB, device
 from weft.sched.interference import Interference
-from weft.sched.policies import BMC, LMCF, Backfill, critical_tasks
-from weft.sched.queue_state import MachineState, QueuedTask
+from weft.sched.policies import BMC, LMCF, Backfill
+from weft.sched.queue_state import DeviceState, MachineState, QueuedTask
 from weft.sched.simulator import Conditions, simulate
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_queues.json").read_text(encoding="utf-8"))
+CELLS = json.loads((Path(benchmarks.__file__).parent / "results" / "queues.json").read_text(encoding="utf-8"))["cells"]
 STARTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 DEVICES = ((1.0, 0.1), (1.0, 0.4), (0.8, 0.4))  # the share of it that a training fills, and contention
 AS_FITTED = (1.0, 0.0)  # to pairs of trainings that were measured side by side later
 MEAN_START = 0.17
 
 
-def training(name, size, start, seconds, share=1.0):
+def training(name, size, start, seconds, share=1.0, turn=0.0):
     """A task that is built for ``start`` seconds and then trains for ``seconds``."""
     whole = start + seconds
-    return QueuedTask(name, size, whole, utilisation=share * seconds / whole, start_seconds=start)
+    return QueuedTask(name, size, whole, utilisation=share * seconds / whole, start_seconds=start, turn_seconds=turn)
 
 
 def ratios(queue, workers, share, contention, start_of, noise, draw):
@@ -87,11 +92,34 @@ def first_starts(tasks):
     return Backfill().schedule(tasks, [], machine).started
 
 
-def test_tasks_that_hardly_train_go_before_a_chain_of_large_ones(monkeypatch):
-    small = [training(f"small-{place}", GIB, 0.2, 0.02) for place in range(5)]
-    large = [training(f"large-{place}", 18 * GIB, 0.2, 0.4) for place in range(4)]
-    assert all(name.startswith("small") for name in first_starts([*small, *large]))
-    longer = [training(f"longer-{place}", GIB, 0.2, 0.15) for place in range(5)]
-    assert any(name.startswith("large") for name in first_starts([*longer, *large]))
-    monkeypatch.setattr(critical_tasks, "HARDLY_TRAINS", 0.0)
-    assert any(name.startswith("large") for name in first_starts([*small, *large]))
+def test_a_chain_of_large_tasks_lets_those_go_first_that_would_lose_most_beside_it():
+    large = [training(f"large-{place}", 18 * GIB, 0.2, 0.4, turn=4e-3) for place in range(4)]
+    for seconds, turn, first in ((0.02, 2e-4, "small"), (0.15, 1.5e-3, "large"), (0.02, 4e-3, "large")):
+        small = [training(f"small-{place}", GIB, 0.2, seconds, turn=turn) for place in range(5)]
+        found = first_starts([*small, *large])
+        assert any(name.startswith("large") for name in found) == (first == "large"), (seconds, turn)
+    unknown = [replace(task, turn_seconds=0.0) for task in (*small, *large)]
+    assert any(name.startswith("large") for name in first_starts(unknown))
+
+
+@pytest.mark.parametrize("queue", RECORDED)
+def test_the_same_by_turns_with_seconds_and_starts_that_vary(queue):
+    """By the queues as they were last measured, with kernels that take turns."""
+    found = {cell["mode"]: cell for cell in CELLS if cell["queue"] == queue and cell["status"] == "ok"}
+    base, starts = found["pipeswitch"], starts_beside("backfill", found)
+    fitted, six = fit_of(found, base), DeviceState.from_dict(base["device"])
+    told = [replace(task, fusable=False) for task in predicted(base)]
+    for seed in range(12):
+        draw, actual = random.Random(seed), []
+        for task in calibrated(measured_alone(base, starts), fitted):
+            start, work = task.start_seconds * draw.uniform(0.85, 1.15), task.seconds - task.start_seconds
+            factor = draw.uniform(0.85, 1.15)
+            whole, turn = start + work * factor, task.turn_seconds * factor
+            share = task.work * factor / whole
+            actual.append(replace(task, seconds=whole, start_seconds=start, utilisation=share, turn_seconds=turn))
+        about = conditions(fitted.contention)
+        ours, lmcf, bmc = (
+            simulate(policy, told, [six], about, actual=actual).metrics() for policy in (Backfill(), LMCF(), BMC())
+        )
+        assert ours.mean_jct < lmcf.mean_jct, seed
+        assert ours.makespan < bmc.makespan, seed

@@ -47,6 +47,12 @@ def test_two_that_fill_the_device_share_it():
     assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 4.0, "a": 6.0}
 
 
+def test_kernels_take_turns():
+    # b, with kernels of a third, gets a quarter of the device until a has done its 3 s at t = 4.
+    tasks = [task("a", 1, 3.0, turn_seconds=3e-5), task("b", 1, 2.0, turn_seconds=1e-5)]
+    assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"a": 4.0, "b": 5.0}
+
+
 def test_two_that_leave_room_do_not_slow_each_other_down():
     tasks = [task("a", 1, 4.0, utilisation=0.5), task("b", 1, 2.0, utilisation=0.5)]
     assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 2.0, "a": 4.0}

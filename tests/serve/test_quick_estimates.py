@@ -8,7 +8,12 @@ import weft
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import find_machine, load_calibration
 from weft.engine.planning.estimator import Estimator
-from weft.serve.workers.quick_estimates import quick_estimate
+from weft.sched.queue_state import QueuedTask
+from weft.serve.queue.task_states import QueueTask
+from weft.serve.supervision.queue_views import queued_task
+from weft.serve.workers import estimates
+from weft.serve.workers.estimates import estimate_of
+from weft.serve.workers.quick_estimates import quick_estimate, turn_seconds
 
 
 @pytest.mark.parametrize("machine", ["h200", "a100-80g", "v100-32g", "cpu"])
@@ -30,3 +35,31 @@ def test_a_bound_is_no_less_than_what_a_dry_run_finds(given, machine):
     assert quick is not None
     found, plan = quick
     assert plan.cost["total_bytes"] == found["bytes"] >= estimator.alone(task).cost.total_bytes
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat"])
+def test_the_turn_of_a_kernel_by_rule_of_thumb_is_near_that_of_a_dry_run(model):
+    task = weft.Task(graph="demo", model=model, layers=5, hidden=64, epochs=20)
+    known = find_machine("h200")
+    estimator = Estimator(known, load_calibration(known), Graphs([task]))
+    assert turn_seconds(task, estimator) == pytest.approx(estimator.alone(task).cost.turn_seconds, rel=0.3)
+    assert quick_estimate(task, estimator)[0]["turn_seconds"] == turn_seconds(task, estimator)
+
+
+@pytest.mark.parametrize("bounds", [True, False], ids=["bound", "dry run"])
+def test_a_policy_sees_the_turn_of_a_planned_task(bounds, monkeypatch):
+    monkeypatch.setattr(estimates, "machine_of", lambda device: find_machine("h200"))
+    task = weft.Task(graph="demo", hidden=8, epochs=20)
+    plan = estimate_of(task, "cuda:0", bounds=bounds)
+    assert 1e-6 < plan["turn_seconds"] < 1e-4
+    seen = queued_task(QueueTask("t", 1, "planned", {"task": {}}, plan=plan), 0.1)
+    assert seen.turn_seconds == plan["turn_seconds"]
+    assert QueuedTask.from_dict(seen.to_dict()) == seen
+    before = {key: value for key, value in plan.items() if key != "turn_seconds"}
+    assert queued_task(QueueTask("t", 1, "planned", {"task": {}}, plan=before), 0.1).turn_seconds == 0.0
+
+
+def test_on_a_processor_kernels_do_not_take_turns(monkeypatch):
+    monkeypatch.setattr(estimates, "machine_of", lambda device: find_machine("cpu"))
+    for bounds in (True, False):
+        assert estimate_of(weft.Task(graph="demo", epochs=2), "cpu", bounds=bounds)["turn_seconds"] == 0.0

@@ -34,6 +34,8 @@ class Cost:
     ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``scatter``, ``matmul``,
     ``pointwise``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
 
+    ``launches``: kernels of one epoch, 0 if not known; :attr:`turn_seconds` is the mean time of one on a GPU.
+
     ``measured``: whether it was measured or predicted; ``corrected``: whether a prediction went through calibration;
     ``uncorrected``: its families before that, which the next calibration is fitted to.
     """
@@ -50,6 +52,7 @@ class Cost:
     uncorrected: Mapping[str, float] = field(default_factory=dict)
     process_bytes: int = 0
     training_bytes: int = 0
+    launches: float = 0.0
 
     def __post_init__(self) -> None:
         for resource in self.seconds:
@@ -64,6 +67,11 @@ class Cost:
     def seconds_of(self, kind: str) -> float:
         """Seconds of one epoch that resources of ``kind`` take."""
         return sum(value for resource, value in self.seconds.items() if resource_kind(resource) == kind)
+
+    @property
+    def turn_seconds(self) -> float:
+        """Mean seconds of a kernel on a GPU; 0 if launches are not known."""
+        return self.seconds_of("gpu") / self.launches if self.launches else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from weft.sched.interference import Interference
+from weft.sched.interference import Interference, Load, mean_turn
 from weft.sched.policies.device_plan import slowdown_limit
 from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 
@@ -29,18 +29,20 @@ class LiveGroup:
     progress: float = 0.0
     rate: float = 1.0
     as_planned: bool = False
-    demand: float = field(init=False)
+    load: Load = field(init=False)
 
     def __post_init__(self) -> None:
         self.left.sort(key=lambda task: -task.seconds)
-        self._update_demand()
+        self._update_load()
 
     @property
     def _fused(self) -> float:
         return self.model.fused_work if len(self.plan.members) > 1 else 1.0
 
-    def _update_demand(self) -> None:
-        self.demand = math.fsum(task.demand for task in self.left if not self._starting(task)) * self._fused
+    def _update_load(self) -> None:
+        asking = [task for task in self.left if not self._starting(task)]
+        demand = math.fsum(task.demand for task in asking) * self._fused
+        self.load = Load(demand, mean_turn(task.turn_seconds for task in asking))
 
     def _starting(self, task: QueuedTask) -> bool:
         return task.start_seconds > 0 and task.start_seconds - self.progress > ROUNDING * max(1.0, task.start_seconds)
@@ -54,7 +56,7 @@ class LiveGroup:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.progress += seconds * self.rate
-        self._update_demand()
+        self._update_load()
 
     def ended(self) -> list[QueuedTask]:
         """The members that end now, removed."""
@@ -62,7 +64,7 @@ class LiveGroup:
         while self.left and self.left[-1].seconds - self.progress <= ROUNDING * max(1.0, self.left[-1].seconds):
             done.append(self.left.pop())
         if done:
-            self._update_demand()
+            self._update_load()
         return done
 
     @property
@@ -88,4 +90,5 @@ class LiveGroup:
             slowdown_limit=slowdown_limit(first, now),
             priority=max(task.priority for task in self.left),
             start_seconds=self.plan.start_seconds,
+            turn_seconds=self.plan.turn_seconds if self.as_planned else self.load.turn,
         )

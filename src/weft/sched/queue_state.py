@@ -23,7 +23,8 @@ class QueuedTask:
     ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
     that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
     keeps busy when alone, as a mean over ``seconds``; it keeps it busy after ``start_seconds`` of them, in which it is
-    built on the host. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    built on the host. ``turn_seconds`` is the mean time of a kernel of it, for which others wait; 0 if that is not
+    known. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
     ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
     tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
     """
@@ -45,6 +46,7 @@ class QueuedTask:
     latency_target: float | None = None
     attempts: int = 0
     start_seconds: float = 0.0
+    turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -97,7 +99,7 @@ class RunningGroup:
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
     ``start_seconds``: how long after ``started`` it asks nothing of the device; ``utilisation`` is its mean from
-    ``started`` to ``ends``.
+    ``started`` to ``ends``; ``turn_seconds`` the mean time of a kernel of it, 0 if that is not known.
     """
 
     id: str
@@ -113,6 +115,7 @@ class RunningGroup:
     priority: int = 0
     leaving: bool = False
     start_seconds: float = 0.0
+    turn_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -223,7 +226,8 @@ class GroupStart:
     """A group to start: on which device, with how many bytes, which tasks, and why.
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
-    device, of which it leaves it idle for the first ``start_seconds``. ``warm``: whether the start costs nothing
+    device, of which it leaves it idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of a kernel of
+    it, 0 if that is not known. ``warm``: whether the start costs nothing
     because a running worker takes the group.
     """
 
@@ -235,6 +239,7 @@ class GroupStart:
     why: str
     warm: bool = True
     start_seconds: float = 0.0
+    turn_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -305,6 +310,8 @@ def _check(task: QueuedTask) -> None:
         raise SpecError(
             f"task {task.id!r}: start_seconds={task.start_seconds} must be from 0 to seconds={task.seconds}"
         )
+    if not 0 <= task.turn_seconds < math.inf:
+        raise SpecError(f"task {task.id!r}: turn_seconds={task.turn_seconds} must be a number of at least 0")
     if not 0 <= task.utilisation <= 1:
         raise SpecError(f"task {task.id!r}: utilisation={task.utilisation} must be from 0 to 1")
     if not math.isfinite(task.arrival):

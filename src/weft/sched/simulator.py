@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.core.errors import SpecError, WeftError
 from weft.sched.decide import decide
-from weft.sched.interference import Interference
+from weft.sched.interference import Interference, Load
 from weft.sched.live_group import LiveGroup
 from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, UserShare
@@ -115,7 +115,7 @@ class _Run:
     def _advance(self, seconds: float) -> None:
         self.now += seconds
         for groups in self.live.values():
-            self.busy_seconds += seconds * min(math.fsum(group.demand for group in groups), 1.0)
+            self.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
             for group in groups:
                 group.advance(seconds)
 
@@ -224,10 +224,10 @@ class _Run:
 
     def _update_rates(self) -> None:
         for name, groups in self.live.items():
-            total = math.fsum(group.demand for group in groups) + self.conditions.background
+            others = [Load(self.conditions.background)]
+            slowdowns = self._model.slowdowns([*(group.load for group in groups), *others])
             over = sum(group.plan.bytes for group in groups) > self.devices[name].task_bytes
-            for group in groups:
-                slowdown = self._model.slowdown(group.demand, max(total - group.demand, 0.0))
+            for group, slowdown in zip(groups, slowdowns, strict=False):
                 group.rate = 1.0 / (slowdown * (self._model.paging if over else 1.0))
 
 

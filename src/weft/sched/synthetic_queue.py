@@ -95,6 +95,7 @@ def estimated(name: str, graph: str, model: str, layers: int, machine: Machine, 
         join_key=f"{graph}/{model}/{layers}",
         shared_bytes=max(2 * alone - two, 0),
         utilisation=busy / (busy + launching),
+        turn_seconds=(busy + launching) / one.launches if machine.device == "cuda" else 0.0,
     )
 
 

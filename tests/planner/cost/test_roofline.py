@@ -49,6 +49,9 @@ def test_every_kernel_costs_its_launch():
     op = Operator("aten.relu", "backward", (0,), (0,), launches=3)
     machine = FREE.with_device(replay_seconds=2e-6)
     assert training(one(op), machine) == pytest.approx(6e-6)
+    cost = seconds(one(op), machine, mode=RunMode(steps=2))
+    assert cost.launches == 6
+    assert cost.turn_seconds == pytest.approx(2e-6)
 
 
 def test_an_eager_step_waits_for_the_host_where_that_is_slower():

@@ -104,6 +104,7 @@ def seconds(
         phases=clock.phases,
         corrected=calibration is not None and calibration.known,
         uncorrected=plain.families,
+        launches=clock.launches,
     )
 
 
@@ -155,7 +156,7 @@ class _Clock:
         self.stats, self.mode = stats, mode
         self.families: dict[str, float] = {}
         self.phases: dict[str, float] = {}
-        self.device = self.host = self.waiting = 0.0
+        self.device = self.host = self.waiting = self.launches = 0.0
         self._run()
         self.resources = self._resources()
 
@@ -185,6 +186,7 @@ class _Clock:
         self._count(family(op), phase, work)
         self._count("launch", phase, fixed)
         self.device += work + fixed
+        self.launches += op.launches * share
         if op.launches:
             self.host += self._call(op) * self.calibration.factor("launch") * share
 

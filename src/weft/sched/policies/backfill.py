@@ -140,7 +140,11 @@ class _Pass:
             self.order.take(member)
         names, reason = tuple(member.id for member in members), why + joined + beside
         about = group.bytes, group.seconds, group.demand, reason
-        self.starts.append(GroupStart(plan.device.name, names, *about, start_seconds=group.start_seconds))
+        self.starts.append(
+            GroupStart(
+                plan.device.name, names, *about, start_seconds=group.start_seconds, turn_seconds=group.turn_seconds
+            )
+        )
         self.graphs.add((plan.device.name, members[0].graph))
 
     def _join(self, draft: GroupDraft, plan: DevicePlan) -> None:

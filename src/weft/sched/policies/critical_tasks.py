@@ -2,7 +2,8 @@
 
 Shortest first leaves the long and the large tasks for the end, where nothing is left that could run beside them: what
 they leave idle of the device, while they start above all, is lost. Two rules find the last moment to begin with them.
-Tasks that hardly train go before large ones: beside them their short kernels wait behind long ones.
+A chain of large tasks lets a shorter one go first if that costs the chain less than the shorter one would lose beside
+it, where its short kernels wait behind long ones.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.sched.admission import needed_bytes
+from weft.sched.interference import Interference, Load
 from weft.sched.policies.device_plan import DevicePlan
 from weft.sched.queue_state import QueuedTask
 from weft.sched.task_queue import TaskQueue
@@ -18,9 +20,6 @@ LONGEST = "is the longest, and the rest of the queue only just fills the device 
 CHAIN = "is of those that fit beside none of each other, and take as long as the rest of the queue"
 MARGIN = 1.5  # begin with a chain while the rest is up to that much longer: predictions are not exact
 MOST_LARGE = 32  # tasks of a chain that are looked at
-# Of its start: a task that trains for less goes before a chain. On an H200 beside two trainings of 0.2 s each those of
-# 14 to 25 ms took 0.45 to 0.51 s, 20 to 35 times as long, and starts of 0.2 s are all that a chain waits for.
-HARDLY_TRAINS = 0.5
 
 
 def critical_task(
@@ -33,8 +32,6 @@ def critical_task(
     longest = queue[queue.longest_first[0]]
     if longest.id not in refused and longest.priority >= urgent and _is_critical(longest, queue, plans):
         return longest, LONGEST
-    if _hardly_trains(queue[queue.longest_first[-1]]):
-        return None
     large = _next_of_chain(queue, plans, refused, safety)
     return (large, CHAIN) if large is not None and large.priority >= urgent else None
 
@@ -48,10 +45,6 @@ def _is_critical(longest: QueuedTask, queue: TaskQueue, plans: Sequence[DevicePl
     running = sum(min(plan.demand, 1.0) * plan.busy_seconds for plan in plans)
     rest = (queue.ready_work - longest.work + running) / len(plans)
     return longest.seconds - longest.work >= rest
-
-
-def _hardly_trains(shortest: QueuedTask) -> bool:
-    return shortest.seconds - shortest.start_seconds < HARDLY_TRAINS * shortest.start_seconds
 
 
 def _next_of_chain(
@@ -70,10 +63,12 @@ def _next_of_chain(
     if any(one.bytes + smallest > plan.device.task_bytes for one in plan.occupants):
         return None  # one of them, or as large, runs
     seconds, work = sum(task.seconds for task in chain), sum(task.work for task in chain)
-    left = [(max(one.ends - plan.now, 0.0), min(one.demand, 1.0)) for each in plans for one in each.occupants]
+    left = [(max(one.ends - plan.now, 0.0), min(one.load.demand, 1.0)) for each in plans for one in each.occupants]
     other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in left)
     other_work = queue.ready_work - work + sum(ends * demand for ends, demand in left)
     if other_seconds / workers > MARGIN * seconds or other_work / len(plans) > MARGIN * (seconds - work):
+        return None
+    if _loses_beside(queue[queue.longest_first[-1]], chain, plan.model):
         return None
     fitting = [task for task in chain if needed_bytes(task.bytes, safety) <= plan.free]
     return min(fitting, key=lambda task: task.seconds, default=None)
@@ -92,3 +87,21 @@ def _chain(queue: TaskQueue, room: int, refused: Collection[str], safety: float)
         if len(found) == MOST_LARGE:
             break
     return found
+
+
+def _loses_beside(shortest: QueuedTask, chain: Sequence[QueuedTask], model: Interference) -> bool:
+    """Whether ``shortest`` would lose more time beside the chain than all of the chain would if it went first.
+
+    Beside a large task it trains as slowly as their turns have it, at worst until that one has ended. Before the chain
+    it delays every task of it by its own training.
+    """
+    training = shortest.seconds - shortest.start_seconds
+    beside = min(chain, key=lambda task: task.seconds)
+    slowdown = model.slowdown(load_of(shortest), [load_of(beside)])
+    lost = min((slowdown - 1.0) * training, beside.seconds - beside.start_seconds)
+    return lost > len(chain) * training
+
+
+def load_of(task: QueuedTask) -> Load:
+    """What a task asks of a device once it has started."""
+    return Load(task.demand, task.turn_seconds)

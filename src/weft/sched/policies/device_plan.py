@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.sched.admission import lacks_bytes
-from weft.sched.interference import Interference
+from weft.sched.interference import Interference, Load
 from weft.sched.policies.sharing import Training, pays_from
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
 
@@ -15,7 +15,8 @@ from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
 class Footprint:
     """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference.
 
-    It asks nothing of the device for ``start_seconds``; ``demand`` is a mean over all ``seconds``.
+    It asks nothing of the device for ``start_seconds``; ``demand`` is a mean over all ``seconds``, ``turn_seconds`` one
+    over its kernels.
     """
 
     bytes: int
@@ -24,12 +25,18 @@ class Footprint:
     inference: bool = False
     slowdown_limit: float | None = None
     start_seconds: float = 0.0
+    turn_seconds: float = 0.0
+
+    @property
+    def load(self) -> Load:
+        """What it asks of the device."""
+        return Load(self.demand, self.turn_seconds)
 
 
 @dataclass
 class _Occupant:
     bytes: int
-    demand: float
+    load: Load
     ends: float
     inference: bool
     slowdown_limit: float | None
@@ -53,15 +60,16 @@ class DevicePlan:
         """The plan before anything new starts."""
         here = [group for group in running if group.device == device.name]
         occupants = [
-            _Occupant(g.bytes, g.utilisation, g.ends, g.kind == "inference", g.slowdown_limit,
-                      Training.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation)) for g in here
+            _Occupant(g.bytes, Load(g.utilisation, g.turn_seconds), g.ends, g.kind == "inference", g.slowdown_limit,
+                      Training.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation, g.turn_seconds))
+            for g in here
         ]  # fmt: skip
         return cls(device, now, model, occupants, device.task_bytes - sum(one.bytes for one in occupants))
 
     @property
     def demand(self) -> float:
         """The demand of all groups on the device."""
-        return sum(one.demand for one in self.occupants)
+        return sum(one.load.demand for one in self.occupants)
 
     @property
     def busy_seconds(self) -> float:
@@ -85,7 +93,7 @@ class DevicePlan:
 
     def slowdown_of(self, group: Footprint) -> float:
         """How much slower than alone ``group`` would run beside the others."""
-        return self.model.slowdown(group.demand, self.demand)
+        return self.model.slowdown(group.load, [one.load for one in self.occupants])
 
     def pays_from(self, group: Footprint) -> float:
         """From when on it pays to start ``group`` beside the others; ``now`` if it does already."""
@@ -94,7 +102,7 @@ class DevicePlan:
         return pays_from(self._training_of(group), [one.training for one in self.occupants], self.now, self.model)
 
     def _training_of(self, group: Footprint) -> Training:
-        return Training.of(self.now, group.seconds, group.start_seconds, group.demand)
+        return Training.of(self.now, group.seconds, group.start_seconds, group.demand, group.turn_seconds)
 
     def start(self, group: Footprint) -> None:
         """Count ``group`` as running."""
@@ -103,7 +111,7 @@ class DevicePlan:
             self.reserved_spare -= group.bytes
         self.free -= group.bytes
         about = group.inference, group.slowdown_limit, self._training_of(group)
-        self.occupants.append(_Occupant(group.bytes, group.demand, ends, *about))
+        self.occupants.append(_Occupant(group.bytes, group.load, ends, *about))
 
     def fits_from(self, needed: int) -> float | None:
         """When ``needed`` bytes are predicted to be free beside a free worker; None if the device is too small."""
@@ -133,13 +141,13 @@ class DevicePlan:
         return f"would delay a task that waits for memory of {self.device.name}"
 
     def _harms_latency(self, group: Footprint) -> str:
-        total = self.demand + group.demand
-        for one in self.occupants:
-            if one.slowdown_limit is not None:
-                now = self.model.slowdown(one.demand, self.demand - one.demand)
-                then = self.model.slowdown(one.demand, total - one.demand)
-                if then > max(one.slowdown_limit, now):
-                    return f"would make an inference task on {self.device.name} miss its latency target"
+        if all(one.slowdown_limit is None for one in self.occupants):
+            return ""
+        loads = [one.load for one in self.occupants]
+        before, after = self.model.slowdowns(loads), self.model.slowdowns([*loads, group.load])
+        for one, now, then in zip(self.occupants, before, after, strict=False):
+            if one.slowdown_limit is not None and then > max(one.slowdown_limit, now):
+                return f"would make an inference task on {self.device.name} miss its latency target"
         return ""
 
 

@@ -58,4 +58,5 @@ class GroupDraft:
             inference=first.kind == "inference",
             slowdown_limit=slowdown_limit(first, now),
             start_seconds=self.start_seconds,
+            turn_seconds=first.turn_seconds,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.sched.interference import Interference
+from weft.sched.interference import Interference, Load
 
 GAIN = 1.02  # sharing must raise the throughput by this factor; estimates are not exact enough to act on less
 TOLERATED = 0.5  # of its start: as long may a group train beside others that leave it no room
@@ -24,14 +24,14 @@ class Training:
 
     begins: float
     ends: float
-    asks: float
+    asks: Load
 
     @classmethod
-    def of(cls, started: float, seconds: float, start_seconds: float, demand: float) -> Training:
+    def of(cls, started: float, seconds: float, start_seconds: float, demand: float, turn: float = 0.0) -> Training:
         """Of a group that is started at ``started`` and takes ``seconds``, with a mean ``demand`` over all of them."""
         training = seconds - start_seconds
         asks = demand * seconds / training if training > 0 else demand
-        return cls(started + start_seconds, started + seconds, asks)
+        return cls(started + start_seconds, started + seconds, Load(asks, turn))
 
     def until(self, now: float) -> float:
         """When it is expected to end, now that it runs still."""
@@ -48,7 +48,7 @@ def pays_from(group: Training, others: Sequence[Training], now: float, model: In
     if sum(seconds for _, seconds in beside) <= TOLERATED * start_seconds:
         return now
     wait = min(one.until(now) for one, _ in beside) - start_seconds - now
-    delayed = (group.ends - group.begins) * group.asks * len(others)
+    delayed = (group.ends - group.begins) * group.asks.demand * len(others)
     return now if SHORT * delayed < wait or wait < MOMENT else now + wait
 
 

@@ -14,6 +14,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.report.group_plan import group_plan
 from weft.sched.admission import needed_bytes
+from weft.sched.interference import mean_turn
 from weft.sched.policies.device_plan import slowdown_limit
 from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
@@ -91,6 +92,7 @@ class GroupStarts:
             kind=claimed[0].spec.get("kind", "training"),
             start_seconds=0.0 if infers else self._state.setup_of(group.device),
             slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
+            turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
         )
         self._state.begin(active)
         worker.group = group.id

@@ -38,6 +38,7 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
         deadline=task.spec.get("deadline"),
         attempts=int(plan.get("failures", 0)),
         start_seconds=setup_seconds,
+        turn_seconds=float(plan.get("turn_seconds", 0.0)),
     )
 
 
@@ -62,6 +63,7 @@ def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> Queued
         kind="inference",
         latency_target=task.spec["infer"].get("latency_target"),
         attempts=int(plan.get("failures", 0)),
+        turn_seconds=float(plan.get("turn_seconds", 0.0)),
     )
 
 

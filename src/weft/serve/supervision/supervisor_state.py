@@ -38,6 +38,7 @@ class Active:
     kind: str = "training"
     start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
     slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
+    turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
@@ -88,6 +89,7 @@ class Active:
             priority=self.priority,
             leaving=self.leaving,
             start_seconds=min(self.start_seconds, one.seconds),
+            turn_seconds=self.turn_seconds,
         )
 
 

@@ -78,6 +78,7 @@ def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
         "seconds": report.run_seconds,
         "shared_bytes": shared_bytes(cost, report.machine),
         "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
+        "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
         "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
     }
 

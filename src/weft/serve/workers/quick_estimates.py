@@ -38,6 +38,7 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
         "seconds": seconds,
         "shared_bytes": max(2 * most - two, 0),
         "utilisation": 1.0,
+        "turn_seconds": turn_seconds(task, estimator),
         "why": told,
     }
     return found, _plan(task, estimator, most)
@@ -45,9 +46,20 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
 
 def rule_seconds(task: Task, estimator: Estimator) -> float:
     """Seconds of training by rule of thumb, launches included."""
+    return task.epochs * _epoch(task, estimator)[0]
+
+
+def turn_seconds(task: Task, estimator: Estimator) -> float:
+    """Mean seconds of a kernel by rule of thumb; 0 on a processor, whose cores do not take turns by kernels."""
+    seconds, launches = _epoch(task, estimator)
+    return seconds / launches if estimator.machine.device == "cuda" else 0.0
+
+
+def _epoch(task: Task, estimator: Estimator) -> tuple[float, int]:
+    """Seconds of an epoch, launches included, and how many of them there are."""
     rates = rates_of(estimator.machine.device, estimator.machine, task.precision)
     done = work(task, estimator.stats(task))
-    return task.epochs * (done.seconds(rates) + done.launches * rates.launch)
+    return done.seconds(rates) + done.launches * rates.launch, done.launches
 
 
 def _plan(task: Task, estimator: Estimator, most: int) -> Plan:
