@@ -31,6 +31,7 @@ Settings = Mapping[str, Any]
 READY_SECONDS, PLAN_SECONDS = 240.0, 240.0
 CONTEXT_BYTES = 800 << 20
 WARM_GRACE = 10.0  # seconds for what has begun to end, and for a lost worker to be replaced
+CRASHED, CRASH_TEXT = "Fatal Python error", 12_000  # begins a crash in the log of a task; how much of it is kept
 
 
 class Hold:
@@ -255,8 +256,9 @@ class QueueServer:
         events = self.db.events(task=task, limit=10_000)
         told = [str(event.data["error"]) for event in events if event.data.get("error")]
         own = self.options.runs / task / "log.txt"
-        crash = own.read_text(encoding="utf-8", errors="replace")[-4_000:] if own.exists() else ""
-        return "; ".join([*told, self._log(), crash])
+        written = own.read_text(encoding="utf-8", errors="replace") if own.exists() else ""
+        begin = written.find(CRASHED)  # Python's stacks of all threads come first, those in libraries after them
+        return "; ".join([*told, self._log(), written[begin:][:CRASH_TEXT] if begin >= 0 else written[-1_000:]])
 
     def _time_of(self, task: str, kind: str) -> float:
         return next(event.time for event in self.db.events(task=task, limit=10_000) if event.kind == kind)

@@ -1,7 +1,8 @@
 """The default policy against CoGNN's on the paper's five queues, with bytes and seconds as recorded on an H200.
 
-``recorded_queues.json`` has of every task its predicted bytes and the seconds that its 20 epochs took there
-(benchmarks/results/queues.json). What a start takes on the host is varied, as is how much of a prediction is right.
+``recorded_queues.json`` has of every task its predicted bytes and the seconds that its 20 epochs took there;
+``recorded_run.json`` is a later run, with what every start and training took. What a start takes on the host is varied,
+as is how much of a prediction is right.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from statistics import median
 
 import pytest
 
-import benchmarks
 from benchmarks.queue_runs.interference_fit import calibrated, conditions
 from benchmarks.queue_runs.queue_simulations import fit_of, measured_alone, predicted, starts_beside
 from tests.sched.queues import GIB, device
@@ -25,7 +25,7 @@ from weft.sched.queue_state import DeviceState, MachineState, QueuedTask
 from weft.sched.simulator import Conditions, simulate
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_queues.json").read_text(encoding="utf-8"))
-CELLS = json.loads((Path(benchmarks.__file__).parent / "results" / "queues.json").read_text(encoding="utf-8"))["cells"]
+CELLS = json.loads((Path(__file__).parent / "recorded_run.json").read_text(encoding="utf-8"))["cells"]
 STARTS = (0.05, 0.1, 0.15, 0.2, 0.3)
 DEVICES = ((1.0, 0.1), (1.0, 0.4), (0.8, 0.4))  # the share of it that a training fills, and contention
 AS_FITTED = (1.0, 0.0)  # to pairs of trainings that were measured side by side later

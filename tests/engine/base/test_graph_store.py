@@ -157,6 +157,20 @@ def test_a_first_aggregation_is_kept_with_its_graph(tmp_path):
     assert all(place(store, path).kept[key] is value for key, value in tensors.items())
 
 
+def test_bytes_of_graphs_on_the_host_are_counted_between_groups_alone(tmp_path, monkeypatch):
+    """Threads that prepare starts ask for graphs while a group trains on their tensors."""
+    store, paths = GraphStore(CPU, 1 << 30, 1 << 30), [saved(tmp_path, name) for name in "ab"]
+    graphs = [Graphs(on_host=True, store=store).summary(Task(graph=path, model="gcn")) for path in paths]
+    counted = []
+    monkeypatch.setattr(graph_store, "bytes_of", lambda thing, *_: counted.append(thing) or 7)
+    for path in paths:
+        Graphs(on_host=True, store=store).summary(Task(graph=path, model="gcn"))
+    assert counted == []
+    store.settle()
+    assert [any(one is graph for one in counted) for graph in graphs] == [True, True]
+    assert [kept.bytes for kept in store._host.values()] == [7, 7]
+
+
 def test_nothing_is_pinned_by_another_thread_while_a_graph_is_captured(tmp_path, monkeypatch):
     """Pinning calls CUDA: a thread that prepares a start would break the capture of the one that trains."""
     store, path, done = GraphStore(torch.device("cuda"), 1 << 30, 1 << 30), saved(tmp_path, "one"), []

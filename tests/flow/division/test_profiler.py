@@ -216,6 +216,35 @@ def _slowed_by_copies() -> float:
     return found.interference["training_npu"]["transfer_pcie"]
 
 
+class _Lagging:
+    """A trainer whose steps of 20 ms are submitted in 10: it has one more to do than the thread that submits."""
+
+    lags = True
+
+    def __init__(self) -> None:
+        self._now = self._done = 0.0
+
+    def step(self, _item) -> None:
+        self._now += 0.010
+        self._done = max(self._done, self._now) + 0.020
+
+    def mark(self) -> float:
+        return max(self._done, self._now)
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def wait(self, mark: float) -> None:
+        self._now = max(self._now, mark)
+
+
+def test_what_submitting_takes_is_not_taken_for_the_step():
+    """It is hidden behind the step before, as in a run; beside busy threads it may take longer than the step."""
+    clock = _Lagging()
+    found = profile(Profiled(None, None, clock.step, clock=clock), list(order().epoch(0)), steps=6)
+    assert found.of("training_gpu").mean == pytest.approx(0.020)
+
+
 def test_slow_phases_are_measured_fewer_times():
     begin = time.perf_counter()
     found, _, _ = profiled({"batching_cpu": 0.1, "training_npu": 0.1}, workers=1, steps=20, limit=2.0)

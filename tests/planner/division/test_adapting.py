@@ -8,6 +8,7 @@ import pytest
 
 from tests.planner.division.cases import BESIDE, REGISTRY, times
 from weft.core.division import Division, PhaseTime
+from weft.core.division.phase_times import EPOCH
 from weft.planner.division import adapting as adapting_module
 from weft.planner.division.adapting import DRIFT, FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition
@@ -41,6 +42,15 @@ def test_a_slow_host_is_adapted_to_after_one_epoch():
     assert change.division.device_share > before
     assert change.after < 0.95 * change.before
     assert "batching_cpu takes 3 times as long" in change.why
+
+
+def test_a_drift_does_not_lead_away_from_a_division_that_is_faster_than_the_new_one_would_be():
+    """Copies that wait for others take long and are in time: the epoch says so."""
+    for times_as_long, changes in ((0.5, False), (3.0, True)):
+        adapting = adapter()
+        epoch = times_as_long * simulate(adapting.division, adapting.profiled, BATCHES, REGISTRY).seconds
+        change = adapting.observe({**measured_epoch(adapting, batching_cpu=3.0), EPOCH: epoch})
+        assert (change is not None and "batching_cpu takes 3 times as long" in change.why) == changes
 
 
 def test_a_weak_drift_needs_two_epochs():

@@ -12,7 +12,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.core.task import Task
 from weft.planner.division import choose as choose_module
-from weft.planner.division.choose import Search, choose
+from weft.planner.division.choose import BESIDE_WAITING, Search, choose
 from weft.planner.division.setup import Setup, batch_bytes, elsewhere, may_have_buckets
 from weft.planner.machine_profiles import profile
 
@@ -63,6 +63,8 @@ def test_buffers_and_pinned_memory_keep_to_the_budget():
     found = chosen([setup()], measured=lambda one: slow_gpu)
     assert found.best.device_bytes <= 12 * GB
     assert found.best.host_bytes <= 0.25 * profile("h200").host_bytes
+    waiting = found.best.division.device_buffer
+    assert found.best.device_bytes == 4 * GB + (waiting + BESIDE_WAITING) * batch_bytes(task(), STATS)
     tight = chosen([setup()], budget=4 * GB + 1000, measured=lambda one: slow_gpu)
     assert tight.best.division is None  # no room for a buffer
 

@@ -32,6 +32,7 @@ Changed = Callable[[int], None]
 _SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
 SEGMENT_ENDS = 48 << 20  # of a graph's own memory pool, beyond its arrays: torch allocates segments of 2 and 20 MiB
 ATOMS = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device)
+HOST = torch.device("cpu")
 
 
 @dataclass
@@ -59,7 +60,7 @@ class GraphStore:
     _on_change: Changed | None = None
     _in_use: frozenset[str] = frozenset()
     _placed: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
-    _host: OrderedDict[Hashable, Graph] = field(default_factory=OrderedDict)
+    _host: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
     _handed_out: set[Hashable] = field(default_factory=set)  # to a run that may still use them
     _weights: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)  # fetched ahead, by their file
     _taken: Hashable = None  # those of them that are in use
@@ -73,10 +74,11 @@ class GraphStore:
                 made = make()
                 if not isinstance(made, Graph):
                     return made  # a summary
-                self._host[key] = _pinned(made) if self.device.type == "cuda" else made
+                kept = _pinned(made) if self.device.type == "cuda" else made
+                self._host[key] = _Kept(kept, bytes=bytes_of(kept, HOST))
+                self._trim_host(key)
             self._host.move_to_end(key)
-            self._trim_host(key)
-            return self._host[key]
+            return self._host[key].graph
 
     def placed(self, name: str, make: Callable[[], Graph]) -> Graph:
         """The graph called ``name`` on the device; ``make`` brings it there, unless it is kept."""
@@ -213,6 +215,8 @@ class GraphStore:
             self._handed_out &= kept
             for key, one in self._placed.items():
                 one.bytes = self._bytes_of(one.graph, key, one.pool)
+            for one in self._host.values():  # here alone: other threads ask for graphs while one trains
+                one.bytes = bytes_of(one.graph, HOST)
             for key in [key for key in self._placed if key not in kept]:
                 if self.bytes_held(names) <= self.device_bytes:
                     break
@@ -249,11 +253,10 @@ class GraphStore:
             return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in kept)
 
     def _trim_host(self, newest: Hashable) -> None:
-        host = torch.device("cpu")
-        total = sum(bytes_of(graph, host) for graph in self._host.values())
+        total = sum(kept.bytes for kept in self._host.values())
         while total > self.host_bytes and next(iter(self._host)) != newest:
             _, gone = self._host.popitem(last=False)
-            total -= bytes_of(gone, host)
+            total -= gone.bytes
 
 
 @contextmanager

@@ -37,7 +37,9 @@ class DeviceSide(Protocol):
 
 
 class DeviceClock(Protocol):
-    """Marks in the work of the trainer, which may lag behind the thread that submits it."""
+    """Marks in the work of the trainer; ``lags``: it may lag behind the thread that submits it."""
+
+    lags: bool
 
     def mark(self) -> Any:
         """A mark behind all work submitted so far."""
@@ -51,6 +53,8 @@ class DeviceClock(Protocol):
 
 class HostClock:
     """Work that is done when its call returns."""
+
+    lags = False
 
     def mark(self) -> float:
         """Now."""
@@ -66,6 +70,8 @@ class HostClock:
 
 class CudaClock:
     """Events on the current stream of a GPU."""
+
+    lags = True
 
     def mark(self) -> torch.cuda.Event:
         """An event recorded now."""

@@ -91,7 +91,7 @@ class Adapter:
             self._suspected.pop(key, None)
         why = [f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items()]
         why += [f"{key} was slow {epochs} epochs ago and is tried again" for key, epochs in forgotten.items()]
-        change = self._divide(", ".join(why))
+        change = self._divide(", ".join(why), took)
         return self._try(took) if change is None and took is not None else change
 
     def _expected(self) -> Mapping[str, float]:
@@ -204,8 +204,10 @@ class Adapter:
     def _partition(self) -> Partition:
         return partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
 
-    def _divide(self, why: str) -> Change | None:
+    def _divide(self, why: str, took: float | None = None) -> Change | None:
+        """Divide anew if that is predicted to be faster, also than the epoch that ``took`` so many seconds."""
         now = self._simulated(self.division).seconds * self._off(self.division)
+        now = now if took is None else min(now, took)
         found = self.found = self._partition()
         before, self._trials = self._trials or Trials({}), None
         ways = [(found.division, found.simulation.seconds)]
