@@ -4,8 +4,8 @@
     python -m benchmarks.queue_runs.crash_stress --device cpu --workers 2 --reserved-gib 2 --nodes 300 --seconds 10
 
 In one of some 160 to 500 trainings of ``benchmarks.suites.queues`` on an H200 a worker ended with a segmentation fault;
-why is not known. One of them was in Python's allocator of small objects: ``--check-memory`` lets that check every object
-that is freed and whether its thread may touch objects at all, and name the first fault. On a CPU 1,484
+why is not known. One of them was in Python's allocator of small objects: ``--check-memory`` lets that check every
+object that is freed, and whether its thread may touch objects at all, and name the first fault. On a CPU 1,484
 trainings passed so.
 What crosses threads in a worker happens while a training starts: its step is warmed up and captured, and the graph, the
 initial weights and the pinned features of the next one are made ready beside it. So here trainings are all start (few
