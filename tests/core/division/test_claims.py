@@ -37,6 +37,12 @@ def test_the_bus_bounds_the_host_by_its_fastest_copy():
     assert slow.gap == pytest.approx(1 + (12 - 3) / 9)
 
 
+def test_a_later_epoch_knows_the_fastest_copy_from_its_beginning():
+    before = claims(bus=21.0)
+    before.took("bus", 12.0)
+    assert Claims(12, gap=3.0, first=4.0, seconds=before.seconds).gap == pytest.approx(before.gap)
+
+
 def test_a_hopeless_host_gets_few_batches_and_not_none():
     assert claims(workers=1, host=1e9).gap == LARGEST
 

@@ -258,7 +258,7 @@ def test_an_elastic_division_gives_a_slow_host_fewer_batches_and_remembers_its_p
         for _ in pipeline.run(order(1).epoch(0)):
             fake.train(lambda: None)
         shares.append(pipeline.prepared["host"] - before)
-    assert shares[-1] <= 12 < 20  # of 40 batches, half of which were planned for it
+    assert shares[-1] <= 12  # of 40 batches, 20 of which were planned for it
     delays["batching_cpu"] = 0.002
     for _ in range(4):
         before = pipeline.prepared["host"]

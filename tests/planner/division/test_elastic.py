@@ -54,7 +54,7 @@ def test_as_fast_as_the_best_of_all_ratios(profile, workers):
 def test_a_ratio_that_is_far_off_costs_little(profile):
     """Fixed, three batches of the device's per one of the host's take up to a third longer than the best."""
     measured = complete(*profile)
-    (near, _), (far, _) = ((elastic(share), share) for share in (0.4, 0.75))
+    near, far = elastic(0.4), elastic(0.75)
     fixed = replace(far, elastic=False)
     lost, stays = (seconds(one, measured) / seconds(near, measured) for one in (far, fixed))
     assert lost <= max(0.6 * (stays - 1.0), 0.03) + 1.0

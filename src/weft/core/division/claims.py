@@ -30,8 +30,9 @@ class Claims:
     host's to train on, and all workers begin at once.
 
     Phases, in seconds per batch: ``host`` (one worker makes a batch), ``bus`` (it is carried to the device), ``given``
-    (the device trains on it) and ``own`` (the device prepares a batch itself and trains on it). ``copy`` is the fastest
-    carrying so far: others share the bus with reads of the device, and wait for these without being late.
+    (the device trains on it) and ``own`` (the device prepares a batch itself and trains on it). Also among ``seconds``,
+    ``copy``, the fastest ``bus`` so far: others share the bus with reads of the device, and wait for these without
+    being late.
     """
 
     workers: int
@@ -39,7 +40,6 @@ class Claims:
     first: float
     seconds: dict[str, float] = field(default_factory=dict)
     lead: float = field(init=False)
-    copy: float = math.inf
     _last: float = -math.inf  # place of the last batch that was begun, before rounding
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Claims:
         before = self.seconds.get(phase, seconds)
         self.seconds[phase] = before + NEWEST * (seconds - before)
         if phase == "bus":
-            self.copy = min(self.copy, seconds)
+            self.seconds["copy"] = min(self.seconds.get("copy", seconds), seconds)
         self._solve()
 
     def _wanted(self, trained: int) -> float:
@@ -69,7 +69,7 @@ class Claims:
         if any(self.seconds.get(phase, 0.0) <= 0.0 for phase in PHASES):
             return
         host, bus, given, own = (self.seconds[phase] for phase in PHASES)
-        period = max(host / self.workers, min(self.copy, bus), given)
+        period = max(host / self.workers, self.seconds.get("copy", bus), given)
         self.gap = min(1.0 + (period - given) / own, LARGEST)
         self.lead = (host + bus) * self.gap / period + SPARE
         self.first = (host + bus) / own + SPARE

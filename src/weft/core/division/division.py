@@ -20,8 +20,8 @@ class Division:
     hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
     and the batches of the two sides alternate. ``in_step``: it prepares each of its batches right before it trains on
     it, in one step with that, and none ahead; they alternate, too. ``lead``: the first batches of an epoch are the
-    device's, while the host works on its first ones. ``elastic``: which batches are whose is decided while they are
-    trained (:mod:`weft.core.division.claims`; only with ``in_step``): the numbers of batches are what is expected, and
+    device's, while the host works on its first ones. ``elastic``: which side prepares a batch is decided during
+    training (:mod:`weft.core.division.claims`; only with ``in_step``): the numbers of batches are what is expected, and
     ``lead`` how far ahead the host begins at first. ``buckets``: how many sizes the batches of captured steps are
     padded to (:mod:`weft.core.batches.buckets`).
 

@@ -3,7 +3,7 @@
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
 finds idle, until that gains nothing. A trainer that prepares beside training may also do so inside of its steps, where
-those were measured: then whose a batch is is decided while batches are trained, and the share is only where that
+those were measured: then it is decided during training which side prepares a batch, and the share is only where that
 begins. Both ways are simulated, the first one further only if it begins ahead, since it has to save more.
 """
 

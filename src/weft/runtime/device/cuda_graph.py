@@ -89,10 +89,8 @@ class Replay:
         graph, place = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
 
         def record(side: torch.cuda.Stream) -> None:
-            # What a thread that knows nothing of captures does meanwhile on another stream is no reason to fail.
-            options: dict[str, Any] = {"pool": place, "stream": side, "capture_error_mode": "thread_local"}
             try:
-                with gc_disabled(), torch.cuda.graph(graph, **options):
+                with gc_disabled(), torch.cuda.graph(graph, pool=place, stream=side):
                     self._fn()
             except BaseException:
                 _give_up(graph, place)
