@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -204,15 +203,17 @@ def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
 def shortened(group: GroupRun, count: int) -> Iterator[None]:
     """Epochs end after ``count`` batches: threads of the host begin none beyond, whose end would be waited for."""
     source = divided_source(group)
-    if source is None:  # nobody prepares ahead
+    if source is None or not source.division.host_batches:  # nobody prepares ahead
         yield
         return
-    plain = source.divided.run
-    source.divided.run = lambda seeds: plain(islice(seeds, count))  # type: ignore[method-assign]
+    plain, steps = source.divided.run, source.steps_per_epoch
+    source.divided.run = lambda seeds, then=(): plain(seeds[:count], then[:count])  # type: ignore[method-assign]
+    source.steps_per_epoch = min(count, steps)
     try:
         yield
     finally:
         source.divided.run = plain  # type: ignore[method-assign]
+        source.steps_per_epoch = steps
 
 
 def train_batches(group: GroupRun, count: int) -> float:
@@ -241,14 +242,16 @@ def measure(case: Case, division: Division, repeats: int, seconds: float) -> dic
     """An epoch under ``division``, measured and simulated, of as many batches as take about ``seconds``.
 
     Steps of both sides are captured and buffers pinned in the profile, so a few batches warm it up. Of repeated epochs
-    the median counts, the lower of two.
+    the median counts, the lower of two. Where the host begins an epoch while the one before it ends, another epoch
+    comes first, so that what was begun of the measured ones was begun in time that is measured of others.
     """
     case.source.divide(division)
     count = batches_of_cell(case, division, seconds)
-    train_batches(case.group, min(WARM, count))
+    train_batches(case.group, count if division.elastic else min(WARM, count))
     case.source.phases()
     found = [train_batches(case.group, count) for _ in range(repeats)]
     phases, took = case.source.phases(), sorted(found)[(len(found) - 1) // 2]
+    case.source.close()
     registry = case.source.hardware.registry()
     simulated = simulate(case.source.division, case.times, count, registry)
     return {

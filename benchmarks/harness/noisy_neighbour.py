@@ -75,6 +75,7 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
     with busy_processes(2 * (os.cpu_count() or 2)):
         time.sleep(0.5)
         epochs(BUSY, calm=False)
+    case.source.close()
     after = seconds[CALM:]
     within_two = [one - CALM for one in changed if one > CALM]
     return {

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.queue_runs.outside_load import background, busy_seconds
+from benchmarks.queue_runs.start_parts import parts_of
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy, Tasks
 from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.sched.simulation import GroupRun, Simulation, TaskRun
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import ENDED, QueueError, QueueTask
+from weft.serve.queue.task_states import ENDED, QueueError, QueueEvent, QueueTask
 from weft.serve.supervision.queue_views import queued_task
 from weft.serve.supervision.worker_pool import PLANNER
 from weft.serve.supervisor import Supervisor
@@ -226,7 +227,8 @@ class QueueServer:
         done = [task for task in found if task.state == "done"]
         groups = [group for group in self.db.groups(limit=10_000) if set(group.members) & set(labels)]
         of_task = {member: group for group in reversed(groups) for member in group.members}
-        starts = {task.id: self._time_of(task.id, "running") for task in done}
+        events = {task.id: self.db.events(task=task.id, limit=10_000) for task in done}
+        starts = {task: _time_of(many, "running") for task, many in events.items()}
         runs = tuple(
             TaskRun(labels[t.id], of_task[t.id].id, 0.0, starts[t.id] - begin, t.updated - begin) for t in done
         )  # fmt: skip
@@ -246,7 +248,7 @@ class QueueServer:
         )  # fmt: skip
         failed = {labels[task.id]: task.error or task.state for task in found if task.state != "done"}
         end = max([begin, *(task.updated for task in done)])
-        details = {labels[task.id]: _details(task, starts[task.id]) for task in done}
+        details = {labels[task.id]: _details(task, events[task.id]) for task in done}
         named = [QueuedTask.from_dict({**task.to_dict(), "id": labels[task.id], "arrival": 0.0}) for task in planned]
         again = {labels[task.id]: self._why_again(task.id) for task in found if task.attempts > 1}
         return QueueRun(outcome, begin, end, failed, out_of_memory, named, details, tried_again=again)
@@ -259,9 +261,6 @@ class QueueServer:
         written = own.read_text(encoding="utf-8", errors="replace") if own.exists() else ""
         begin = written.find(CRASHED)  # Python's stacks of all threads come first, those in libraries after them
         return "; ".join([*told, self._log(), written[begin:][:CRASH_TEXT] if begin >= 0 else written[-1_000:]])
-
-    def _time_of(self, task: str, kind: str) -> float:
-        return next(event.time for event in self.db.events(task=task, limit=10_000) if event.kind == kind)
 
     def device_state(self) -> DeviceState:
         """The device as the policies see it."""
@@ -278,10 +277,15 @@ def _trained(task: QueueTask) -> float:
     return float(metrics.get("epochs_run") or 0) * float(metrics.get("seconds_per_epoch") or 0.0)
 
 
-def _details(task: QueueTask, start: float) -> dict[str, float]:
+def _time_of(events: Sequence[QueueEvent], kind: str) -> float:
+    return next(event.time for event in events if event.kind == kind)
+
+
+def _details(task: QueueTask, events: Sequence[QueueEvent]) -> dict[str, float]:
     result = task.result or {}
     took = result.get("took") or {}
-    about = {"seconds": task.updated - start, "trained_seconds": _trained(task)}
+    about = {"seconds": task.updated - _time_of(events, "running"), "trained_seconds": _trained(task)}
+    about |= parts_of(events)
     about |= {name: float(took.get(name) or 0.0) for name in ("cpu_seconds", "waited_seconds")}
     return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
 

@@ -20,6 +20,7 @@ from benchmarks.queue_runs.interference_fit import Pair, alone, fit, side_by_sid
 from benchmarks.queue_runs.queue_plots import write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
 from benchmarks.queue_runs.queue_simulations import add_simulations, launches_of, measured_alone, starts_beside
+from benchmarks.queue_runs.start_parts import PARTS
 from benchmarks.suites import queues
 from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import GroupRun
@@ -49,6 +50,10 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
         assert 0 < cells[mode]["peak_bytes"] <= cells[mode]["budget_bytes"] == 2 << 30
         assert cells[mode]["simulated_makespan"] > 0
     assert abs(cells["pipeswitch"]["replayed_error"]) < 0.05  # it is made of the same seconds
+    for took in (one for mode in ("pipeswitch", "backfill", "bmc") for one in cells[mode]["took"].values()):
+        parts = [took[part] for part in PARTS]
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) <= took["seconds"] + 0.001
     assert len(pairs) == 1
     assert (
         set(pairs[0]["trained"]) == set(pairs[0]["ends"]) == set(pairs[0]["tasks"]) <= set(cells["pipeswitch"]["took"])

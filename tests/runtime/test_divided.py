@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -127,3 +128,24 @@ def test_profiling_leaves_the_state_alone_and_phases_are_measured_while_training
 def test_only_divided_groups_are_profiled(graph):  # noqa: F811
     with pytest.raises(InputError, match="divided between two sides"):
         profile_group(group_of([task()], graph), workers=1)
+
+
+def threads_of_the_host() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name in ("weft-prepare", "weft-transfer")]
+
+
+def test_the_next_epoch_is_begun_as_one_ends_and_given_up_when_training_does(graph, npu):  # noqa: F811
+    elastic = DIVISIONS[-1]
+    mine = divided([task(epochs=4)], graph, elastic, npu)
+    plain = group_of([task(epochs=4)], graph, depth=1)
+    mine.advance(1)
+    assert threads_of_the_host()
+    mine.close()
+    assert threads_of_the_host() == []
+    found, expected = mine.advance(3)[0], [plain.advance(1), plain.advance(3)][1][0]
+    assert rows(found) == rows(expected)  # the last epoch has none after it
+    assert threads_of_the_host() == []
+    other = divided([task(epochs=4)], graph, elastic, npu)
+    other.advance(1)
+    other.drop([0])
+    assert threads_of_the_host() == []

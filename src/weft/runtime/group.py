@@ -16,7 +16,7 @@ from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
+from weft.runtime.batches.source import Batch, BeginsAhead, FullGraph, MakeSource, Source
 from weft.runtime.built_stacks import BuiltStack
 from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.group_build import GroupBuild
@@ -210,6 +210,9 @@ class GroupRun(GroupState):
             self.epoch += 1
             (self._with_evaluation if evaluated else self._without_evaluation)()
             return True
+        for one in self._stepped:
+            if isinstance(one.source, BeginsAhead):
+                one.source.expect(self.epoch + 1 if self.epoch + 1 < self._last_epoch() else None)
         self.step_in_epoch = train_epoch(self._stepped, self.epoch, self.step_in_epoch, stop)
         if self.step_in_epoch < self._stepped[0].source.steps_per_epoch:
             return False
@@ -217,6 +220,10 @@ class GroupRun(GroupState):
             one.end(evaluated)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return True
+
+    def close(self) -> None:
+        """Training has ended: sources that have begun the next epoch give it up."""
+        _close(self.stacks)
 
     def train_epoch(self) -> None:
         """One epoch without an evaluation, as it is captured: for benchmarks."""
@@ -237,6 +244,7 @@ class GroupRun(GroupState):
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """As :meth:`GroupState.drop`; the step is captured again before the next epoch."""
         changed = super().drop(members)
+        _close(stack for stack in changed if stack not in self.stacks)
         if changed:
             self._with_evaluation = self._without_evaluation = self._stepped = None
             self._recordings = Recordings()
@@ -244,6 +252,12 @@ class GroupRun(GroupState):
         if any(stack in self.stacks for stack in changed):
             self.group_step.rebuild()
         return changed
+
+
+def _close(stacks: Iterable[Stack]) -> None:
+    for stack in stacks:
+        if isinstance(stack.source, BeginsAhead):
+            stack.source.close()
 
 
 def _eager(stack: Stack) -> str | None:

@@ -46,6 +46,7 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
     train = group.one_step(source)
     saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
     pipeline, hardware = source.divided, source.hardware
+    pipeline.close()  # its batches would take the room of those that are profiled
     clocks = [(stack.state.clock, stack.state.clock.clone()) for stack in group.stacks]
 
     def step(batch: Batch) -> None:

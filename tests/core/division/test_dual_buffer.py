@@ -89,3 +89,43 @@ def test_whatever_the_timing_every_batch_is_trained_once_and_in_order(seed):
             getattr(schedule, end)(batch)
             schedule.took(chance.choice(["host", "bus", "given", "own"]), chance.random())
     assert order == list(range(23))
+
+
+def elastic(batches: int, upcoming: int) -> DualBuffer:
+    division = Division(1, 1, workers=2, host_buffer=3, device_buffer=2, in_step=True, lead=2, elastic=True)
+    return DualBuffer(division, batches, upcoming=upcoming)
+
+
+def train_next(schedule: DualBuffer) -> None:
+    action = schedule.next_on_device()
+    assert action is not None
+    schedule.begin_on_device(*action)
+    if action[0] == "prepare":
+        schedule.finished_on_device(action[1])
+        schedule.begin_on_device(*schedule.next_on_device())
+
+
+def test_as_an_epoch_ends_the_host_goes_on_with_the_next_one():
+    schedule = elastic(batches=4, upcoming=4)
+    assert [schedule.begin_on_host() for _ in range(3)] == [2, 4, 6]  # the first and third of the next epoch
+    assert schedule.begin_on_host() is None  # its buffer is full
+    for place in (2, 4):
+        schedule.finished_on_host(place)
+    assert schedule.begin_transfer() == 2
+    assert schedule.begin_transfer() is None  # those of the next epoch wait in host memory
+    schedule.finished_transfer(2)
+    while not schedule.finished:
+        train_next(schedule)
+    after = schedule.following(upcoming=4)
+    assert after.batches == 4
+    assert [after.prepared_by_device(place) for place in range(4)] == [False, True, False, True]
+    assert after.begin_transfer() == 0
+    after.finished_on_host(2)  # which was begun in the epoch before
+    assert after.begin_on_host() == 4  # a batch of the one after: two places behind the last that was begun
+
+
+def test_without_a_next_epoch_the_host_ends_with_this_one():
+    schedule = elastic(batches=4, upcoming=0)
+    assert [schedule.begin_on_host() for _ in range(3)] == [2, None, None]
+    fixed = DualBuffer(Division(1, 1, host_buffer=9), batches=4, upcoming=4)
+    assert [fixed.begin_on_host() for _ in range(3)] == [1, 3, None]

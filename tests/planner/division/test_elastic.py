@@ -93,3 +93,17 @@ def test_neither_drifts_nor_trials_replace_one_elastic_division_by_another():
     assert change is None or not change.division.elastic
     rivals = contenders(found, elastic(0.75), 1.0, BATCHES)
     assert [one for one in rivals if one.elastic] == [elastic(0.75)]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=str)
+def test_an_epoch_that_follows_another_is_shorter_than_a_first_one(profile):
+    """Its first batches were begun while the one before ended. What is begun of the next is paid for."""
+    measured = complete(*profile)
+    division = elastic(0.4)
+    found = simulate(division, measured, BATCHES, REGISTRY)
+    without = simulate(replace(division, elastic=False), measured, BATCHES, REGISTRY)  # the first ``lead`` the device's
+    assert found.seconds < without.seconds
+    assert violations(found, REGISTRY) == []
+    assert max(found.utilisation().values()) <= 1.0 + 1e-9
+    carried = BATCHES - len({one.batch for one in found.activities if one.key.startswith("batching")})
+    assert 0 < carried <= division.host_buffer

@@ -54,6 +54,10 @@ class Claims:
         """A worker has begun the batch at ``place``: :meth:`next`, or the first after it that nobody had begun."""
         self._last = max(self._wanted(trained), place - 1.0 + EPSILON)
 
+    def follow(self, former: Claims, batches: int) -> None:
+        """Go on from ``former``, those of an epoch of ``batches`` that has just ended, and began some of this one."""
+        self._last = former._last - batches
+
     def took(self, phase: str, seconds: float) -> None:
         """A phase of a batch took so long."""
         before = self.seconds.get(phase, seconds)

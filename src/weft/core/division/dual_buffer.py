@@ -7,6 +7,9 @@ of idling. Flushing: batches are trained while the bus carries those of the host
 Unlike MorphGL, batches are trained in their order: an overlap begins with the device's batches and ends with the
 host's, and only batches less than ``device_buffer`` ahead of the one to be trained may be on the device, so the next
 one always has a place there. The same object drives the simulator and the executor; it reads no clock.
+
+Towards the end of an epoch an elastic division's host would be idle. It goes on with the batches of the next one, which
+wait in its buffer: places behind the last of this epoch.
 """
 
 from __future__ import annotations
@@ -44,15 +47,19 @@ class Blocking:
 class DualBuffer:
     """The state of ``batches`` batches under ``division``; methods that begin something return None to wait.
 
-    ``seconds``: of the phases of an elastic division, as earlier epochs left them.
+    ``seconds``: of the phases of an elastic division, as earlier epochs left them. ``upcoming``: batches of the epoch
+    after this one, which the host may begin if the division is elastic.
     """
 
-    def __init__(self, division: Division, batches: int, seconds: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, division: Division, batches: int, seconds: Mapping[str, float] | None = None, upcoming: int = 0
+    ) -> None:
         self.division, self.batches = division, batches
+        self.upcoming = upcoming if division.elastic else 0
         self.blocking = Blocking()
-        self._state = [State.WAITING] * batches
+        self._state = [State.WAITING] * (batches + self.upcoming)
         self.claims = _claims(division, seconds or {}) if division.elastic else None
-        self._by_device = [division.elastic or division.on_device(place) for place in range(batches)]
+        self._by_device = [division.elastic or division.on_device(place) for place in range(len(self._state))]
         self._next_host = self._next_device = 0  # no batch of that side before it is waiting
         self._trained = 0
         self._held = 0  # by the host: in work or in its buffer
@@ -62,6 +69,18 @@ class DualBuffer:
     def finished(self) -> bool:
         """Whether every batch is trained, or in training."""
         return self._trained == self.batches
+
+    def following(self, upcoming: int = 0) -> DualBuffer:
+        """Of an elastic division: the schedule of the epoch after this one, with what the host has begun of it."""
+        assert self.claims is not None
+        found = DualBuffer(self.division, self.upcoming, self.claims.seconds, upcoming)
+        assert found.claims is not None
+        for place, state in enumerate(self._state[self.batches :]):
+            if state is not State.WAITING:
+                found._state[place], found._by_device[place] = state, False
+                found._held += 1
+        found.claims.follow(self.claims, self.batches)
+        return found
 
     @property
     def phase(self) -> str:
@@ -99,7 +118,7 @@ class DualBuffer:
 
     def _advance_host(self) -> int | None:
         if self.claims is not None:
-            places = range(self.claims.next(self._trained), self.batches)
+            places = range(self.claims.next(self._trained), len(self._state))
             return next((place for place in places if self._state[place] is State.WAITING), None)
         while self._next_host < self.batches:
             place = self._next_host

@@ -18,7 +18,7 @@ from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
 from weft.engine.base.process_memory import base_bytes
-from weft.engine.planning.step_memory import Steps, remember, remembered, switches
+from weft.engine.planning.step_memory import Steps, remember, remembered, remembered_kernels, switches
 from weft.graph.data.graph import Graph
 from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
 from weft.ops.launch.kernel_versions import KernelVersion, kernel_versions
@@ -142,10 +142,13 @@ class Estimator:
         return None if steps is None else self._estimate(steps, tasks, plan)
 
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
-        key = (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode, plan.places)
+        key = self._capture_key(tasks, plan)
         if key not in self._captures:
             self._captures[key] = self._remembered(tasks, plan)
         return self._captures[key]
+
+    def _capture_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
+        return (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode, plan.places)
 
     def _remembered(self, tasks: Sequence[Task], plan: Plan) -> Steps:
         """As an earlier process captured it, or captured now and kept for later ones."""
@@ -167,7 +170,14 @@ class Estimator:
         return replace(found, kernels=tuple(known))
 
     def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:
-        """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``."""
+        """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``.
+
+        They are known without a dry run if one was made of such tasks, whatever their number of epochs.
+        """
+        if self._capture_key(tasks, plan) not in self._captures:
+            known = remembered_kernels(tasks, self.stats(tasks[0]), plan, self._limits)
+            if known is not None:
+                return known
         return self._captured(tasks, plan).kernels
 
     def versions(self, tasks: Sequence[Task], plan: Plan) -> Mapping[str, KernelVersion]:

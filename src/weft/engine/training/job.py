@@ -247,6 +247,8 @@ class Job:
                     self._train(key, group, checkpoint)
             except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
+            finally:
+                group.close()
         return []
 
     @contextmanager

@@ -6,7 +6,9 @@
 
 Workers prepare the host's batches, one thread carries them over the bus, and the caller's thread prepares the
 device's own between two steps, as :class:`weft.core.division.DualBuffer` decides. Batches come in their order and
-depend on their seeds alone, whoever prepares them. ``division`` may be replaced between two runs.
+depend on their seeds alone, whoever prepares them. ``division`` may be replaced between two runs. Told the batches of
+the epoch after this one (``then``), the host of an elastic division goes on with those as this one ends; they wait in
+its buffer until the next run, while the caller evaluates, say. :meth:`DividedPipeline.close` ends that.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSid
 from weft.flow.sampling.seeds import SeedBatch
 from weft.flow.stages.streams import arrived
 
+Finished = Callable[[DualBuffer, int], None]
 AHEAD = 2  # actions that may be submitted to the trainer before the first of them is done
 JOIN_SECONDS = 5.0
+IDLE_SECONDS = 30.0  # between two epochs after which batches of the next one are given up
 
 
 class DividedPipeline:
@@ -70,21 +74,36 @@ class DividedPipeline:
                 raise InputError(f"division: the {name} is to prepare {count} batches of an overlap, but it cannot")
         self._division = division
 
-    def run(self, source: Iterable[SeedBatch]) -> Iterator[Any]:
-        """The batches of ``source`` where they are trained.
+    def run(self, source: Iterable[SeedBatch], then: Iterable[SeedBatch] = ()) -> Iterator[Any]:
+        """The batches of ``source`` where they are trained; ``then``: those of the next run, if there will be one.
 
         An error of a side is raised here as a TrainingError that names the phase. Leaving the loop early stops all
         threads.
         """
-        running = self._running = _Running(self, list(source))
+        running, goes_on = self._begun(list(source), list(then) if self.division.elastic else []), False
         try:
             yield from running.batches()
+            goes_on = running.schedule.upcoming > 0
         finally:
-            self._running = None
-            running.stop()
             self._count(running.schedule)
             if running.schedule.claims is not None:
                 self._seconds = running.schedule.claims.seconds
+            if not goes_on:
+                running.stop()
+                self._running = None if self._running is running else self._running
+
+    def _begun(self, seeds: list[SeedBatch], then: list[SeedBatch]) -> _Running:
+        """The run of ``seeds``: the one before goes on if it was told of them, or another begins."""
+        if self._running is None or not self._running.follow(self.division, seeds, then):
+            self.close()
+            self._running = _Running(self, seeds, then)
+        return self._running
+
+    def close(self) -> None:
+        """End all threads, and drop what they have begun."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -102,12 +121,17 @@ class DividedPipeline:
 
 
 class _Running:
-    """The threads, the schedule and the items of one run; everything shared is under one condition."""
+    """The threads, the schedule and the items of one run, or of several; what is shared is under one condition.
 
-    def __init__(self, pipeline: DividedPipeline, seeds: Sequence[SeedBatch]) -> None:
-        self._pipeline, self._seeds, self._log = pipeline, seeds, pipeline.log
-        division = pipeline.division
-        self.schedule = DualBuffer(division, len(seeds), pipeline._seconds)
+    ``then``: what :meth:`follow` is expected to go on with. Threads and items know batches by numbers that count over
+    all runs, the schedule by places in the present one, of which ``_before`` were trained in others.
+    """
+
+    def __init__(self, pipeline: DividedPipeline, seeds: Sequence[SeedBatch], then: Sequence[SeedBatch]) -> None:
+        self._pipeline, self._seeds, self._then, self._log = pipeline, seeds, then, pipeline.log
+        self._division = division = pipeline.division
+        self._before = 0
+        self.schedule = DualBuffer(division, len(seeds), pipeline._seconds, len(then))
         self._keys = _Keys.of(division.trainer)
         self._changed, self._items = threading.Condition(), dict[int, Any]()
         self._error: TrainingError | None = None
@@ -124,6 +148,22 @@ class _Running:
         ]
         for thread in self._threads:
             thread.start()
+
+    def follow(self, division: Division, seeds: Sequence[SeedBatch], then: Sequence[SeedBatch]) -> bool:
+        """Go on with ``seeds``, if they are what this was told of, under the same division; whether it does."""
+        with self._changed:
+            expected = division == self._division and _names(seeds) == _names(self._then)
+            if self._stopped or not self.schedule.finished or not expected:
+                return False
+            self._before += self.schedule.batches
+            self._seeds, self._then = seeds, then
+            self.schedule = self.schedule.following(len(then))
+            self._changed.notify_all()
+        return True
+
+    def _seeds_of(self, number: int) -> SeedBatch:
+        place = number - self._before
+        return self._seeds[place] if place < len(self._seeds) else self._then[place - len(self._seeds)]
 
     # ---- the thread that trains ----------------------------------------------------------------------
 
@@ -149,9 +189,9 @@ class _Running:
             what, batch = self._decide()
             if what == "train":
                 own = inside is not None and self.schedule.prepared_by_device(batch)
-                return self._items.pop(batch), self._keys.step if own else self._keys.training
+                return self._items.pop(self._before + batch), self._keys.step if own else self._keys.training
             if inside is not None:
-                self._done(batch, inside(self._seeds[batch]), self.schedule.finished_on_device)
+                self._done(self._before + batch, inside(self._seeds[batch]), DualBuffer.finished_on_device)
             else:
                 self._prepare_here(batch)
 
@@ -190,18 +230,19 @@ class _Running:
         except Exception as error:
             raise _failure(self._keys.batching, batch, error) from error
         self._submitted.append(_Submitted(self._pipeline.clock.mark()))
-        self._done(batch, item, self.schedule.finished_on_device)
+        self._done(self._before + batch, item, DualBuffer.finished_on_device)
 
     def _prepare_beside(self) -> None:
         """The device's own batches in a thread of their own, while others are trained."""
         device = self._pipeline.device
         assert device is not None
-        while (batch := self._claim(self._begin_beside, lambda: not self.schedule.device_has_work)) is not None:
+        while (claimed := self._claim(self._begin_beside, lambda: not self.schedule.device_has_work)) is not None:
+            number, seeds = claimed
             sampling = partial(self._log.timed, self._keys.batching, device.batch)
             reading = partial(self._log.timed, self._keys.reading, device.read)
             with self._working():
-                item = self._attempt(batch, sampling, self._seeds[batch])
-                self._done(batch, self._attempt(batch, reading, item), self.schedule.finished_on_device)
+                item = self._attempt(seeds, sampling, seeds)
+                self._done(number, self._attempt(seeds, reading, item), DualBuffer.finished_on_device)
                 del item
 
     def _begin_beside(self) -> int | None:
@@ -215,36 +256,47 @@ class _Running:
     def _prepare(self) -> None:
         host = self._pipeline.host
         assert host is not None
-        while (batch := self._claim(self.schedule.begin_on_host, lambda: not self.schedule.host_has_work)) is not None:
+        begin = lambda: self.schedule.begin_on_host()  # noqa: E731 - of whichever schedule there is by then
+        over = lambda: not self._then and not self.schedule.host_has_work  # noqa: E731
+        while (claimed := self._claim(begin, over)) is not None:
+            number, seeds = claimed
             work = partial(self._log.timed, "batching_cpu", host.prepare)
             with self._working():
-                self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host, "host")
+                self._run(number, seeds, work, seeds, DualBuffer.finished_on_host, "host")
 
     def _transfer(self) -> None:
         host = self._pipeline.host
         assert host is not None
-        while (batch := self._claim(self.schedule.begin_transfer, lambda: self.schedule.finished)) is not None:
+        begin = lambda: self.schedule.begin_transfer()  # noqa: E731 - of whichever schedule there is by then
+        while (claimed := self._claim(begin, lambda: self.schedule.finished and not self._then)) is not None:
+            number, seeds = claimed
             work = partial(self._log.timed, "transfer_pcie", host.transfer)
             with self._working():
                 with self._changed:
-                    item = self._items.pop(batch)
+                    item = self._items.pop(number)
                     self._changed.notify_all()  # a place in the host's buffer is free
-                self._run(batch, work, item, self.schedule.finished_transfer, "bus")
+                self._run(number, seeds, work, item, DualBuffer.finished_transfer, "bus")
                 host.discard(item)
                 del item
 
-    def _claim(self, begin: Callable[[], int | None], over: Callable[[], bool]) -> int | None:
-        """The next batch of a thread; None when there will be none."""
+    def _claim(self, begin: Callable[[], int | None], over: Callable[[], bool]) -> tuple[int, SeedBatch] | None:
+        """The number of the next batch of a thread, and its seeds; None when there will be none."""
         with self._changed:
             while not self._stopped and self._error is None:
-                batch = None if self._paused else begin()
-                if batch is not None:
+                place = None if self._paused else begin()
+                if place is not None:
                     self._at_work += 1
-                    return batch
+                    return self._before + place, self._seeds_of(self._before + place)
                 if not self._paused and over():
                     return None
-                self._changed.wait()
+                if not self._changed.wait(IDLE_SECONDS) and self.schedule.finished:  # the next epoch does not come
+                    self._give_up()
         return None
+
+    def _give_up(self) -> None:
+        self._stopped = True
+        self._changed.notify_all()
+        self._drop_items()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -269,23 +321,27 @@ class _Running:
                 self._paused = False
                 self._changed.notify_all()
 
-    def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None], phase: str) -> None:
+    def _run(
+        self, number: int, seeds: SeedBatch, work: partial[Any], item: Any, finished: Finished, phase: str
+    ) -> None:
         begin = time.perf_counter()
-        made = self._attempt(batch, work, item)
+        made = self._attempt(seeds, work, item)
         self._took(phase, time.perf_counter() - begin)
-        self._done(batch, made, finished)
+        self._done(number, made, finished)
 
-    def _attempt(self, batch: int, work: partial[Any], item: Any) -> Any:
+    def _attempt(self, seeds: SeedBatch, work: partial[Any], item: Any) -> Any:
         """``work(item)``; an error names the phase, which is the first argument of ``work``."""
         try:
             return work(item)
         except Exception as error:
-            raise _failure(work.args[0], batch, error) from error
+            raise _failure(work.args[0], seeds.batch, error) from error
 
-    def _done(self, batch: int, item: Any, finished: Callable[[int], None]) -> None:
+    def _done(self, number: int, item: Any, finished: Finished) -> None:
         with self._changed:
-            self._items[batch] = item
-            finished(batch)
+            self._items[number] = item
+            finished(self.schedule, number - self._before)
+            if self._stopped:
+                self._drop_items()
             self._changed.notify_all()
 
     def _guard(self, work: Callable[[], None]) -> None:
@@ -310,13 +366,14 @@ class _Running:
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
-        self._drop_items()
+        with self._changed:
+            self._drop_items()
 
     def _drop_items(self) -> None:
         host, items = self._pipeline.host, self._items
         self._items = {}
-        for batch, item in items.items():
-            if host is not None and self.schedule.state(batch) is State.IN_HOST_BUFFER:
+        for number, item in items.items():
+            if host is not None and self.schedule.state(number - self._before) is State.IN_HOST_BUFFER:
                 host.discard(item)
 
 
@@ -341,6 +398,10 @@ class _Keys:
     @classmethod
     def of(cls, trainer: str) -> _Keys:
         return cls(*(f"{phase}_{trainer}" for phase in ("batching", "transfer", "training", "step")))
+
+
+def _names(seeds: Sequence[SeedBatch]) -> list[tuple[int, int]]:
+    return [(one.epoch, one.batch) for one in seeds]
 
 
 def _failure(phase: str, batch: int, error: BaseException) -> TrainingError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl
 
 BLOCK = 512
 
 
-@triton.jit
+@jit_any_size("stride_hyper", "last")  # they depend on the number of epochs, and only scalars are read by them
 def _adam_kernel(
     param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step, P, stride_hyper, last,
     HAS_MASK: tl.constexpr, HAS_STEP: tl.constexpr, BLOCK: tl.constexpr,

@@ -4,7 +4,8 @@ Every activity occupies resources exclusively (the host has one place per worker
 slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
 does so in captured steps (of batches of one size: see :mod:`weft.core.batches.buckets`), whose phases have times of
 their own and follow one another. The bus is shared where it was measured how copies and the device's reads slow each
-other down. Results are per batch, so that epochs of different lengths compare.
+other down. Results are per batch, so that epochs of different lengths compare. Of an elastic division it is an epoch
+that follows another: the host has begun some of its batches while that one ended, as it begins some of the next.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from weft.core.errors import SpecError
 from weft.planner.division.loads import device_operators, step_operators
 
 MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
+BEFORE = 64  # batches of the epoch before, at most: its end is what matters
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class _Running:
     batch: int
     left: float
     begin: float
-    then: Callable[[float], None]
+    then: Callable[[int], None]  # of the batch
 
 
 @dataclass
@@ -134,7 +136,8 @@ class _Run:
         self._training = registry.training(division.trainer)
         in_turn = one_side and self._training.key in times.captured
         self._beside = division.beside and not in_turn
-        self._schedule = DualBuffer(replace(division, beside=self._beside), batches)
+        self._before = min(batches, max(BEFORE, 2 * division.lead)) if division.elastic else 0
+        self._schedule = DualBuffer(replace(division, beside=self._beside), self._before or batches, upcoming=batches)
         host, device = registry.host_route(), registry.device_route(division.trainer)
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
@@ -143,6 +146,7 @@ class _Run:
         self._device = operators(registry, division.trainer, times)
         self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
         self._activities: list[Activity] = []
+        self._origin = 0.0  # when the epoch began
         self._device_busy = self._preparing = False
         self._pending: tuple[int, int] | None = None  # batch and operator that the device is to go on with
         self._waited = [0.0, 0.0]  # device for host, host for room
@@ -150,22 +154,40 @@ class _Run:
 
     def result(self) -> Simulation:
         """Run to the end."""
+        if self._before:
+            self._run()
+            self._follow()
+        self._run()
+        seconds = self._clock.now - self._origin
+        begun = [_ended(one, self._clock.now) for one in self._clock.running]  # of the next epoch
+        done = [replace(one, begin=one.begin - self._origin, end=one.end - self._origin) for one in self._activities]
+        busy = dict.fromkeys(self._used, 0.0)
+        for one in [*self._activities, *begun]:
+            for resource in one.resources:
+                busy[resource] = busy.get(resource, 0.0) + one.end - max(one.begin, self._origin)
+        own = tuple(one for one in done if one.batch < self._batches)
+        blocking = self._schedule.blocking
+        return Simulation(
+            self._division, self._batches, seconds, busy, own, self._waited[0], self._waited[1],
+            blocking.host_late, blocking.device_late, blocking.taken_over,
+        )  # fmt: skip
+
+    def _run(self) -> None:
+        """Until all batches are trained; the host may go on with those of the next epoch."""
         while True:
             self._dispatch()
-            if not self._clock.running:
+            if not self._clock.running or (self._schedule.finished and not self._device_busy):
                 break
             self._advance()
         if not self._schedule.finished:
             raise SpecError(f"division {self._division.words()!r} came to a stop")
-        busy = dict.fromkeys(self._used, 0.0)
-        for one in self._activities:
-            for resource in one.resources:
-                busy[resource] = busy.get(resource, 0.0) + one.end - one.begin
-        blocking, seconds = self._schedule.blocking, max((one.end for one in self._activities), default=0.0)
-        return Simulation(
-            self._division, self._batches, seconds, busy, tuple(self._activities), self._waited[0], self._waited[1],
-            blocking.host_late, blocking.device_late, blocking.taken_over,
-        )  # fmt: skip
+
+    def _follow(self) -> None:
+        """Begin the epoch after the one that has ended."""
+        for one in self._clock.running:
+            one.batch -= self._schedule.batches
+        self._schedule = self._schedule.following(self._batches)
+        self._origin, self._activities, self._waited = self._clock.now, [], [0.0, 0.0]
 
     # ---- beginning what can begin --------------------------------------------------------------------
 
@@ -175,11 +197,11 @@ class _Run:
             self._dispatch_beside()
         self._dispatch_bus()
         while self._host and self._free(self._host[0]) and (batch := self._schedule.begin_on_host()) is not None:
-            self._begin(self._host[0], batch, lambda _, b=batch: self._schedule.finished_on_host(b))  # type: ignore[misc]
+            self._begin(self._host[0], batch, lambda done: self._schedule.finished_on_host(done))
 
     def _dispatch_bus(self) -> None:
         while (self._host and self._free(self._host[1])) and (batch := self._schedule.begin_transfer()) is not None:
-            self._begin(self._host[1], batch, lambda _, b=batch: self._schedule.finished_transfer(b))  # type: ignore[misc]
+            self._begin(self._host[1], batch, self._schedule.finished_transfer)
 
     def _dispatch_beside(self) -> None:
         """Preparation beside training; where both need the bus, the batch that is trained first goes first."""
@@ -213,7 +235,7 @@ class _Run:
         if self._pending is not None:
             return
 
-        def then(_: float) -> None:
+        def then(_: int) -> None:
             if place + 1 < len(self._device):
                 self._prepare(batch, place + 1)
             else:
@@ -240,7 +262,7 @@ class _Run:
     def _places(self, resource: str) -> int:
         return self._division.workers if resource == HOST else 1
 
-    def _begin(self, operator: Operator, batch: int, then: Callable[[float], None]) -> None:
+    def _begin(self, operator: Operator, batch: int, then: Callable[[int], None]) -> None:
         for name in operator.occupies:
             self._used[name] = self._used.get(name, 0) + 1
         self._clock.running.append(_Running(operator, batch, self._duration(operator.key), self._clock.now, then))
@@ -270,12 +292,10 @@ class _Run:
     def _end(self, one: _Running) -> None:
         for name in one.operator.occupies:
             self._used[name] -= 1
-        self._activities.append(
-            Activity(one.operator.key, one.batch, one.operator.occupies, one.begin, self._clock.now)
-        )
+        self._activities.append(_ended(one, self._clock.now))
         if self._division.elastic:
             self._tell(one)
-        one.then(self._clock.now)
+        one.then(one.batch)
 
     def _tell(self, one: _Running) -> None:
         """What the executor measures of an elastic division: of steps that prepare their batch the whole."""
@@ -294,3 +314,7 @@ class _Run:
         idle = self._division.workers - self._used.get(HOST, 0)
         if self._division.host_batches and idle and self._schedule.host_has_work:
             self._waited[1] += step * idle / self._division.workers
+
+
+def _ended(one: _Running, now: float) -> Activity:
+    return Activity(one.operator.key, one.batch, one.operator.occupies, one.begin, now)

@@ -14,29 +14,28 @@ from weft.ops.sampling.draws import epoch_clocks
 
 
 class DeviceSeeds:
-    """Of one epoch at a time; ``order`` of the training seeds, ``seed`` of all draws."""
+    """Of two epochs at a time, the one in training and the next; ``order`` of the seeds, ``seed`` of all draws."""
 
     def __init__(self, order: SeedOrder, seed: int, device: torch.device) -> None:
         self._order, self._seed, self._device = order, seed, device
-        self._made_for: tuple[int, object] | None = None
-        self._ids = self._clocks = torch.empty(0)
+        self._made: dict[tuple[int, object], tuple[Tensor, Tensor]] = {}  # seeds and clocks by epoch and stream
 
     def of(self, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
         """Seeds ``[B]`` int32 and the clock ``[3]`` int64 of a batch, both on the device, for its current stream."""
-        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        if self._made_for != (epoch, stream):
-            self._make(epoch)
-            self._made_for = (epoch, stream)
+        ids, clocks = self._of_epoch(epoch)
         size = self._order.batch_size
-        return self._ids[batch * size : (batch + 1) * size], self._clocks[batch]
+        return ids[batch * size : (batch + 1) * size], clocks[batch]
 
     def on_host(self, epoch: int, first: int = 0) -> list[SeedBatch]:
         """The batches of an epoch from ``first`` on in host memory; the device sorts them, a host takes longer."""
-        self.of(epoch, 0)
-        batches = self._ids.cpu().long().split(self._order.batch_size)
+        batches = self._of_epoch(epoch)[0].cpu().long().split(self._order.batch_size)
         return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches) if number >= first]
 
-    def _make(self, epoch: int) -> None:
-        ids = self._order.seeds[self._order.permutation(epoch)]
-        self._ids = ids.to(self._device, torch.int32)
-        self._clocks = epoch_clocks(self._seed, epoch, len(self._order), self._device)
+    def _of_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        if (epoch, stream) not in self._made:
+            newest = list(self._made.items())[-1:]
+            ids = self._order.seeds[self._order.permutation(epoch)].to(self._device, torch.int32)
+            clocks = epoch_clocks(self._seed, epoch, len(self._order), self._device)
+            self._made = {**dict(newest), (epoch, stream): (ids, clocks)}
+        return self._made[epoch, stream]

@@ -63,6 +63,8 @@ class DividedSampled(Sampled):
 
     def __init__(self, request: SourceRequest, about: DividedSampling) -> None:
         self._overlaps = False
+        self._expected: int | None = None
+        self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
         captured = about.sampling.captured and not request.graph.num_relations
         super().__init__(request, replace(about.sampling, captured=captured))
@@ -113,11 +115,28 @@ class DividedSampled(Sampled):
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
         begin = self.divided.clock.mark()
         if self._alone:
+            self.close()  # what a division before had begun
             yield from super().batches(epoch, first)
         else:
-            yield from map(self.as_batch, self.divided.run(self._seeds.on_host(epoch, first)))
+            yield from map(self.as_batch, self.divided.run(*self._with_next(epoch, first)))
         if not first:
             self.divided.log.add_marks(EPOCH, begin, self.divided.clock.mark())
+
+    def expect(self, epoch: int | None) -> None:
+        """Epoch ``epoch`` comes after the one that is trained next, so that the host may begin it; None: none does."""
+        self._expected = epoch
+
+    def close(self) -> None:
+        """No epoch follows: end threads of the host that have begun one."""
+        self.divided.close()
+
+    def _with_next(self, epoch: int, first: int) -> tuple[list[SeedBatch], list[SeedBatch]]:
+        """The batches of an epoch from ``first`` on, and those of the epoch after it, if one is expected."""
+        now = self._listed.get(epoch) or self._seeds.on_host(epoch)
+        self._listed = {}
+        if self._expected is not None and self.division.elastic:
+            self._listed[self._expected] = self._seeds.on_host(self._expected)
+        return now[first:], self._listed.get(self._expected or 0, [])
 
     def quiet(self) -> AbstractContextManager[None]:
         """While a step is captured: no other thread prepares batches."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -220,6 +220,17 @@ class Source(Protocol):
 
     def labels(self) -> Tensor:
         """Labels of all rows of :meth:`logits`."""
+
+
+@runtime_checkable
+class BeginsAhead(Protocol):
+    """A source whose host may begin the batches of the next epoch while one ends."""
+
+    def expect(self, epoch: int | None) -> None:
+        """Epoch ``epoch`` comes after the one that is trained next; None: none does."""
+
+    def close(self) -> None:
+        """No epoch follows: give up what was begun."""
 
 
 MakeSource = Callable[[SourceRequest], Source]

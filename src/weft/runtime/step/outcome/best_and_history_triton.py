@@ -1,6 +1,6 @@
 """Triton kernels of ``best_and_history.py``: the book-keeping of an epoch in one launch instead of twenty.
 
-Shapes: T members, L epochs, M columns of history.
+Shapes: T members, L epochs, M columns of history. One version of a kernel serves any number of epochs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl
 from weft.runtime.step.state import State
 
 
-@triton.jit
+@jit_any_size("L")
 def _record_kernel(
     rows, rules, history, clock, epochs_done, end_at, score_at, epoch_at, better_at, L, M, STEPS,
     LOSSES: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr,
@@ -48,7 +48,7 @@ def _record_kernel(
     tl.store(clock + 2 * member + 1, tl.load(clock + 2 * member + 1) + STEPS)
 
 
-@triton.jit
+@jit_any_size("L")
 def _note_kernel(losses, history, clock, epochs_done, L, M, STEPS):
     """One program per member."""
     member = tl.program_id(0).to(tl.int64)
