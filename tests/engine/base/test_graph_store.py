@@ -109,8 +109,11 @@ def test_what_lies_around_graphs_is_none_of_a_run(tmp_path):
 
 
 def test_a_graph_takes_the_whole_segments_of_its_memory_pool(tmp_path, monkeypatch):
-    segments = [{"total_size": 20 << 20, "allocated_size": 3 << 20}, {"total_size": 2 << 20, "allocated_size": 1 << 20}]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool: segments if pool == (0, 7) else [])
+    """Asked for all pools at once: asked for one, torch frees the pool's number while it is in use."""
+    sizes = [((0, 7), 20, 3), ((0, 7), 2, 1), ((0, 0), 64, 9), ((0, 8), 20, 2)]
+    names = ("segment_pool_id", "total_size", "allocated_size")
+    segments = [dict(zip(names, (number, total << 20, used << 20), strict=True)) for number, total, used in sizes]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     monkeypatch.setattr(graph_store, "_own_pool", lambda device: SimpleNamespace(id=(0, 7)))
     monkeypatch.setattr(graph_store, "_from_pool", lambda pool, device: nullcontext())
     store = GraphStore(CPU, 1 << 30, 1 << 30)

@@ -141,7 +141,8 @@ class GraphStore:
         with _from_pool(pool, self.device):
             graph = make()
         graph.kept = {}
-        return _Kept(graph, pool, self._bytes_of(graph, key, pool))
+        unused = {} if pool is None else unused_bytes()
+        return _Kept(graph, pool, self._bytes_of(graph, key) + unused.get(_number(pool), 0))
 
     def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _Kept:
         """A graph in the pool, once enough is evicted of those that no run has; beside it, and said so, if too large.
@@ -162,9 +163,9 @@ class GraphStore:
         graph.kept = {}
         return _Kept(graph, None, self._bytes_of(graph, key))
 
-    def _bytes_of(self, graph: Graph, key: Hashable, own_pool: Any = None) -> int:
+    def _bytes_of(self, graph: Graph, key: Hashable) -> int:
         if self.pool is None:
-            return bytes_of(graph, self.device) + _unused_bytes(own_pool)
+            return bytes_of(graph, self.device)
         return bytes_of(graph, self.device, self.pool.storage) + self.pool.held(_owner(key))
 
     def _evict(self, key: Hashable) -> None:
@@ -213,8 +214,9 @@ class GraphStore:
         kept = {state_of(name) for name in names}
         with self._lock:
             self._handed_out &= kept
+            unused = unused_bytes() if any(one.pool is not None for one in self._placed.values()) else {}
             for key, one in self._placed.items():
-                one.bytes = self._bytes_of(one.graph, key, one.pool)
+                one.bytes = self._bytes_of(one.graph, key) + unused.get(_number(one.pool), 0)
             for one in self._host.values():  # here alone: other threads ask for graphs while one trains
                 one.bytes = bytes_of(one.graph, HOST)
             for key in [key for key in self._placed if key not in kept]:
@@ -342,11 +344,22 @@ def _own_pool(device: torch.device) -> Any:
         return None
 
 
-def _unused_bytes(pool: Any) -> int:
-    """Bytes of the segments of a graph's own memory pool that no array has."""
-    if pool is None:
-        return 0
-    return sum(one["total_size"] - one["allocated_size"] for one in torch.cuda.memory_snapshot(pool.id))
+def _number(pool: Any) -> tuple[int, int] | None:
+    return None if pool is None else tuple(pool.id)
+
+
+def unused_bytes() -> dict[tuple[int, int] | None, int]:
+    """Bytes of the segments of every memory pool on the GPU that no array has.
+
+    Not by ``torch.cuda.memory_snapshot(pool.id)``: that gives up a reference too many of both numbers of the id (torch
+    2.11). Python never frees those up to 256; a later one is freed while it is in use, and the process crashes some
+    time after, wherever it allocates the next number.
+    """
+    found: dict[tuple[int, int] | None, int] = {}
+    for one in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        number = tuple(one["segment_pool_id"])
+        found[number] = found.get(number, 0) + one["total_size"] - one["allocated_size"]
+    return found
 
 
 def _from_pool(pool: Any, device: torch.device) -> AbstractContextManager[Any]:
