@@ -11,20 +11,32 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
-from tests.runtime.user_modules.kept import keeping_modules as modules
+from tests.runtime.user_modules.kept.modules import (
+    ALL,
+    buffers,
+    containers,
+    evaluation_only,
+    made_in_call,
+    outside,
+    python_objects,
+    tables_and_banks,
+    teachers,
+    weight_memory,
+    wrapped_layers,
+)
 from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import EPOCHS, GRAPH, RATE, preempted_after, run, seed_all, tasks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's on modules of torch.jit, old norms and sparse tensors
 OUTSIDE = {
-    modules.GlobalInEvaluation: "SEEN",
-    modules.ByModule: "BY_MODULE",
-    modules.MutableDefault: "memory",
-    modules.made_in_function: "calls",
+    outside.GlobalInEvaluation: "SEEN",
+    outside.ByModule: "BY_MODULE",
+    outside.MutableDefault: "memory",
+    outside.made_in_function: "calls",
 }
-REFUSED = (modules.TiedByData, modules.ViewsOfBuffers, *OUTSIDE)
-NOT_RESUMED = (modules.ItertoolsCount,) if sys.version_info >= (3, 14) else ()  # which does not say where it is
-EXACT = [model for model in modules.ALL if model not in REFUSED]
+REFUSED = (weight_memory.TiedByData, buffers.ViewsOfBuffers, *OUTSIDE)
+NOT_RESUMED = (python_objects.ItertoolsCount,) if sys.version_info >= (3, 14) else ()  # which does not say where it is
+EXACT = [model for model in ALL if model not in REFUSED]
 
 
 def plain(model, seed=0):
@@ -87,12 +99,12 @@ def test_parameters_in_one_memory_are_refused_by_both_names():
     with pytest.raises(
         weft.SpecError, match=r"a\.weight of model TiedByData is in the memory of the parameter b\.weight"
     ):
-        run(tasks_of(modules.TiedByData, [0]))
+        run(tasks_of(weight_memory.TiedByData, [0]))
 
 
 def test_buffers_in_one_memory_that_change_are_refused_by_both_names():
     with pytest.raises(weft.SpecError, match="buffer table of model ViewsOfBuffers is in the memory of buffer first"):
-        run(tasks_of(modules.ViewsOfBuffers, [0]))
+        run(tasks_of(buffers.ViewsOfBuffers, [0]))
 
 
 @pytest.mark.parametrize(("model", "name"), OUTSIDE.items())
@@ -102,7 +114,7 @@ def test_what_is_outside_of_a_module_is_refused_before_the_first_epoch(model, na
         run(tasks_of(model, range(seeds)))
 
 
-class InAnyType(modules.DetachedWeight):
+class InAnyType(weight_memory.DetachedWeight):
     def forward(self, x, adj):
         h = self.hidden(x, adj)
         return self.last(h) + h @ self.w.T.to(h.dtype)
@@ -116,14 +128,14 @@ def test_views_of_weights_are_refused_where_weights_are_cast():
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (modules.DetachedWeight, "w is in the memory of last.weight"),
-        (modules.ViewMadeInCall, "it reads 'w' of an earlier call"),
-        (modules.WholeNumbers, "it reads 'order' of an earlier call"),
-        (modules.TeacherInList, "'teachers'"),
-        (modules.FirstCallDecides, "it reads 'centre' of an earlier call"),
-        (modules.MakesParameter, "it makes 'scale' when it is called, and not in its constructor"),
-        (modules.MakesModule, "it makes 'extra' when it is called, and not in its constructor"),
-        (modules.ScriptedLayer, "last went through torch.jit"),
+        (weight_memory.DetachedWeight, "w is in the memory of last.weight"),
+        (weight_memory.ViewMadeInCall, "it reads 'w' of an earlier call"),
+        (evaluation_only.WholeNumbers, "it reads 'order' of an earlier call"),
+        (teachers.TeacherInList, "'teachers'"),
+        (tables_and_banks.FirstCallDecides, "it reads 'centre' of an earlier call"),
+        (made_in_call.MakesParameter, "it makes 'scale' when it is called, and not in its constructor"),
+        (made_in_call.MakesModule, "it makes 'extra' when it is called, and not in its constructor"),
+        (wrapped_layers.ScriptedLayer, "last went through torch.jit"),
     ],
 )
 def test_why_several_are_not_one_stack(model, reason):
@@ -136,11 +148,11 @@ def test_why_several_are_not_one_stack(model, reason):
 
 
 STACKED = [
-    modules.NotPersistent,
-    modules.InPlaceBuffer,
-    modules.PrototypesInLoss,
-    modules.LruCache,
-    modules.WeakReference,
+    buffers.NotPersistent,
+    buffers.InPlaceBuffer,
+    buffers.PrototypesInLoss,
+    outside.LruCache,
+    python_objects.WeakReference,
 ]
 
 
@@ -176,23 +188,24 @@ def test_what_no_call_reads_is_left_out_of_files():
 
 def test_an_object_whose_weights_are_kept_elsewhere_is_a_plain_loop():
     seed_all(0)
-    module = modules.DetachedWeight(6, 3)
+    module = weight_memory.DetachedWeight(6, 3)
     result = run(weft.Task(graph=GRAPH, model=module, epochs=EPOCHS, lr=RATE))
-    check(result, *plain(modules.DetachedWeight))
+    check(result, *plain(weight_memory.DetachedWeight))
 
 
 LOADING = """
 import sys, torch, weft
-from tests.runtime.user_modules.kept import keeping_modules as modules
+from importlib import import_module
 from tests.runtime.user_modules.test_exact import GRAPH
-result = weft.load_result(sys.argv[1], model=getattr(modules, sys.argv[2]), graph=GRAPH)
-torch.save(result.predict_logits(GRAPH), sys.argv[3])
+run, file, name, logits = sys.argv[1:]
+result = weft.load_result(run, model=getattr(import_module(file), name), graph=GRAPH)
+torch.save(result.predict_logits(GRAPH), logits)
 """
 
 
-@pytest.mark.parametrize("model", [modules.TeacherMadeInCall, modules.DataclassState, modules.SparseRead])
+@pytest.mark.parametrize("model", [teachers.TeacherMadeInCall, containers.DataclassState, tables_and_banks.SparseRead])
 def test_another_process_predicts_the_same(model, tmp_path):
     result = run(tasks_of(model, [0])[0], out=tmp_path / "run")
-    command = [sys.executable, "-W", "ignore", "-c", LOADING, tmp_path / "run", model.__name__, tmp_path / "logits"]
-    subprocess.run(command, check=True)
+    given = [tmp_path / "run", model.__module__, model.__name__, tmp_path / "logits"]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", LOADING, *given], check=True)
     torch.testing.assert_close(torch.load(tmp_path / "logits"), result.predict_logits())

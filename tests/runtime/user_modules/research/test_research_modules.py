@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import weft
 from tests.runtime.user_modules.kept.test_kept_reads import check
-from tests.runtime.user_modules.research import research_modules as modules
+from tests.runtime.user_modules.research.modules import ALL
 from tests.runtime.user_modules.test_exact import EPOCHS, GRAPH, RATE, preempted_after, run, seed_all, tasks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's on old norms and sparse tensors
@@ -46,7 +46,7 @@ def plain(model, seed=0):
     return losses, evaluations
 
 
-@pytest.mark.parametrize("model", modules.ALL)
+@pytest.mark.parametrize("model", ALL)
 def test_alone_loaded_and_resumed_is_a_plain_loop(model, tmp_path, monkeypatch):
     (task,) = tasks_of(model, [0])
     result, expected = run(task, out=tmp_path / "run"), plain(model)
@@ -60,7 +60,7 @@ def test_alone_loaded_and_resumed_is_a_plain_loop(model, tmp_path, monkeypatch):
     check(run(task, out=tmp_path / "again", resume=True), *expected)
 
 
-@pytest.mark.parametrize("model", modules.ALL)
+@pytest.mark.parametrize("model", ALL)
 def test_several_seeds_are_plain_loops(model):
     for seed, result in enumerate(run(tasks_of(model, range(3)))):
         check(result, *plain(model, seed))
