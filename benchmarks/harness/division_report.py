@@ -31,6 +31,7 @@ class Row:
     weft: Cell
     host: Cell | None
     ratios: tuple[float, ...]
+    as_planned: bool = True  # of a plan within a budget: it divides if that does, and keeps to the budget
 
     @property
     def gain(self) -> float:
@@ -68,8 +69,19 @@ def rows_of(cells: list[Cell]) -> list[Row]:
         device, weft, host = (find(here, workers=workers, side=side) for side in SIDES)
         ratios = tuple(c["ms_per_batch"] for c in here if c.get("workers") == workers and "ms_per_batch" in c)
         if device and weft:
-            found.append(Row(shape, model, budget, workers, device, weft, host, ratios))
+            kept = budget is None or _as_planned(weft, find(here, side="plan"), budget)
+            found.append(Row(shape, model, budget, workers, device, weft, host, ratios, kept))
     return found
+
+
+def _as_planned(weft: Cell, plan: Cell | None, budget: float) -> bool:
+    """Whether what was measured is what the plan says; older files tell by its reasons whether a plan divides."""
+    if plan is None:
+        return True
+    told = any(str(reason).startswith("batches: ") for reason in plan.get("why", ()))
+    divides = plan.get("divides", told or "why" not in plan)
+    both = bool((weft.get("division") or {}).get("host_batches")) and "same_as" not in weft
+    return (divides or not both) and weft.get("needed_gb", 0.0) * 1e9 <= budget * (1 << 30)
 
 
 def print_report(recorder: Recorder) -> None:
@@ -121,9 +133,10 @@ def _told(cell: Cell, cells: list[Cell]) -> Iterator[str]:
 
 def verdicts(cells: list[Cell]) -> list[list[str]]:
     """A line per thing to be shown: what, pass or miss or not measured, and the figures."""
-    rows = rows_of(cells)
+    every = rows_of(cells)
+    rows = [row for row in every if row.as_planned]
     close = [_where_close(rows, within) for within in CLOSE]
-    return [_simulator(cells), _best_ratio(rows), _never_worse(rows), *close, _grid(rows),
+    return [_simulator(cells), _best_ratio(rows), _never_worse(rows), *close, _grid(rows, len(every) - len(rows)),
             _preprocessing(cells), _adapted(cells)]  # fmt: skip
 
 
@@ -172,12 +185,13 @@ def _where_close(rows: list[Row], within: float) -> list[str]:
     return _line(f"{CLOSE_GAIN}x where sides are close (within {within}x)", passed, found)
 
 
-def _grid(rows: list[Row]) -> list[str]:
-    """Whether all three sides were measured for every model, budget and worker count."""
+def _grid(rows: list[Row], others: int) -> list[str]:
+    """Whether all three sides were measured for every model, budget and worker count; ``others`` not as planned."""
     there = [row for row in rows if row.budget is not None and row.host]
     counts = [len({getattr(row, name) for row in there}) for name in ("model", "budget", "workers")]
     whole = counts[0] * counts[1] * counts[2]
     found = f"{len(there)} cells: {counts[0]} models, {counts[1]} budgets, {counts[2]} worker counts"
+    found += f"; {others} more were not measured as planned" if others else ""
     return _line("3 models x 3 budgets x 5 worker counts", len(there) == whole == 45 if there else None, found)
 
 

@@ -95,7 +95,7 @@ def _sides(row: Row) -> list[str]:
     return [
         f"{row.shape}, {MODELS[row.model]}", MISSING if row.budget is None else f"{row.budget:g}", str(row.workers),
         number(row.host["ms_per_batch"]) if row.host else MISSING, number(row.device["ms_per_batch"]),
-        number(weft["ms_per_batch"]), _share(weft), times(row.gain),
+        number(weft["ms_per_batch"]), _share(weft) + ("" if row.as_planned else ", not planned"), times(row.gain),
         MISSING if error is None else f"{100 * error:+.0f} %", ", ".join(busy) or MISSING,
     ]  # fmt: skip
 

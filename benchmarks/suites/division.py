@@ -17,7 +17,8 @@ makes the graphs and groups; every graph is made once):
    adapting (unless ``--no-stress``);
 2. the first model on the other shapes, with few worker counts;
 3. what ``weft.plan`` chooses within the first of ``--budgets`` GiB of the GPU on ``--budget-shape``, for every model
-   and all worker counts, beside both sides alone with the same cache; of the first model every ratio;
+   and all worker counts, beside both sides alone with the same cache; of the first model every ratio. Torch is given no
+   more than the budget there, as in a run, and a plan that does not divide trains by the GPU alone;
 4. the other models on the first shape, with few worker counts; ratios of those in ``--searched``;
 5. as 3 within the other budgets;
 6. the other models on the other shapes.
@@ -57,6 +58,8 @@ from benchmarks.harness.speed_plot import speed_svg
 from benchmarks.harness.steady_division import measure_steady
 from weft.core.placement import Placement
 from weft.core.units import parse_bytes
+from weft.engine.base.machines import find_machine
+from weft.engine.base.memory_budget import memory_cap
 from weft.engine.planning.plan_report_builder import plan as make_plan
 from weft.graph.data.graph import Graph
 
@@ -195,11 +198,17 @@ class Suite:
         division, repeats, seconds = case.side(key["side"], key["workers"]), self._repeats(key), self.args.cell_seconds
         if _settles(key) and (division.divided or key["workers"] >= DIVIDES_FROM):
             return measure_steady(case, division, repeats, seconds, key["workers"])
-        if key["side"] == "weft" and division.kind == "sequential":
+        if key["side"] == "weft" and (division.kind == "sequential" or not self._divides(key)):
             same = self._known({**key, "side": "device"})
             if same is not None:
                 return {**same, "same_as": "device"}
         return measure(case, division, repeats, seconds)
+
+    def _divides(self, key: Key) -> bool:
+        """Whether the plan that a cell is of lets the host prepare batches; without a budget a profile decides."""
+        about = {name: key[name] for name in ("shape", "model", "budget_gib")}
+        made = find(self.recorder.cells, **about, side="plan") if key["budget_gib"] is not None else None
+        return made is None or bool(made.get("divides", True))
 
     def _known(self, key: Key, free: str = "workers") -> dict[str, Any] | None:
         """What was measured already of the device, which does not depend on the workers; ``free``: or on what else."""
@@ -238,7 +247,9 @@ class Suite:
             return
         about = (place, made["device_buffer"])
         make = lambda: make_case(self.graph(part.shape), part.shape, part.model, self.args, *about)  # noqa: E731
-        self._cells(part, keys, make)
+        machine, most = find_machine(self.args.machine), parse_bytes(f"{part.budget}GiB")
+        with memory_cap(self.recorder.device, machine, most):
+            self._cells(part, keys, make)
 
     def _on_device(self, key: Key, place: Placement) -> dict[str, Any]:
         """Of a plan that has everything on the GPU, so that Weft's way is the GPU's; the host as measured elsewhere."""
@@ -256,6 +267,7 @@ class Suite:
         about = {"placement": group.plan.places.to_dict(), "predicted_gb": round(group.cost.total_bytes / 1e9, 3)}
         about |= {"nodes": graph.num_nodes, "edges": graph.num_edges}
         division = group.plan.division
+        about["divides"] = division is not None
         about["device_buffer"] = DEVICE_BUFFER if division is None else division.device_buffer
         return {**about, "predicted_ms_per_batch": round(1e3 * seconds, 4), "why": list(group.plan.why)}
 

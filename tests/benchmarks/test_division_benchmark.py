@@ -8,6 +8,7 @@ from argparse import Namespace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from benchmarks.harness import division_case, steady_division
 from benchmarks.harness.division_report import rows_of, verdicts
@@ -105,16 +106,19 @@ def test_a_cell_with_few_workers_is_divided_anew_with_so_many(monkeypatch):
 
 
 def test_the_host_prepares_nothing_beyond_a_short_epoch():
-    """The end of an epoch would otherwise wait for batches that nobody trains on."""
+    """The end of an epoch would otherwise wait for batches that nobody trains on; the next one is as short."""
     group = Namespace()
     ran = []
-    source = Namespace(divided=Namespace(run=lambda seeds: ran.append(list(seeds))))
+    pipeline = Namespace(run=lambda seeds, then=(): ran.append((list(seeds), list(then))))
+    source = Namespace(divided=pipeline, division=Division(1, 1), steps_per_epoch=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(division_case, "divided_source", lambda one: source)
         with division_case.shortened(group, 3):
-            source.divided.run(iter(range(10)))
-        source.divided.run(iter(range(5)))
-    assert ran == [[0, 1, 2], [0, 1, 2, 3, 4]]
+            source.divided.run(list(range(10)), list(range(10, 20)))
+            assert source.steps_per_epoch == 3
+        source.divided.run(list(range(5)))
+    assert ran == [([0, 1, 2], [10, 11, 12]), ([0, 1, 2, 3, 4], [])]
+    assert source.steps_per_epoch == 10
 
 
 def test_the_figure_has_a_panel_per_group_and_a_line_per_side():
@@ -174,7 +178,7 @@ class Recorded:
     """A recorder that runs plans and nothing else."""
 
     def __init__(self) -> None:
-        self.cells, self.device = [{"status": "ok", "side": "stress"}], None
+        self.cells, self.device = [{"status": "ok", "side": "stress"}], torch.device("cpu")
 
     def cell(self, key, work, free=True):
         return {"status": "ok", **key, **work()} if key["side"] == "plan" else {"status": "ok"}
@@ -184,6 +188,7 @@ def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
     """The leading case with every ratio and a neighbour, every shape, plans within budgets; other models last."""
     about = {"shapes": "products,uk", "models": "sage,gcn", "budgets": "12,80", "budget_shape": "papers100m"}
     about |= {"workers": "4,14", "few_workers": "14", "most_workers": 14, "searched": "sage", "ratios": 3}
+    about["machine"] = "h200"
     suite, asked = division.Suite(Recorded(), Namespace(**about, stress=True, quick=True)), []
     places = {12.0: Placement("cached", "host"), 80.0: Placement()}
     planned = lambda shape, model, budget: {"placement": places[budget].to_dict(), "device_buffer": 4}  # noqa: E731
@@ -197,6 +202,22 @@ def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
     assert sides[:4] == ["profile", "device", "weft", "host"]
     assert sides[-4:] == ["share 0.33", "share 0.67", "stress", "stress"]
     assert asked[2][1][-2:] == ["share 0.33", "share 0.67"]
+
+
+def test_a_plan_that_does_not_divide_trains_by_the_gpu_alone(monkeypatch):
+    """Though a division would be found, which was not planned for and may not fit."""
+    about = {"shape": "papers100m", "model": "sage", "budget_gib": 12.0}
+    recorder = Recorded()
+    recorder.cells = [{"status": "ok", **about, "side": "plan", "divides": False}]
+    recorder.cells += [{"status": "ok", **about, "side": "device", "workers": 14, "ms_per_batch": 12.2}]
+    suite = division.Suite(recorder, Namespace(cell_seconds=1.0, most_workers=14, repeats=1))
+    elastic = Division(1, 1, 2, in_step=True, elastic=True)
+    case = Namespace(side=lambda name, workers: elastic)
+    monkeypatch.setattr(division, "measure", lambda *given: {"ms_per_batch": 5.0})
+    key = {**about, "workers": 14, "side": "weft"}
+    assert suite._measured(case, key)["ms_per_batch"] == 12.2
+    recorder.cells[0]["divides"] = True
+    assert suite._measured(case, key)["ms_per_batch"] == 5.0
 
 
 def test_when_the_time_is_over_nothing_is_made(cells):
@@ -243,3 +264,26 @@ def test_slow_sides_are_measured_over_fewer_batches():
     assert 50 < counts[1] < 70
     assert counts[2] == 193
     assert division_case.batches_of_cell(case, host[2], 0.5) == 56  # four rounds
+
+
+def test_what_was_not_planned_counts_for_nothing():
+    """A division where the plan has none, or one that took more than the budget."""
+    about = {"status": "ok", "shape": "papers100m", "model": "sage", "budget_gib": 12.0}
+    sides = [{**about, "side": "device", "workers": 4, "ms_per_batch": 12.0}]
+    sides += [{**about, "side": "host", "workers": 4, "ms_per_batch": 13.0}]
+    divided = {"division": Division(1, 1).to_dict(), "ms_per_batch": 6.0, "needed_gb": 12.0}
+    sides += [{**about, "side": "weft", "workers": 4, **divided}]
+
+    def planned(**plan) -> bool:
+        (row,) = rows_of([*sides, {**about, "side": "plan", **plan}])
+        return row.as_planned
+
+    assert planned(divides=True)
+    assert not planned(divides=False)
+    assert planned(why=["batches: the host prepares some"])
+    assert not planned(why=["edges on the GPU"])
+    found = verdicts([*sides, {**about, "side": "plan", "divides": False}])
+    assert found[2][1] == "not measured"
+    assert "1 more were not measured as planned" in found[5][2]
+    sides[-1]["needed_gb"] = 13.5
+    assert not planned(divides=True)

@@ -244,7 +244,8 @@ class GroupRun(GroupState):
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """As :meth:`GroupState.drop`; the step is captured again before the next epoch."""
         changed = super().drop(members)
-        _close(stack for stack in changed if stack not in self.stacks)
+        used = {id(stack.source) for stack in self.stacks}
+        _close(stack for stack in changed if id(stack.source) not in used)
         if changed:
             self._with_evaluation = self._without_evaluation = self._stepped = None
             self._recordings = Recordings()

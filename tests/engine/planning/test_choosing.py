@@ -95,6 +95,20 @@ def test_large_shapes_are_searched_in_seconds(shape, budget, about):
     assert len(ways) > 1 or chosen.plan.mode == "full"
 
 
+@pytest.mark.parametrize(("model", "hidden"), [("sage", 256), ("gat", 64), ("gcn", 64)])
+def test_a_small_budget_is_left_to_batches_of_the_host_rather_than_to_a_cache(model, hidden):
+    """Things that lie elsewhere are evaluated in chunks as small, or the ways that leave room would not fit."""
+    about = {"layers": 3, "hidden": hidden, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "eval_every": 1000}
+    task = weft.Task(graph="shape:ogbn-papers100M?scale=0.5", model=model, epochs=1000, **about)
+    (group,) = weft.plan(task, machine="h200", budget="12GiB").groups
+    assert group.plan.division is not None
+    assert group.cost.total_bytes <= parse_bytes("12GiB")
+    chosen = choose_for(task, "h200", "12GiB")
+    fitting = [one for one in chosen.choice.runners_up if one.device_bytes <= parse_bytes("12GiB")]
+    assert chosen.choice.best.division is not None
+    assert all(chosen.choice.best.seconds < 0.5 * one.seconds for one in fitting if one.division is None)
+
+
 def test_several_tasks_share_batches_as_far_as_they_fit():
     tasks = [
         weft.Task("shape:ogbn-products", model="sage", layers=3, hidden=256, mode="sampled", lr=lr, name=f"{lr}")

@@ -158,3 +158,63 @@ def test_it_is_quiet_between_two_epochs_when_told():
         time.sleep(0.05)
         assert len(mine.host.prepared) == before
     trained(mine, 1)
+
+
+def test_leaving_while_a_batch_is_about_to_cross_the_bus_keeps_no_memory(monkeypatch):
+    """A worker that ends after the run was left must not drop a batch that the bus has claimed."""
+    claim = executor._Running._claim
+
+    def slowly(self, begin, over):
+        found = claim(self, begin, over)
+        if found is not None and threading.current_thread().name == "weft-transfer":
+            time.sleep(0.01)  # between the claim and the copy
+        return found
+
+    monkeypatch.setattr(executor._Running, "_claim", slowly)
+    mine = pipeline(seconds=0.005)
+    for _ in range(8):
+        for place, _ in enumerate(mine.run(epoch(0), epoch(1))):
+            time.sleep(0.002)
+            if place == 5:
+                break
+        assert mine.host.slots.used == 0
+    assert threads() == []
+
+
+def test_a_run_that_is_closed_late_does_not_end_the_one_after_it():
+    mine = pipeline()
+    first = mine.run(epoch(0), epoch(1))
+    for _ in range(14):
+        next(first)
+    second = mine.run(epoch(1))
+    found = [next(second).batch]
+    first.close()
+    assert [*found, *(one.batch for one in second)] == list(range(14))
+    assert threads() == []
+
+
+def test_a_run_that_was_closed_from_outside_says_so():
+    mine = pipeline()
+    found = mine.run(epoch(0))
+    next(found)
+    mine.close()
+    with pytest.raises(TrainingError, match="batches were closed before their epoch ended"):
+        list(found)
+
+
+def test_the_last_batch_of_an_epoch_is_not_given_up(monkeypatch):
+    """Though nobody asks for the next epoch for long enough just as it is handed out."""
+    monkeypatch.setattr(executor, "IDLE_SECONDS", 0.001)
+    decide = executor._Running._decide
+
+    def slowly(self):
+        found = decide(self)
+        if self.schedule.finished:
+            time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(executor._Running, "_decide", slowly)
+    mine = pipeline(seconds=0.001)
+    for number in range(5):
+        assert [one.batch for one in trained(mine, number, number + 1)] == list(range(14))
+    mine.close()

@@ -69,6 +69,20 @@ def test_buffers_and_pinned_memory_keep_to_the_budget():
     assert tight.best.division is None  # no room for a buffer
 
 
+def test_ways_that_leave_no_room_for_batches_take_no_place_from_those_that_do():
+    """They have the larger caches, and so the lower bounds."""
+    budget, size = 12 * GB, batch_bytes(task(), STATS)
+    cached = [replace(HOST, features="cached", cache_bytes=(6 - share) * GB) for share in range(4)]
+    full = [setup(place, bytes=budget - size) for place in cached]
+    slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002)
+    leaves_room = setup(bytes=budget - (BESIDE_WAITING + 2) * size)
+    found = chosen([*full, leaves_room], budget, measured=lambda one: slow_gpu)
+    assert found.best.division is not None
+    assert found.best.division.device_buffer == 2
+    assert found.best.device_bytes <= budget
+    assert Search(STATS, profile("h200"), budget, lambda one: None).device_buffer(full[0]) == 0
+
+
 def test_what_needs_a_setting_is_a_runner_up():
     faster = setup(GPU, 8 * GB, 0.1, task=task(precision="bf16"), condition="precision='bf16'")
     found = chosen([setup(GPU, 10 * GB), faster])

@@ -81,7 +81,8 @@ def _x(time: float, end: float) -> float:
 
 
 def _bar(one: Activity, top: float, end: float) -> str:
-    x, width = _x(one.begin, end), max(_x(one.end, end) - _x(one.begin, end), 0.5)
+    begin = max(one.begin, 0.0)  # it may have begun while the epoch before ended
+    x, width = _x(begin, end), max(_x(one.end, end) - _x(begin, end), 0.5)
     told = f"batch {one.batch}: {one.key}, {show_seconds(one.end - one.begin)}"
     colour = COLOURS.get(one.key.partition("_")[0], "#98a2b3")
     bar = (

@@ -33,6 +33,7 @@ from weft.flow.stages.streams import arrived
 Finished = Callable[[DualBuffer, int], None]
 AHEAD = 2  # actions that may be submitted to the trainer before the first of them is done
 JOIN_SECONDS = 5.0
+CLAIMED = (State.ON_BUS, State.TRAINED)  # a thread is about to take the item, or has
 IDLE_SECONDS = 30.0  # between two epochs after which batches of the next one are given up
 
 
@@ -80,15 +81,17 @@ class DividedPipeline:
         An error of a side is raised here as a TrainingError that names the phase. Leaving the loop early stops all
         threads.
         """
-        running, goes_on = self._begun(list(source), list(then) if self.division.elastic else []), False
+        running = self._begun(list(source), list(then) if self.division.elastic else [])
+        schedule, goes_on = running.schedule, False  # of this run: another may follow before this one is closed
         try:
             yield from running.batches()
-            goes_on = running.schedule.upcoming > 0
+            goes_on = schedule.upcoming > 0
         finally:
-            self._count(running.schedule)
-            if running.schedule.claims is not None:
-                self._seconds = running.schedule.claims.seconds
-            if not goes_on:
+            self._count(schedule)
+            mine = running.schedule is schedule
+            if mine and schedule.claims is not None:
+                self._seconds = schedule.claims.seconds
+            if mine and not goes_on:
                 running.stop()
                 self._running = None if self._running is running else self._running
 
@@ -213,6 +216,8 @@ class _Running:
             while True:
                 if self._error is not None:
                     raise self._error from self._error.__cause__
+                if self._stopped:
+                    raise TrainingError("batches were closed before their epoch ended")
                 action = self.schedule.next_on_device()
                 if action is not None:
                     self.schedule.begin_on_device(*action)
@@ -289,7 +294,8 @@ class _Running:
                     return self._before + place, self._seeds_of(self._before + place)
                 if not self._paused and over():
                     return None
-                if not self._changed.wait(IDLE_SECONDS) and self.schedule.finished:  # the next epoch does not come
+                waited = not self._changed.wait(IDLE_SECONDS)
+                if waited and self.schedule.finished and not self._paused:  # the next epoch does not come
                     self._give_up()
         return None
 
@@ -370,11 +376,13 @@ class _Running:
             self._drop_items()
 
     def _drop_items(self) -> None:
-        host, items = self._pipeline.host, self._items
-        self._items = {}
-        for number, item in items.items():
-            if host is not None and self.schedule.state(number - self._before) is State.IN_HOST_BUFFER:
-                host.discard(item)
+        """All but those that a thread has claimed and is about to take: it gives them back itself."""
+        host, found = self._pipeline.host, {n: self.schedule.state(n - self._before) for n in self._items}
+        for number, state in found.items():
+            if state not in CLAIMED:
+                item = self._items.pop(number)
+                if host is not None and state is State.IN_HOST_BUFFER:
+                    host.discard(item)
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,12 @@ def choose(
 
 
 def _to_simulate(setups: Sequence[Setup], search: Search) -> list[Setup]:
-    """Setups whose batches two sides can prepare, those with the lowest bounds, also with batches of several sizes."""
-    ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)
+    """Setups whose batches two sides can prepare, those with the lowest bounds, also with batches of several sizes.
+
+    Those that leave no room for batches on the device would take the place of others: the larger a cache, the lower
+    the bound.
+    """
+    ranked = sorted((one for one in setups if search.divides(one) and search.device_buffer(one)), key=search.bound)
     free = [one for one in ranked if not one.condition][:SIMULATED]
     padded = [one for one in map(search.in_buckets, free) if one is not None]
     return free + padded + [one for one in ranked if one.condition][:ALSO_SIMULATED]
@@ -166,6 +170,11 @@ class Search:
         """Whether two sides can prepare its batches."""
         place = setup.placement
         return setup.task.sampled and self._machine.device == "cuda" and not place.on_device and place.read_by_gpu
+
+    def device_buffer(self, setup: Setup) -> int:
+        """How many batches of the host's may wait on the device; 0 if there is no room for any."""
+        left = (self._budget - setup.device_bytes) // max(batch_bytes(setup.task, self._stats), 1) - BESIDE_WAITING
+        return next((count for count in DEVICE_BUFFERS if count <= left), 0)
 
     def undivided(self, setup: Setup) -> Candidate:
         """As one side does all of it."""
@@ -250,10 +259,9 @@ class Search:
     def _partitioned(self, setup: Setup, workers: int) -> Candidate | None:
         times, known = self.times(setup)
         size, registry = batch_bytes(setup.task, self._stats), built_in(setup.captured)
-        left = (self._budget - setup.device_bytes) // max(size, 1) - BESIDE_WAITING
-        device = next((count for count in DEVICE_BUFFERS if count <= left), None)
+        device = self.device_buffer(setup)
         pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
-        if device is None or pinned < 1:
+        if not device or pinned < 1:
             return None
         limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, buckets=setup.buckets)
         steps = steps_per_epoch(setup.task, self._stats)

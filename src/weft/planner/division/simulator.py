@@ -38,7 +38,8 @@ class Activity:
 class Simulation:
     """What became of an epoch of ``batches`` batches: seconds, busy seconds by resource, and who waited for whom.
 
-    ``activities`` are those that were simulated, all of a short epoch, the beginning of a long one.
+    ``activities`` are those that were simulated, all of a short epoch, the beginning of a long one; those that were
+    begun while the epoch before ended begin before 0.
     """
 
     division: Division
@@ -136,8 +137,10 @@ class _Run:
         self._training = registry.training(division.trainer)
         in_turn = one_side and self._training.key in times.captured
         self._beside = division.beside and not in_turn
-        self._before = min(batches, max(BEFORE, 2 * division.lead)) if division.elastic else 0
-        self._schedule = DualBuffer(replace(division, beside=self._beside), self._before or batches, upcoming=batches)
+        before = max(BEFORE, 2 * division.lead) if division.elastic else 0
+        self._epochs = -(-before // max(batches, 1)) or 1  # that are simulated; of an elastic one as many come before
+        first = min(before, batches) or batches
+        self._schedule = DualBuffer(replace(division, beside=self._beside), first, upcoming=batches)
         host, device = registry.host_route(), registry.device_route(division.trainer)
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
@@ -153,24 +156,33 @@ class _Run:
         self._own: dict[int, float] = {}  # batches that the device prepares now: when that began
 
     def result(self) -> Simulation:
-        """Run to the end."""
-        if self._before:
+        """Of an epoch; of an elastic division the mean of epochs that follow others, as many as few batches take."""
+        for _ in range(self._epochs if self._division.elastic else 0):
             self._run()
             self._follow()
-        self._run()
-        seconds = self._clock.now - self._origin
-        begun = [_ended(one, self._clock.now) for one in self._clock.running]  # of the next epoch
+        begin, busy, waited = self._clock.now, dict.fromkeys(self._used, 0.0), [0.0, 0.0]
+        for left in reversed(range(self._epochs)):
+            self._run()
+            self._add_busy(busy)
+            waited = [before + more for before, more in zip(waited, self._waited, strict=True)]
+            if left:
+                self._follow()
+        seconds = (self._clock.now - begin) / self._epochs
+        busy = {name: used / self._epochs for name, used in busy.items()}
         done = [replace(one, begin=one.begin - self._origin, end=one.end - self._origin) for one in self._activities]
-        busy = dict.fromkeys(self._used, 0.0)
-        for one in [*self._activities, *begun]:
-            for resource in one.resources:
-                busy[resource] = busy.get(resource, 0.0) + one.end - max(one.begin, self._origin)
         own = tuple(one for one in done if one.batch < self._batches)
         blocking = self._schedule.blocking
         return Simulation(
-            self._division, self._batches, seconds, busy, own, self._waited[0], self._waited[1],
+            self._division, self._batches, seconds, busy, own, waited[0] / self._epochs, waited[1] / self._epochs,
             blocking.host_late, blocking.device_late, blocking.taken_over,
         )  # fmt: skip
+
+    def _add_busy(self, busy: dict[str, float]) -> None:
+        """Seconds of this epoch by resource; of what has begun and not ended, until now."""
+        begun = [_ended(one, self._clock.now) for one in self._clock.running]
+        for one in [*self._activities, *begun]:
+            for resource in one.resources:
+                busy[resource] = busy.get(resource, 0.0) + one.end - max(one.begin, self._origin)
 
     def _run(self) -> None:
         """Until all batches are trained; the host may go on with those of the next epoch."""

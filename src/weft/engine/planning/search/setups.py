@@ -113,7 +113,7 @@ class Setups:
                     continue
                 setups += self._first_that_fits(task, places, plan)
             setups = setups or self._first_that_fits(task, [left.pop()], plan)
-            for place in left:
+            for place in (_evaluated_as(setups[0].placement, one) for one in left):
                 setups += self._with_caches(elsewhere(setups[0], place, stats), place)
         finally:
             estimator.place(task, before)
@@ -201,6 +201,11 @@ class Setups:
 def _evaluated(place: Placement) -> Placement:
     """The same for placements that differ in where things lie alone."""
     return replace(place, features="host", topology="host", cache_bytes=0, overlap=False)
+
+
+def _evaluated_as(known: Placement, place: Placement) -> Placement:
+    """``place``, evaluated as ``known`` is, which its bytes are worked out from."""
+    return replace(place, evaluation=known.evaluation, chunk_edges=known.chunk_edges)
 
 
 def _members(plan: Plan | None) -> int:
