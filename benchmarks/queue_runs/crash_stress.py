@@ -4,10 +4,11 @@
     python -m benchmarks.queue_runs.crash_stress --device cpu --workers 2 --reserved-gib 2 --nodes 300 --seconds 10
 
 In one of some 160 to 500 trainings of ``benchmarks.suites.queues`` on an H200 a worker ended with a segmentation fault,
-by a number that torch freed twice (``weft.engine.base.graph_store.unused_bytes``). That came to light after some hundred
-trainings of one process, which take a minute here. ``--check-memory`` lets Python's allocator check every object that is
+by a number that torch freed twice (``weft.engine.base.graph_store.unused_bytes``). It comes to light after some hundred
+trainings of one process, which take a minute here. ``--check-memory`` lets Python's allocator check each object that is
 freed, and whether its thread may touch objects at all; it did not find that fault, since an object that was freed then
 looks as if it were never to be.
+
 What crosses threads in a worker happens while a training starts: its step is warmed up and captured, and the graph, the
 initial weights and the pinned features of the next one are made ready beside it. So here trainings are all start (few
 epochs, half of them gin), the next one is announced as soon as one begins, workers keep so little that graphs come and
