@@ -118,9 +118,19 @@ class PhaseTimes:
         return replace(self, phases={**self.phases, **self.captured}) if self.captured else self
 
     def in_step(self) -> PhaseTimes:
-        """Where the trainer prepares its batches inside of captured steps, and trains on others as well."""
+        """Where the trainer prepares its batches inside of captured steps, and trains on others as well.
+
+        Phases of a captured step are not launched one by one, so that busy threads of the host hold them up as they do
+        captured training, and not as they do phases that are launched.
+        """
         inside = {key: one for key, one in self.captured.items() if not key.startswith("training")}
-        beside = {key: {**self.interference.get(key, {}), **others} for key, others in self.inside.items()}
+        training = next((key for key in self.captured if key.startswith("training")), "")
+        held_up = {HOST_BATCHING: self.interference.get(training, {}).get(HOST_BATCHING, 1.0)} if training else {}
+        both = dict.fromkeys((*inside, *self.inside))
+        beside = {
+            key: self.interference.get(key, {}) | (held_up if key in inside else {}) | self.inside.get(key, {})
+            for key in both
+        }
         return replace(self, phases={**self.phases, **inside}, interference={**self.interference, **beside})
 
     def to_dict(self) -> dict[str, Any]:
