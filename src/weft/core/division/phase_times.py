@@ -128,7 +128,7 @@ class PhaseTimes:
         held_up = {HOST_BATCHING: self.interference.get(training, {}).get(HOST_BATCHING, 1.0)} if training else {}
         both = dict.fromkeys((*inside, *self.inside))
         beside = {
-            key: self.interference.get(key, {}) | (held_up if key in inside else {}) | self.inside.get(key, {})
+            key: {**self.interference.get(key, {}), **(held_up if key in inside else {}), **self.inside.get(key, {})}
             for key in both
         }
         return replace(self, phases={**self.phases, **inside}, interference={**self.interference, **beside})
