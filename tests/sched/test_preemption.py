@@ -64,6 +64,22 @@ def test_a_preempted_task_goes_on_where_it_was():
     ]  # fmt: skip
 
 
+def test_nobody_is_preempted_for_what_would_wait_all_the_same():
+    """Beside ``first``, which fills the device, ``urgent`` only slows down: ``light`` would start again instead."""
+    devices = [DeviceState("small", 12 * GIB, workers=2), DeviceState("large", 26 * GIB, workers=2)]
+    tasks = [
+        QueuedTask("asked", GIB, 640.0, utilisation=0.92, kind="inference", latency_target=10.0, start_seconds=190.0),
+        QueuedTask("light", GIB, 635.0, utilisation=0.2, arrival=5.0, turn_seconds=0.001),
+        QueuedTask("first", 5 * GIB, 344.0, utilisation=0.8, priority=2, start_seconds=103.0),
+        QueuedTask("short", GIB, 68.0, utilisation=1e-6, priority=2, turn_seconds=1e-6),
+        QueuedTask("urgent", GIB, 955.0, utilisation=0.64, arrival=5.0, priority=2, turn_seconds=1e-6),
+        QueuedTask("other", GIB, 450.0, utilisation=0.86, priority=2, start_seconds=135.0),
+    ]
+    run = simulate(Backfill(), tasks, devices)  # went on preempting without end
+    assert {one.id for one in run.tasks} == {one.id for one in tasks}
+    assert len(run.groups) <= 2 * len(tasks)
+
+
 class Wrong:
     def __init__(self, decision: Decision) -> None:
         self._decision = decision

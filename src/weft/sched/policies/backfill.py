@@ -187,11 +187,25 @@ class _Pass:
         for plan in self._devices(task):
             here = [one for one in self.running if one.device == plan.device.name]
             lower = [one for one in here if self._gives_way(one, task)]
-            chosen = _fewest(sorted(lower, key=lambda one: (one.priority, -one.bytes)), plan, group)
+            chosen = self._fewest(sorted(lower, key=lambda one: (one.priority, -one.bytes)), plan, group)
             if chosen:
                 self.preempt = tuple(one.id for one in chosen)
                 self.wait[task.id] = f"waits for {len(chosen)} less urgent groups to save a checkpoint"
                 return
+
+    def _fewest(self, candidates: Sequence[RunningGroup], plan: DevicePlan, group: Footprint) -> Sequence[RunningGroup]:
+        """The first of ``candidates`` without which ``group`` starts; none if it lacks nothing, or never does.
+
+        It may wait for another reason as well: they would be started again in its place, and preempted again.
+        """
+        if group.bytes <= plan.free and plan.has_worker(group.inference):
+            return ()
+        for count in range(1, len(candidates) + 1):
+            left = [one for one in self.running if one not in candidates[:count]]
+            without = DevicePlan.of(plan.device, left, self.machine.now, self.policy.model)
+            if not without.refuses(group) and without.pays_from(group) <= self.machine.now:
+                return candidates[:count]
+        return ()
 
     def _gives_way(self, one: RunningGroup, task: QueuedTask) -> bool:
         """Whether a running group is preempted for ``task``: one of lower priority that would run for long.
@@ -201,14 +215,3 @@ class _Pass:
         if task.latency_target is not None and one.kind == "training" and one.priority <= task.priority:
             return self.machine.now < task.must_end_by < one.ends + task.seconds
         return one.priority < task.priority and one.ends - self.machine.now > self.policy.preempt_seconds
-
-
-def _fewest(candidates: Sequence[RunningGroup], plan: DevicePlan, group: Footprint) -> list[RunningGroup]:
-    """The first of ``candidates`` that leave a worker and memory for ``group``; none if all of them do not."""
-    free, workers, chosen = plan.free, plan.device.workers - len(plan.occupants), []
-    for one in candidates:
-        if group.bytes <= free and workers > 0:
-            break
-        free, workers = free + one.bytes, workers + 1
-        chosen.append(one)
-    return chosen if group.bytes <= free and workers > 0 else []
