@@ -69,12 +69,12 @@ def found() -> dict[tuple, float]:
 
 
 def test_most_epochs_come_out_within_ten_per_cent(found):
-    """34 of the 50 did when they were measured. In the ways that are chosen all do but three, two of the host alone."""
+    """34 of the 50 did when they were measured. Those in the ways that are chosen do, but two of the host alone."""
     assert len(found) == 50
-    assert sum(abs(one) <= 0.1 for one in found.values()) >= 43
+    assert sum(abs(one) <= 0.1 for one in found.values()) >= 44
     assert max(map(abs, found.values())) < 0.19
     chosen = {key: one for key, one in found.items() if not key[-1] or key[4] in ("device", "host")}
-    assert sum(abs(one) > 0.1 for one in chosen.values()) == 3
+    assert sum(abs(one) > 0.1 for one in chosen.values()) == 2
 
 
 def test_as_they_were_profiled_and_counted_fewer_do():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from weft.core.division.typical_interference import typical
 from weft.core.errors import SpecError
 
 HOST_BATCHING = "batching_cpu"
@@ -120,17 +121,16 @@ class PhaseTimes:
     def in_step(self) -> PhaseTimes:
         """Where the trainer prepares its batches inside of captured steps, and trains on others as well.
 
-        Phases of a captured step are not launched one by one, so that busy threads of the host hold them up as they do
-        captured training, and not as they do phases that are launched.
+        Phases of a captured step are not launched one by one. Beside busy threads of the host those that are launched
+        may wait for the host, which they do not here: no more of it counts than is typical.
         """
         inside = {key: one for key, one in self.captured.items() if not key.startswith("training")}
-        training = next((key for key in self.captured if key.startswith("training")), "")
-        held_up = {HOST_BATCHING: self.interference.get(training, {}).get(HOST_BATCHING, 1.0)} if training else {}
-        both = dict.fromkeys((*inside, *self.inside))
         beside = {
-            key: {**self.interference.get(key, {}), **(held_up if key in inside else {}), **self.inside.get(key, {})}
-            for key in both
+            key: {**self.interference.get(key, {}), **self.inside.get(key, {})} for key in (*inside, *self.inside)
         }
+        for key in inside:
+            if HOST_BATCHING in beside[key]:
+                beside[key][HOST_BATCHING] = min(beside[key][HOST_BATCHING], typical(key, HOST_BATCHING))
         return replace(self, phases={**self.phases, **inside}, interference={**self.interference, **beside})
 
     def to_dict(self) -> dict[str, Any]:
