@@ -5,15 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
+import sys
 
+from tests.runtime.user_modules.collecting import classes_of
 from tests.runtime.user_modules.odd_modules import Base
 
-FILES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
-ALL = [
-    one
-    for file in FILES
-    for one in vars(file).values()
-    if isinstance(one, type) and issubclass(one, Base) and one.__module__ == file.__name__
-]
+ALL = classes_of(sys.modules[__name__], Base)

@@ -5,17 +5,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
+import sys
 
 from torch import nn
 
+from tests.runtime.user_modules.collecting import classes_of
 from tests.runtime.user_modules.research.modules.layers import Standard
 
-FILES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
-ALL = [
-    one
-    for file in FILES
-    for one in vars(file).values()
-    if isinstance(one, type) and issubclass(one, nn.Module) and one.__module__ == file.__name__ and one is not Standard
-]
+ALL = [one for one in classes_of(sys.modules[__name__], nn.Module) if one is not Standard]
