@@ -9,6 +9,7 @@ import weft
 from tests.gpu.conftest import held_by_others
 from weft.core.errors import DoesNotFitError
 from weft.engine.base.machines import load_calibration, machine_with
+from weft.engine.base.memory_budget import memory_cap
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +35,15 @@ def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
         assert plan.measured["peak_bytes"] - others == pytest.approx(plan.cost["peak_bytes"], rel=0.1)
         assert plan.measured["epoch_seconds"] > 0
     assert load_calibration(machine) is not None
+
+
+def test_a_wall_can_be_put_around_plain_cuda():
+    device, before = torch.device("cuda"), torch.cuda.get_per_process_memory_fraction(0)
+    machine = machine_with(torch.device("cuda", 0))
+    most = machine.context_bytes + torch.cuda.memory_reserved() + (64 << 20)
+    with memory_cap(device, machine, most), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    assert torch.cuda.get_per_process_memory_fraction(0) == pytest.approx(before)
 
 
 def test_a_later_run_of_a_process_takes_no_more_than_the_first():

@@ -226,6 +226,17 @@ def test_a_wall_leaves_as_much_as_the_budget_says_and_goes_again(monkeypatch):
         assert len(fraction) == 3
 
 
+def test_a_wall_around_plain_cuda_is_one_around_the_current_gpu(monkeypatch):
+    walls = {0: 1.0, 3: 1.0}  # torch takes numbers, and refuses a device that has none
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", walls.__getitem__)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, gpu: walls.__setitem__(gpu, share))
+    with room.memory_cap(torch.device("cuda"), profile("h200").with_device(context_bytes=10), 60):
+        assert walls == {0: 1.0, 3: 0.5}
+    assert walls == {0: 1.0, 3: 1.0}
+
+
 def test_graphs_are_on_the_device_while_somebody_needs_them(graph):
     graphs = Graphs(CPU)
     mine, shape = weft.Task(graph=graph), weft.Task(graph="shape:cora?scale=0.1")

@@ -61,13 +61,18 @@ def memory_cap(
 def memory_fraction(device: torch.device) -> float:
     """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
     read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
-    return float(read(device)) if device.type == "cuda" and read is not None else 1.0
+    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
 
 
 def set_memory_fraction(share: float, device: torch.device) -> None:
     """Let torch take so much of a GPU's memory in this process."""
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        torch.cuda.set_per_process_memory_fraction(share, _number(device))
+
+
+def _number(device: torch.device) -> int:
+    """A GPU's, which torch's functions ask for; of plain ``cuda`` the current one's."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def watch_memory(device: torch.device) -> None:
