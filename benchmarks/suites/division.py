@@ -35,6 +35,7 @@ from __future__ import annotations
 import gc
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -246,9 +247,14 @@ class Suite:
                     self.recorder.cell(key, partial(self._on_device, key, place), free=False)
             return
         about = (place, made["device_buffer"])
-        make = lambda: make_case(self.graph(part.shape), part.shape, part.model, self.args, *about)  # noqa: E731
         machine, most = find_machine(self.args.machine), parse_bytes(f"{part.budget}GiB")
-        with memory_cap(self.recorder.device, machine, most):
+
+        def make() -> Case:
+            graph = self.graph(part.shape)  # on the GPU first, which takes more than a small budget
+            capped.enter_context(memory_cap(self.recorder.device, machine, most))
+            return make_case(graph, part.shape, part.model, self.args, *about)
+
+        with ExitStack() as capped:
             self._cells(part, keys, make)
 
     def _on_device(self, key: Key, place: Placement) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from contextlib import contextmanager
 from xml.etree import ElementTree
 
 import pytest
@@ -202,6 +203,30 @@ def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
     assert sides[:4] == ["profile", "device", "weft", "host"]
     assert sides[-4:] == ["share 0.33", "share 0.67", "stress", "stress"]
     assert asked[2][1][-2:] == ["share 0.33", "share 0.67"]
+
+
+def test_a_graph_is_made_before_memory_is_capped(monkeypatch):
+    """Making one takes more of the GPU than a small budget allows, also in a run that found its plan before."""
+    happened = []
+
+    @contextmanager
+    def cap(device, machine, most):
+        happened.append(("cap", most))
+        yield
+        happened.append("no cap")
+
+    suite = division.Suite(
+        Recorded(), Namespace(machine="h200", workers="14", few_workers="14", most_workers=14, ratios=3)
+    )
+    part = division.Part("papers100m", "sage", 12.0, whole=True)
+    made = {"placement": Placement("cached", "host").to_dict(), "device_buffer": 2}
+    monkeypatch.setattr(division, "memory_cap", cap)
+    monkeypatch.setattr(division, "make_case", lambda *given: happened.append("case"))
+    monkeypatch.setattr(suite, "_planned", lambda *about: made)
+    monkeypatch.setattr(suite, "graph", lambda shape: happened.append("graph"))
+    monkeypatch.setattr(suite, "_cells", lambda part, keys, make: make())
+    suite.within_budget(part)
+    assert happened == ["graph", ("cap", 12 << 30), "case", "no cap"]
 
 
 def test_a_plan_that_does_not_divide_trains_by_the_gpu_alone(monkeypatch):
