@@ -168,9 +168,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def earlier_cells(out: Path | None) -> list[dict[str, Any]]:
-    """The cells in the results file ``out`` that went well."""
+    """The cells in the results file ``out`` that went well; a run to go on with that is not there is a mistake."""
     if out is None or not out.exists():
-        return []
+        raise SystemExit(f"--resume: there is no run to go on with in {out}" if out else "--resume needs --out")
     data = json.loads(out.read_text(encoding="utf-8"))
     if "runs" in data:
         raise SystemExit(f"{out} holds several runs: write a new file and put it there with python -m benchmarks.merge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,13 @@ def test_a_failure_does_not_replace_a_figure(tmp_path):
     failed = Results.read(write(tmp_path / "c.json", "2026-01-03", bad))
     again = failed.with_newer(Results.read(write(tmp_path / "d.json", "2026-01-04", unknown)))
     assert again.any(side="pyg")["error"] == "out of memory", "a cell that was left out tells less than a failure"
+
+
+@pytest.mark.parametrize(("out", "words"), [(Path("missing.json"), "no run to go on with in missing"), (None, "--out")])
+def test_a_run_that_is_not_there_is_not_begun_anew(out, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=words):
+        earlier_cells(out)
 
 
 def test_a_file_of_several_runs_is_not_resumed(tmp_path):
