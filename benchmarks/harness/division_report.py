@@ -225,7 +225,7 @@ def _adapted(cells: list[Cell]) -> list[str]:
 def speed_panels(cells: list[Cell]) -> dict[str, dict[str, dict[int, float]]]:
     """Batches per second by side and workers, of every shape, model and budget: MorphGL's Figure 9."""
     panels: dict[str, dict[str, dict[int, float]]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: (cell["shape"], cell.get("budget_gib") or 0.0, cell["model"])):
         if cell["status"] == "ok" and cell["side"] in SIDES and cell.get("ms_per_batch"):
             within = "" if cell.get("budget_gib") is None else f", {cell['budget_gib']:g} GiB"
             sides = panels.setdefault(f"{cell['shape']}, {cell['model']}{within}", {})
