@@ -18,6 +18,7 @@ from weft.capture.gpu_rules import gpu_rules
 from weft.capture.meta_graph import meta_graph
 from weft.capture.observer import Call, Observer
 from weft.capture.program_builder import work_of
+from weft.flow.sampling.padded import PaddedAdjacency
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.costs import register
 
@@ -91,6 +92,18 @@ def test_an_aggregation(tasks):
     assert work.flops == 2 * tasks * graph.num_edges * 16
     assert work.gather == 4 * tasks * graph.num_edges * 16
     assert call.inside.launches == 1  # no hubs
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_attention_over_a_block_that_reads_more_rows_than_it_has(tasks):
+    """A batch's block, and a chunk of an evaluation, have many times as many columns as rows."""
+    rows, columns, edges, heads, width = 10, 400, 390, 2, 8
+    full = empty(columns), empty(rows)
+    offsets, sources = empty(rows + 1, dtype=torch.int32), empty(edges, dtype=torch.int32)
+    block = PaddedAdjacency(offsets, sources, columns, full=lambda: full)
+    x, a_src, a_dst = empty(tasks, columns, heads, width), empty(tasks, columns, heads), empty(tasks, rows, heads)
+    work = work_of(one(lambda: ops.graph_attention(block, x, a_src, a_dst)))
+    assert work.gather == 4 * tasks * edges * heads * (width + 1)
 
 
 def test_a_hub_costs_a_second_launch_and_a_place_for_partial_sums():

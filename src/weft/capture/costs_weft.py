@@ -79,7 +79,7 @@ def _attention(call: Call, packed: bool = False) -> Work:
     x, edges, rows = _given(call, "packed" if packed else "x"), _edges(call), _rows(call)
     heads = _given(call, "heads") if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
-    tasks = x.numel // max(rows * (x.shape[-1] if packed else width), 1)
+    tasks = next(tensors(call.outs)).numel // max(rows * width, 1)  # a block of a batch reads more rows than it has
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 40 + 4 * edges * width * tasks,

@@ -13,7 +13,15 @@ from weft.core.placement import Placement
 from weft.core.plan import PlanOptions
 from weft.core.task import Task
 from weft.planner.machine_profiles import PROFILES
-from weft.planner.sampling.places import candidates, chunks, host_activations, reasons, with_cache
+from weft.planner.sampling.places import (
+    MOST_ROWS,
+    candidates,
+    chunk_filled,
+    chunks,
+    host_activations,
+    reasons,
+    with_cache,
+)
 from weft.planner.sampling.transfers import with_batches
 
 H200, CPU = PROFILES["h200"], PROFILES["cpu"]
@@ -105,6 +113,16 @@ def test_only_what_the_splits_depend_on_is_kept():
     few = replace(STATS, num_train=10)
     many = replace(STATS, num_train=1_000_000)
     assert sum(host_activations(TASK, few)) < 0.05 * sum(host_activations(TASK, many))
+
+
+def test_chunks_that_end_at_their_nodes_are_not_full_of_edges():
+    stats = replace(STATS, num_nodes=100_000_000, num_edges=1_600_000_000)
+    large, small = (Placement(evaluation="layers", chunk_edges=1 << power) for power in (22, 18))
+    mean = 16.0 * MOST_ROWS  # 65,536 nodes have a million edges, of the four millions that a chunk may have
+    assert chunk_filled(large, stats) == pytest.approx((MOST_ROWS + mean) / (MOST_ROWS + (1 << 22)), rel=1e-3)
+    assert chunk_filled(small, stats) == pytest.approx(1.0, rel=1e-3)
+    assert chunk_filled(large, STATS) == 1.0  # reads about all nodes
+    assert chunk_filled(Placement(), stats) == 1.0
 
 
 def test_chunks_cover_all_edges_and_nodes():

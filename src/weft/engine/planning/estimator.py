@@ -31,7 +31,7 @@ from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import SURELY
 from weft.planner.sampling.filled import filled
-from weft.planner.sampling.places import chunks
+from weft.planner.sampling.places import chunk_filled, chunks
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
 
@@ -282,7 +282,8 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
     repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, filled(task, stats))
+    about = (filled(task, stats), chunk_filled(plan.places, stats))
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, *about)
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:

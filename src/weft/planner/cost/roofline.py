@@ -59,8 +59,8 @@ FULL = Filled()
 class RunMode:
     """How the step will be run, as far as its time depends on it.
 
-    ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it. ``filled``:
-    what exists of the batch that was captured; a GPU computes the other rows as well, and neither follows edges that
+    ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it, and
+    ``chunk_filled``: how much of that one of them has on average. ``filled``: what exists of the batch that was captured; a GPU computes the other rows as well, and neither follows edges that
     are not there.
     """
 
@@ -71,6 +71,11 @@ class RunMode:
     steps: int = 1
     chunks: int = 1
     filled: Filled = FULL
+    chunk_filled: float = 1.0
+
+    def worked(self, phase: str) -> float:
+        """How much of the work that was captured of a phase is done each time it runs."""
+        return self.chunk_filled if phase == "evaluation" else 1.0
 
 
 def family(op: Operator) -> str:
@@ -131,7 +136,7 @@ class OperatorSeconds:
 
     def work(self, op: Operator) -> float:
         """Seconds of an operator per epoch, without its launches."""
-        return self._clock.work_of(op) * self._share(op)
+        return self._clock.work_of(op) * self._share(op) * self._clock.mode.worked(op.phase)
 
     def fixed(self, op: Operator) -> float:
         """What its launches take."""
@@ -182,7 +187,7 @@ class _Clock:
         return {"gpu": self.device, "cpu": self.waiting} if self.waiting else {"gpu": self.device}
 
     def _add(self, op: Operator, phase: str, share: float) -> None:
-        work, fixed = self.work_of(op) * share, self.fixed_of(op) * share
+        work, fixed = self.work_of(op) * share * self.mode.worked(phase), self.fixed_of(op) * share
         self._count(family(op), phase, work)
         self._count("launch", phase, fixed)
         self.device += work + fixed

@@ -172,3 +172,15 @@ def chunks(placement: Placement, stats: GraphStats) -> int:
         return 1
     rows = min(MOST_ROWS, placement.chunk_edges)
     return max(-(-stats.num_edges // placement.chunk_edges), -(-stats.num_nodes // rows), 1)
+
+
+def chunk_filled(placement: Placement, stats: GraphStats) -> float:
+    """What a chunk has on average of the largest one, which a dry run has: most end at their nodes, not their edges."""
+    count = chunks(placement, stats)
+    if count == 1:
+        return 1.0
+    nodes, edges = max(stats.num_nodes, 1), max(stats.num_edges, 1)
+    largest = min(max(placement.chunk_edges, stats.max_degree), edges)
+    columns = min(nodes, min(MOST_ROWS, placement.chunk_edges) + largest)
+    found = max(edges / count / largest, min(nodes, (nodes + edges) / count) / columns)
+    return min(found, 1.0)
