@@ -82,13 +82,17 @@ class _Checked:
         self.devices[start.device] = replace(device, started=device.started + len(tasks))
         name, ends = f"g{len(self.done)}-{start.members[0]}", self.now + start.seconds
         self.running.append(
-            RunningGroup(name, start.device, start.members, start.bytes, start.utilisation, self.now, ends)
+            RunningGroup(
+                name, start.device, start.members, start.bytes, start.utilisation, self.now, ends, kind=tasks[0].kind
+            )
         )
 
     def check_limits(self):
         for device in self.devices.values():
             groups = [group for group in self.running if group.device == device.name]
             assert len(groups) <= device.workers, "more groups than workers"
+            trainings = sum(group.kind == "training" for group in groups)
+            assert trainings <= device.workers - device.inference_workers, "a training has a worker kept for inference"
             if not isinstance(self.policy, MPSNoAdmission):
                 assert sum(group.bytes for group in groups) <= device.task_bytes, "over budget"
                 own = [max(self.all[m].bytes for m in group.members) for group in groups]

@@ -53,6 +53,10 @@ def queues(draw, most=14):
     return tasks
 
 
-machines = st.lists(st.sampled_from([(26, 1), (26, 2), (26, 4), (12, 2)]), min_size=1, max_size=2).map(
-    lambda kinds: tuple(device(size * GIB, workers, f"cuda:{place}") for place, (size, workers) in enumerate(kinds))
+KINDS = [(26, 1, 0), (26, 2, 0), (26, 4, 0), (12, 2, 0), (26, 2, 1), (12, 4, 2)]  # GiB, workers, kept for inference
+machines = st.lists(st.sampled_from(KINDS), min_size=1, max_size=3).map(
+    lambda kinds: tuple(
+        device(size * GIB, workers, f"cuda:{place}", inference_workers=kept)
+        for place, (size, workers, kept) in enumerate(kinds)
+    )
 )

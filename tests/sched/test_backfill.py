@@ -104,6 +104,14 @@ def test_a_long_task_that_fits_beside_the_reservation_starts():
     assert decision.started == ("thin",)
 
 
+def test_memory_is_kept_from_when_a_worker_is_free_as_well():
+    """Memory is free at 10 and a worker for trainings at 100: the answer that ends at 60 is in nobody's way."""
+    held = [running("i", 20, ends=10.0, kind="inference", priority=1), running("t", 1, ends=100.0, priority=1)]
+    answer = task("answer", 4, 50.0, utilisation=0.1, kind="inference")
+    decision = decide([task("large", 21, 1.0, priority=1), answer], held, workers=4, inference_workers=3)
+    assert decision.started == ("answer",)
+
+
 def test_tasks_with_one_join_key_become_one_group():
     tasks = [task(f"t{i}", 2, 10, join_key="k", shared_bytes=GIB, utilisation=0.1) for i in range(6)]
     decision = decide(tasks)
@@ -161,6 +169,7 @@ def test_the_longest_task_starts_in_time():
 def test_without_a_second_worker_the_shortest_goes_first():
     tasks = [task("long", 1, 100.0, utilisation=0.1), task("short", 1, 10.0, utilisation=0.1)]
     assert first_of(tasks) == "short"
+    assert decide(tasks, workers=2, inference_workers=1).started == ("short",), "the other one is not for trainings"
 
 
 def test_large_tasks_begin_while_there_is_something_to_run_beside_them():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,3 +123,37 @@ def test_the_barrier_in_time():
     assert start["a"] == start["b"] == 0.0
     assert start["c"] == start["d"] > 9.0
     assert backfill.makespan < 12.0 < base.makespan
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "then"),
+    [
+        ("base", ("t0", "t1"), ("t2", "asked", "t3")),
+        ("lmcf", ("t0", "t1"), ("t2", "t3", "asked")),
+        ("bmc", ("t0", "asked", "t1"), ("t3", "t2")),
+        ("mps", ("t0", "t1", "asked"), ("t2", "t3")),
+        ("sequential", ("t0",), ("t1",)),
+        ("pipeswitch", ("asked",), ("t0",)),
+    ],
+)
+def test_trainings_leave_the_workers_that_are_kept_for_inference(name, first, then):
+    """Two of three workers may train."""
+    tasks = [task(f"t{place}", 1 + place, arrival=float(place)) for place in range(3)]
+    tasks += [task("asked", 9, kind="inference", arrival=2.5), task("t3", 8, arrival=3.0)]
+    found, started = [], 0
+    for _ in range(2):
+        machine = MachineState((device(60 * GIB, workers=3, inference_workers=1, started=started),), 9.0)
+        found.append(find_policy(name).schedule(tasks, [], machine).started)
+        started += len(found[-1])
+        tasks = [one for one in tasks if one.id not in found[-1]]
+    assert found == [first, then]
+
+
+def test_a_running_training_has_its_worker():
+    machine = MachineState((device(workers=2, inference_workers=1),))
+    running = [RunningGroup("g", "cuda:0", ("x",), GIB)]
+    tasks = [task("t"), task("asked", kind="inference", arrival=1.0)]
+    assert find_policy("mps").schedule(tasks, running, machine).started == ("asked",)
+    assert find_policy("mps").schedule(tasks[:1], running, machine).started == ()
+    answers = [RunningGroup("g", "cuda:0", ("x",), GIB, kind="inference")]
+    assert find_policy("mps").schedule(tasks, answers, machine).started == ("t",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sched.queues import GIB, device, task
@@ -9,9 +11,9 @@ from weft.core.errors import SpecError, WeftError
 from weft.planner.machine_profiles import profile
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
-from weft.sched.queue_state import Decision
+from weft.sched.queue_state import Decision, GroupStart, MachineState
 from weft.sched.simulation import percentile
-from weft.sched.simulator import Conditions, simulate
+from weft.sched.simulator import MOST_RESTLESS, Conditions, simulate
 from weft.sched.synthetic_queue import PAPER_QUEUES, Mixture, paper_queue, random_queue
 
 NO_CONTENTION = Conditions(Interference(contention=0.0))
@@ -149,6 +151,58 @@ def test_a_policy_that_starts_nothing_is_reported():
 
     with pytest.raises(WeftError, match="Never starts nothing"):
         simulate(Never(), [task("a")], [device()])
+
+
+def test_a_policy_that_does_not_come_to_rest_is_reported():
+    class PingPong:
+        def schedule(self, tasks, running, machine):
+            if running:
+                return Decision(preempt=(running[0].id,))
+            start = GroupStart("cuda:0", (next(iter(tasks)).id,), GIB, 1.0, 1.0, "")
+            return Decision((start,), again=machine.now)
+
+    class Restless:
+        def schedule(self, tasks, running, machine):
+            return Decision(rest="later", again=machine.now)
+
+    tasks = [task("a", 1, 4.0), task("b", 1, 4.0)]
+    with pytest.raises(WeftError, match=r"PingPong has decided .* times at 0 s without coming to rest"):
+        simulate(PingPong(), tasks, [device()])
+    with pytest.raises(WeftError, match=r"Restless has decided .* times at 0 s without coming to rest"):
+        simulate(Restless(), tasks, [device()])
+
+
+def test_a_policy_decides_often_at_one_time_if_something_ends():
+    tasks = [task(f"t{place}", 1, 0.0) for place in range(MOST_RESTLESS + 10)]
+    assert simulate(find_policy("sequential"), tasks, [device()]).makespan == 0.0
+
+
+def test_time_goes_on_once_nothing_is_queued():
+    """``third`` does not pay beside ``first`` yet, which has its graph, and starts on the other device."""
+    tasks = [task("first", 1, 100.0, graph="a"), task("third", 1, 50.0, graph="a", start_seconds=1.0)]
+    devices = [device(name="cuda:0"), device(name="cuda:1")]
+    machine = MachineState(tuple(devices))
+    assert find_policy("backfill").schedule(tasks, [], machine).again is None
+    assert simulate(find_policy("backfill"), tasks, devices).makespan == pytest.approx(100.0)
+
+    class Again:
+        def schedule(self, tasks, running, machine):
+            return replace(find_policy("base").schedule(tasks, running, machine), again=machine.now + 1.0)
+
+    assert simulate(Again(), tasks, devices[:1]).makespan > 100.0
+
+
+def test_a_user_is_charged_once_for_a_task_that_was_preempted():
+    shares = []
+
+    class Seen:
+        def schedule(self, tasks, running, machine):
+            shares.append({share.user: share.device_seconds for share in machine.users})
+            return find_policy("backfill").schedule(tasks, running, machine)
+
+    tasks = [task("long", 4, 20.0, user="ann"), task("urgent", 4, 1.0, arrival=5.0, priority=5, user="bob")]
+    simulate(Seen(), [*tasks, task("last", 4, 1.0, arrival=50.0)], [device(workers=1)])
+    assert shares[-1] == {"ann": pytest.approx(20.0), "bob": pytest.approx(1.0)}
 
 
 @pytest.mark.parametrize("name", PAPER_QUEUES)

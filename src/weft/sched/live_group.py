@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.sched.interference import Interference, Load, mean_turn
 from weft.sched.policies.device_plan import slowdown_limit
+from weft.sched.policies.group_draft import fused_cost
 from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 
 ROUNDING = 1e-9
@@ -69,7 +70,12 @@ class LiveGroup:
 
     @property
     def _mean_demand(self) -> float:
-        return math.fsum(task.utilisation for task in self.left) * self._fused
+        """Of the members that are left, over the time that they take alone on the device."""
+        first = self.left[0]
+        if len(self.plan.members) == 1:
+            return first.utilisation
+        start, work = max(task.start_seconds for task in self.left), math.fsum(task.work for task in self.left)
+        return fused_cost(first.seconds, start, work, self.model)[1]
 
     def state(self, now: float) -> RunningGroup:
         """What a policy sees of it."""

@@ -21,6 +21,8 @@ from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineSta
 from weft.sched.simulation import GroupRun, Simulation, TaskRun
 from weft.sched.task_queue import TaskQueue, lane_key, lane_name
 
+MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends or arrives, before a policy is at fault
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -81,6 +83,8 @@ class _Run:
         self.refused: dict[str, str] = {}
         self.busy_seconds, self.peak_bytes, self.decisions = 0.0, 0, 0
         self.again = math.inf  # when the policy wants to decide though nothing has happened
+        self.restless = 0  # decisions since something ended or arrived or time passed
+        self.decided: tuple[float, int, int] | None = None  # time, arrivals and ends at the last decision
 
     def until_done(self, name: str) -> Simulation:
         while self.arrivals or self.queue or any(self.live.values()):
@@ -98,7 +102,7 @@ class _Run:
         )  # fmt: skip
 
     def _seconds_to_next_event(self) -> float:
-        seconds = max(self.again - self.now, 0.0)
+        seconds = max(self.again - self.now, 0.0) if self.queue else math.inf
         if self.arrivals:
             seconds = min(seconds, max(self.arrivals[-1].arrival - self.now, 0.0))
         for groups in self.live.values():
@@ -159,6 +163,24 @@ class _Run:
         )
 
     def _decide(self) -> None:
+        """Let the policy decide until it preempts nothing more."""
+        while self._decide_once().preempt:
+            self._check_rest()
+        self._check_rest()
+
+    def _check_rest(self) -> None:
+        """Report a policy that goes on deciding although nothing happens meanwhile."""
+        state = self.now, len(self.arrivals), len(self.runs)
+        self.restless = self.restless + 1 if state == self.decided else 0
+        self.decided = state
+        if self.restless > MOST_RESTLESS and self.queue:
+            raise WeftError(
+                f"{type(self.policy).__name__} has decided {self.restless} times at {self.now:g} s without coming to "
+                f"rest, and {len(self.queue)} tasks are queued (the first is {next(iter(self.queue)).id!r}); "
+                f"this is a fault of the policy"
+            )
+
+    def _decide_once(self) -> Decision:
         running = [group.state(self.now) for groups in self.live.values() for group in groups]
         machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
         decision = decide(self.policy, self.queue, running, machine)
@@ -168,6 +190,7 @@ class _Run:
         for start in decision.start:
             self._start(start)
         self._preempt(decision)
+        return decision
 
     def _refuse(self, decision: Decision) -> None:
         for name, reason in decision.refuse.items():
@@ -182,16 +205,19 @@ class _Run:
                 self._end_group(group)
                 for task in group.left:
                     self._put_back(task, max(group.progress, 0.0))
-        if decision.preempt:
-            self._decide()
 
     def _put_back(self, task: QueuedTask, progress: float) -> None:
-        """Queue what is left of a task; what is predicted of it shrinks by the same progress."""
+        """Queue what is left of a task; what is predicted of it shrinks by the same progress.
+
+        Its user has not had what is left. Its lane was served until now: it does not rise for the time that it ran.
+        """
         if task.id in self.actual:
             self.actual[task.id] = task.rest(progress)
             task = self.predicted[task.id]
-        self.predicted[task.id] = task.rest(progress)
-        self.queue.put_back(self.predicted[task.id])
+        left = task.rest(progress)
+        self.predicted[task.id] = left
+        self.queue.put_back(left)
+        self._count(left, -left.work)
 
     def _start(self, start: GroupStart) -> None:
         taken = [self.queue.take(name) for name in start.members]
@@ -210,17 +236,17 @@ class _Run:
         self.peak_bytes = max(self.peak_bytes, sum(group.plan.bytes for group in groups))
         for task in taken:
             self.starts[task.id] = (made.id, self.starts.get(task.id, ("", self.now))[1])
-            self._count(task)
+            self._count(task, task.work)
 
     @property
     def _model(self) -> Interference:
         return self.conditions.interference
 
-    def _count(self, task: QueuedTask) -> None:
-        """Charge a started task to its user."""
+    def _count(self, task: QueuedTask, seconds: float) -> None:
+        """Charge device-seconds of a task to its user, whose lane is served now."""
         share = self.users.get(task.user, UserShare(task.user))
         last = {**share.last_start, lane_name(lane_key(task)): self.now}
-        self.users[task.user] = UserShare(task.user, share.device_seconds + task.work, last)
+        self.users[task.user] = UserShare(task.user, share.device_seconds + seconds, last)
 
     def _update_rates(self) -> None:
         for name, groups in self.live.items():

@@ -4,13 +4,14 @@ Whenever a worker is free, tasks are considered in order of priority (raised by 
 length. A task starts if it fits in memory, if sharing the device pays (``sharing.py``), and if it delays neither an
 inference task's answer nor the first task that waits for memory. Tasks that may be fused with it start in the same
 group. A task that must start now for the queue to end early goes before shorter ones of its lane
-(``critical_tasks.py``).
+(``critical_tasks.py``). What groups that are preempted leave is kept for the task that they make way for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from weft.sched.admission import SAFETY_THRESHOLD, needed_bytes, refusals
 from weft.sched.interference import Interference
@@ -64,9 +65,12 @@ class _Pass:
         self.plans = [DevicePlan.of(d, running, machine.now, policy.model) for d in machine.devices]
         self.graphs = {(group.device, group.graph) for group in running if group.graph}
         self.order = CandidateOrder(queue, machine, policy.age_seconds)
+        soonest = (queue[name] for name in islice(queue.inference, policy.depth) if name not in self.refuse)
+        self.answers = [task for task in soonest if task.latency_target is not None]
         self.starts: list[GroupStart] = []
         self.wait: dict[str, str] = {}
         self.reserved = False
+        self.promised = False  # a place that others make
         self.again: float | None = None
 
     def decide(self) -> Decision:
@@ -79,9 +83,12 @@ class _Pass:
                 self._consider_critical(*critical)
                 critical = None
             if not self._any_worker(task) and not self.queue.inference:
+                if task.id in self.refuse or self.order.is_taken(task.id):
+                    continue
+                self._make_way(task, self._alone(task).footprint(self.machine.now))
                 return self._decision(NO_WORKER)
-            if task.id not in self.refuse and task.id not in self.wait and not self.order.is_taken(task.id):
-                self._consider(task, "is next")
+            if task.id not in self.refuse and self._is_open(task):
+                self._consider_in_turn(task, "is next")
                 if critical is not None:
                     self._consider_critical(*critical)
                     critical = None
@@ -94,9 +101,26 @@ class _Pass:
         needed = needed_bytes(first.bytes, self.policy.safety)
         return lane_key(critical) == lane_key(first) and any(needed <= plan.free for plan in self.plans)
 
+    def _answers_before(self, task: QueuedTask) -> Iterator[QueuedTask]:
+        """The waiting answers that would be late behind ``task``: it would be preempted for them once it runs."""
+        ends = self.machine.now + task.seconds
+        for asked in self.answers if task.kind == "training" else ():
+            late = self.machine.now < asked.must_end_by < ends + asked.seconds and task.priority <= asked.priority
+            if late and self._is_open(asked):
+                yield asked
+
     def _consider_critical(self, task: QueuedTask, why: str) -> None:
-        if task.id not in self.wait and not self.order.is_taken(task.id):
-            self._consider(task, why)
+        if self._is_open(task):
+            self._consider_in_turn(task, why)
+
+    def _consider_in_turn(self, task: QueuedTask, why: str) -> None:
+        for answer in self._answers_before(task):
+            self._consider(answer, "is due before what is next would end")
+        self._consider(task, why)
+
+    def _is_open(self, task: QueuedTask) -> bool:
+        """Whether a task was not considered yet."""
+        return task.id not in self.wait and not self.order.is_taken(task.id)
 
     def _decision(self, rest: str) -> Decision:
         return Decision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest, self.again)
@@ -106,10 +130,9 @@ class _Pass:
 
     def _consider(self, task: QueuedTask, why: str) -> None:
         """Start ``task`` with what joins it, or note why it waits."""
-        draft = GroupDraft(self.policy.safety, self.policy.model)
-        draft.add(task)
+        draft = self._alone(task)
         alone = draft.footprint(self.machine.now)
-        reasons = []
+        reasons, later = [], []
         for plan in self._devices(task):
             reason = plan.refuses(alone)
             pays_from = plan.pays_from(alone)
@@ -117,11 +140,17 @@ class _Pass:
                 self._start(draft, plan, why)
                 return
             if not reason:
-                self.again = pays_from if self.again is None else min(self.again, pays_from)
+                later.append(pays_from)
             reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
+        self.again = min((time for time in (self.again, *later) if time is not None), default=None)
         self.wait[task.id] = reasons[0]
-        self._make_way(task, alone)
-        self._reserve(alone)
+        if not self._make_way(task, alone):
+            self._reserve(alone)
+
+    def _alone(self, task: QueuedTask) -> GroupDraft:
+        draft = GroupDraft(self.policy.safety, self.policy.model)
+        draft.add(task)
+        return draft
 
     def _devices(self, task: QueuedTask) -> list[DevicePlan]:
         """Devices that hold the task's graph first, then the least busy, then those with the most free memory."""
@@ -159,14 +188,14 @@ class _Pass:
 
     def _may_join(self, task: QueuedTask, draft: GroupDraft, plan: DevicePlan) -> bool:
         group = draft.with_one_more(task, self.machine.now)
-        wanted = len(draft.members) < self.policy.join_at_least or group.demand + plan.demand <= 1.0
+        wanted = len(draft.members) < self.policy.join_at_least or group.load.demand + plan.demand <= 1.0
         return wanted and task.kind == draft.members[0].kind and not plan.refuses(group)
 
     def _reserve(self, group: Footprint) -> None:
         """Keep memory for the first task that lacks it, on the device that has it earliest."""
         if self.reserved or any(group.bytes <= plan.free for plan in self.plans):
             return
-        times = [(plan.fits_from(group.bytes), place) for place, plan in enumerate(self.plans)]
+        times = [(plan.fits_from(group), place) for place, plan in enumerate(self.plans)]
         known = [(time, place) for time, place in times if time is not None]
         if known:
             time, place = min(known)
@@ -175,43 +204,62 @@ class _Pass:
 
     def _make_way_for_first(self) -> None:
         first = next((task for task in self.order if task.id not in self.refuse), None)
-        if first is not None:
-            draft = GroupDraft(self.policy.safety, self.policy.model)
-            draft.add(first)
-            self._make_way(first, draft.footprint(self.machine.now))
+        for task in (*self._answers_before(first), first) if first is not None else ():
+            self._make_way(task, self._alone(task).footprint(self.machine.now))
 
-    def _make_way(self, task: QueuedTask, group: Footprint) -> None:
-        """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have."""
-        if self.preempt or self.starts or any(one.leaving for one in self.running):
-            return
+    def _make_way(self, task: QueuedTask, group: Footprint) -> bool:
+        """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have.
+
+        Their place is kept for it: in this decision, and while they leave, nothing starts there that would take it.
+        """
+        if self.promised:
+            return False
+        leaving = any(one.leaving for one in self.running)
         for plan in self._devices(task):
             here = [one for one in self.running if one.device == plan.device.name]
-            lower = [one for one in here if self._gives_way(one, task)]
-            chosen = self._fewest(sorted(lower, key=lambda one: (one.priority, -one.bytes)), plan, group)
-            if chosen:
-                self.preempt = tuple(one.id for one in chosen)
-                self.wait[task.id] = f"waits for {len(chosen)} less urgent groups to save a checkpoint"
-                return
+            leave = self._leaving(here, task, plan, group) if leaving else self._to_preempt(here, task, plan, group)
+            if leave:
+                plan.promise(group, leave)
+                self.promised = True
+                self.preempt = () if leaving else leave
+                self.wait[task.id] = f"waits for {len(leave)} less urgent groups to save a checkpoint"
+                return True
+        return False
 
-    def _fewest(self, candidates: Sequence[RunningGroup], plan: DevicePlan, group: Footprint) -> Sequence[RunningGroup]:
-        """The first of ``candidates`` without which ``group`` starts; none if it lacks nothing, or never does.
+    def _leaving(
+        self, here: Sequence[RunningGroup], task: QueuedTask, plan: DevicePlan, group: Footprint
+    ) -> tuple[str, ...]:
+        """The groups that leave already and without which ``group`` starts, as if they had been preempted for it."""
+        names = tuple(one.id for one in here if one.leaving and _is_less_urgent(one, task))
+        return names if names and plan.without(names).takes(group) else ()
+
+    def _to_preempt(
+        self, here: Sequence[RunningGroup], task: QueuedTask, plan: DevicePlan, group: Footprint
+    ) -> tuple[str, ...]:
+        """The fewest groups without which ``group`` starts; none if it lacks nothing, or never does.
 
         It may wait for another reason as well: they would be started again in its place, and preempted again.
         """
         if group.bytes <= plan.free and plan.has_worker(group.inference):
             return ()
-        for count in range(1, len(candidates) + 1):
-            left = [one for one in self.running if one not in candidates[:count]]
-            without = DevicePlan.of(plan.device, left, self.machine.now, self.policy.model)
-            if not without.refuses(group) and without.pays_from(group) <= self.machine.now:
-                return candidates[:count]
-        return ()
+        lower = sorted((one for one in here if self._gives_way(one, task)), key=lambda one: (one.priority, -one.bytes))
+        names = tuple(one.id for one in lower)
+        counts = range(1, len(names) + 1)
+        return next((names[:count] for count in counts if plan.without(names[:count]).takes(group)), ())
 
     def _gives_way(self, one: RunningGroup, task: QueuedTask) -> bool:
         """Whether a running group is preempted for ``task``: one of lower priority that would run for long.
 
         For a latency target that would be missed otherwise, a training of the same priority gives way, too.
         """
-        if task.latency_target is not None and one.kind == "training" and one.priority <= task.priority:
+        if not _is_less_urgent(one, task):
+            return False
+        if task.latency_target is not None and one.kind == "training":
             return self.machine.now < task.must_end_by < one.ends + task.seconds
-        return one.priority < task.priority and one.ends - self.machine.now > self.policy.preempt_seconds
+        return one.ends - self.machine.now > self.policy.preempt_seconds
+
+
+def _is_less_urgent(one: RunningGroup, task: QueuedTask) -> bool:
+    """Whether a running group may have to give way to ``task``."""
+    asked = task.latency_target is not None and one.kind == "training"
+    return one.priority <= task.priority if asked else one.priority < task.priority

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from weft.sched.admission import needed_bytes
 from weft.sched.interference import Interference, Load
-from weft.sched.policies.device_plan import DevicePlan
+from weft.sched.policies.device_plan import DevicePlan, training_workers
 from weft.sched.queue_state import QueuedTask
 from weft.sched.task_queue import TaskQueue
 
@@ -26,7 +26,7 @@ def critical_task(
     queue: TaskQueue, plans: Sequence[DevicePlan], refused: Collection[str], safety: float
 ) -> tuple[QueuedTask, str] | None:
     """The task that must start now, with the reason; None if the order of the queue will do."""
-    if not queue.longest_first or sum(plan.device.workers for plan in plans) < 2:
+    if not queue.longest_first or sum(training_workers(plan.device) for plan in plans) < 2:
         return None  # nothing could run beside it
     urgent = max(priority for _, priority, _ in queue.lanes)
     longest = queue[queue.longest_first[0]]
@@ -55,7 +55,7 @@ def _next_of_chain(
     They must if the rest, beside them, has no more work than they leave idle and takes no longer on the other workers.
     """
     plan = max(plans, key=lambda one: one.device.task_bytes)
-    workers = sum(one.device.workers for one in plans) - 1
+    workers = sum(training_workers(one.device) for one in plans) - 1
     chain = _chain(queue, plan.device.task_bytes, refused, safety)
     if len(chain) < 2 or workers < 1:
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from weft.sched.admission import lacks_bytes
 from weft.sched.interference import Interference, Load
@@ -16,7 +16,8 @@ class Footprint:
     """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference.
 
     It asks nothing of the device for ``start_seconds``; ``demand`` is a mean over all ``seconds``, ``turn_seconds`` one
-    over its kernels.
+    over its kernels. ``asked``: what the members of a fused group ask together, each as fast as alone; beyond 1 they
+    slow each other down, and ``seconds`` are as much longer.
     """
 
     bytes: int
@@ -26,11 +27,12 @@ class Footprint:
     slowdown_limit: float | None = None
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
+    asked: float = 0.0
 
     @property
     def load(self) -> Load:
         """What it asks of the device."""
-        return Load(self.demand, self.turn_seconds)
+        return Load(max(self.asked, self.demand), self.turn_seconds)
 
 
 @dataclass
@@ -41,11 +43,15 @@ class _Occupant:
     inference: bool
     slowdown_limit: float | None
     training: Training
+    id: str = ""  # of a running group
 
 
 @dataclass
 class DevicePlan:
-    """The groups on a device, running or about to start, and what is set aside for the first task that waits."""
+    """The groups on a device, running or about to start, and what is set aside for the first task that waits.
+
+    ``promised``: a group for which others leave, and the device as it is without them.
+    """
 
     device: DeviceState
     now: float
@@ -54,6 +60,7 @@ class DevicePlan:
     free: int = 0
     reserved_from: float | None = None
     reserved_spare: int = 0
+    promised: tuple[Footprint, DevicePlan] | None = None
 
     @classmethod
     def of(cls, device: DeviceState, running: Sequence[RunningGroup], now: float, model: Interference) -> DevicePlan:
@@ -61,7 +68,7 @@ class DevicePlan:
         here = [group for group in running if group.device == device.name]
         occupants = [
             _Occupant(g.bytes, Load(g.utilisation, g.turn_seconds), g.ends, g.kind == "inference", g.slowdown_limit,
-                      Training.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation, g.turn_seconds))
+                      Training.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation, g.turn_seconds), g.id)
             for g in here
         ]  # fmt: skip
         return cls(device, now, model, occupants, device.task_bytes - sum(one.bytes for one in occupants))
@@ -78,10 +85,12 @@ class DevicePlan:
 
     def has_worker(self, inference: bool) -> bool:
         """Whether a worker is free for a group of that kind."""
-        if len(self.occupants) >= self.device.workers:
+        return self._has_worker_beside(self.occupants, inference)
+
+    def _has_worker_beside(self, others: Sequence[_Occupant], inference: bool) -> bool:
+        if len(others) >= self.device.workers:
             return False
-        trainings = sum(not one.inference for one in self.occupants)
-        return inference or trainings < self.device.workers - self.device.inference_workers
+        return inference or sum(not one.inference for one in others) < training_workers(self.device)
 
     def refuses(self, group: Footprint) -> str:
         """Why ``group`` cannot start here now; empty if it can."""
@@ -89,11 +98,16 @@ class DevicePlan:
             return f"waits for a free worker of {self.device.name}"
         if group.bytes > self.free:
             return lacks_bytes(group.bytes, self.free, self.device.name)
-        return self._delays_reservation(group) or self._harms_latency(group)
+        return self._delays_reservation(group) or self._harms_latency(group) or self._takes_promised(group)
+
+    def takes(self, group: Footprint) -> bool:
+        """Whether ``group`` can start here now, and it pays."""
+        return not self.refuses(group) and self.pays_from(group) <= self.now
 
     def slowdown_of(self, group: Footprint) -> float:
-        """How much slower than alone ``group`` would run beside the others."""
-        return self.model.slowdown(group.load, [one.load for one in self.occupants])
+        """How much slower than alone on the device ``group`` would run beside the others."""
+        beside = self.model.slowdown(group.load, [one.load for one in self.occupants])
+        return beside / self.model.slowdown(group.load, [])
 
     def pays_from(self, group: Footprint) -> float:
         """From when on it pays to start ``group`` beside the others; ``now`` if it does already."""
@@ -112,16 +126,29 @@ class DevicePlan:
         self.free -= group.bytes
         about = group.inference, group.slowdown_limit, self._training_of(group)
         self.occupants.append(_Occupant(group.bytes, group.load, ends, *about))
+        if self.promised is not None:
+            self.promised[1].start(group)
 
-    def fits_from(self, needed: int) -> float | None:
-        """When ``needed`` bytes are predicted to be free beside a free worker; None if the device is too small."""
-        free, workers = self.free, self.device.workers - len(self.occupants)
-        time = self.now
-        for one in sorted(self.occupants, key=lambda one: one.ends):
-            if needed <= free and workers > 0:
-                break
-            free, workers, time = free + one.bytes, workers + 1, max(one.ends, self.now)
-        return time if needed <= free else None
+    def without(self, groups: Collection[str]) -> DevicePlan:
+        """The plan once the running ``groups`` have left; what is set aside stays so."""
+        gone = [one for one in self.occupants if one.id in groups]
+        kept = [one for one in self.occupants if one.id not in groups]
+        later = sum(one.bytes for one in gone if self.reserved_from is not None and one.ends > self.reserved_from)
+        free, spare = self.free + sum(one.bytes for one in gone), self.reserved_spare + later
+        return replace(self, occupants=kept, free=free, reserved_spare=spare, promised=None)
+
+    def promise(self, group: Footprint, leaving: Collection[str]) -> None:
+        """Keep the place that ``leaving`` groups make for ``group``: nothing starts here after which it could not."""
+        self.promised = group, self.without(leaving)
+
+    def fits_from(self, group: Footprint) -> float | None:
+        """When its bytes and a worker for it are predicted to be free; None if the device is too small."""
+        free, time = self.free, self.now
+        left = sorted(self.occupants, key=lambda one: -one.ends)
+        while left and (group.bytes > free or not self._has_worker_beside(left, group.inference)):
+            one = left.pop()
+            free, time = free + one.bytes, max(one.ends, self.now)
+        return time if group.bytes <= free else None
 
     def reserve(self, needed: int, start: float) -> None:
         """Keep ``needed`` bytes from ``start`` on: others may use them only if they end before."""
@@ -140,6 +167,14 @@ class DevicePlan:
             return ""
         return f"would delay a task that waits for memory of {self.device.name}"
 
+    def _takes_promised(self, group: Footprint) -> str:
+        if self.promised is None:
+            return ""
+        wanted, then = self.promised
+        then = then.without(())
+        then.start(group)
+        return "" if then.takes(wanted) else f"would take the place that others make on {self.device.name}"
+
     def _harms_latency(self, group: Footprint) -> str:
         if all(one.slowdown_limit is None for one in self.occupants):
             return ""
@@ -149,6 +184,11 @@ class DevicePlan:
             if one.slowdown_limit is not None and then > max(one.slowdown_limit, now):
                 return f"would make an inference task on {self.device.name} miss its latency target"
         return ""
+
+
+def training_workers(device: DeviceState) -> int:
+    """How many trainings a device can run at once: its workers less those that are kept for inference."""
+    return device.workers - device.inference_workers
 
 
 def slowdown_limit(task: QueuedTask, now: float) -> float | None:

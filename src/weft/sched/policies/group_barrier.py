@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from weft.sched.admission import needed_bytes, refusals
+from weft.sched.policies.device_plan import training_workers
 from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
@@ -23,16 +24,17 @@ class Pending:
         return taken
 
 
-def next_group(pending: Pending, workers: int, memory: int, safety: float, strict: bool) -> list[QueuedTask]:
-    """The longest run of pending tasks that fits in ``memory`` and has at most ``workers`` tasks.
+def next_group(pending: Pending, device: DeviceState, safety: float, strict: bool) -> list[QueuedTask]:
+    """The longest run of pending tasks that the memory and the workers of ``device`` take at once.
 
     ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
     """
     group: list[QueuedTask] = []
-    taken = 0
-    while pending.next is not None and len(group) < workers:
+    taken, trainings = 0, training_workers(device)
+    while pending.next is not None and len(group) < device.workers:
         taken += needed_bytes(pending.next.bytes, safety)
-        if taken > memory or (strict and group and taken >= memory):
+        trainings -= pending.next.kind == "training"
+        if taken > device.task_bytes or trainings < 0 or (strict and group and taken >= device.task_bytes):
             break
         group.append(pending.take())
     return group
@@ -53,7 +55,7 @@ def start_groups(
     starts: list[GroupStart] = []
     for device in machine.devices:
         if device.name not in busy:
-            group = next_group(pending, device.workers, device.task_bytes, safety, strict)
+            group = next_group(pending, device, safety, strict)
             starts += [_start(task, device, len(group), safety) for task in group]
     return Decision(tuple(starts), refuse=refuse, rest=_rest(busy, machine))
 

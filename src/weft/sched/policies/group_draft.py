@@ -49,14 +49,28 @@ class GroupDraft:
     def _footprint(
         self, total: int, longest: float, work: float, utilisation: float, more: int, now: float
     ) -> Footprint:
-        fused = self.model.fused_work if len(self.members) + more > 1 else 1.0
-        first = self.members[0]
+        first, start_seconds = self.members[0], self.start_seconds
+        seconds, demand, asked = longest, utilisation, utilisation
+        if len(self.members) + more > 1:
+            seconds, demand = fused_cost(longest, start_seconds, work, self.model)
+            asked = utilisation * self.model.fused_work
         return Footprint(
             bytes=needed_bytes(total, self.safety),
-            seconds=max(longest, work * fused),
-            demand=utilisation * fused,
+            seconds=seconds,
+            demand=demand,
+            asked=asked,
             inference=first.kind == "inference",
             slowdown_limit=slowdown_limit(first, now),
-            start_seconds=self.start_seconds,
+            start_seconds=start_seconds,
             turn_seconds=first.turn_seconds,
         )
+
+
+def fused_cost(longest: float, start_seconds: float, work: float, model: Interference) -> tuple[float, float]:
+    """Seconds of a fused group alone on the device, and the share of it that it keeps busy, as a mean over them.
+
+    ``longest``: seconds of its longest member. ``work``: of its members alone, in seconds of a fully used device.
+    """
+    busy = work * model.fused_work
+    seconds = max(longest, start_seconds + busy)
+    return seconds, busy / seconds if seconds > 0 else 0.0

@@ -31,7 +31,7 @@ class Active:
     worker: WorkerProcess
     attempts: dict[str, int]
     users: dict[str, str]
-    utilisation: float
+    utilisation: float  # of the device, as a mean over the group's seconds were it alone: at most 1
     graph: str
     heard: float
     priority: int = 0
