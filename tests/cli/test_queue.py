@@ -60,6 +60,13 @@ def test_plot(weft, here):
         (["--file", "none.json"], "none.json: is not a recorded queue"),
         (["--file", "none.json", "--queue", "mix"], "give one of them"),
         (["--gap", "-1"], "--gap -1.0 must be a number of seconds"),
+        (["--file", "none.json"], "there is no such file"),
+        (["--queue", "mix", "--tasks", "5"], "--tasks 5 is for random queues, and --queue mix has its own tasks"),
+        (["--queue", "mix", "--seed", "3", "--gap", "3"], "--seed 3 is for random queues"),
+        (["--queue", "mix", "--gap", "0"], "--gap 0.0 is for random queues"),
+        (["--file", "none.json", "--tasks", "5"], "--tasks 5 is for random queues, and --file none.json has its own"),
+        (["--file", "none.json", "--machine", "h200"], "--machine h200: --file none.json has recorded costs"),
+        (["--file", "."], "is not a recorded queue: it cannot be read"),
     ],
 )
 def test_mistakes_are_one_sentence(weft, arguments, message):
@@ -67,6 +74,49 @@ def test_mistakes_are_one_sentence(weft, arguments, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+TASK, DEVICE = {"id": "a", "bytes": 1, "seconds": 1.0}, {"name": "gpu", "budget_bytes": 100}
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([1, 2], "it holds a list, not an object"),
+        (None, "it holds null, not an object"),
+        ({"graph": "demo"}, "it has no tasks"),
+        ({"tasks": []}, "it has no device"),
+        ({"tasks": [TASK], "device": {"a": 1}}, "device has no name and no budget_bytes"),
+        ({"tasks": [TASK], "device": "cpu"}, "device is a text, not an object"),
+        ({"tasks": "all", "device": DEVICE}, "tasks is a text, not a list"),
+        ({"tasks": [TASK, {"graph": "demo"}], "device": DEVICE}, "tasks[1] has no id and no bytes and no seconds"),
+        ({"tasks": [{**TASK, "bytes": "2GiB"}], "device": DEVICE}, "tasks[0] has a text for bytes"),
+        ({"tasks": [{**TASK, "after": "b"}], "device": DEVICE}, "tasks[0] has a text for after"),
+        ({"tasks": [TASK], "device": DEVICE, "actual": [7]}, "actual[0] is a number, not an object"),
+        ({"tasks": [TASK], "device": DEVICE, "interference": {"x": 1}}, "interference has x, which is not known"),
+        ({"tasks": [TASK], "device": DEVICE, "background": "no"}, "background is a text, not a number"),
+    ],
+)
+def test_a_file_of_another_kind(weft, here, held, message):
+    (here / "other.json").write_text(json.dumps(held))
+    code, out, err = weft("queue", "simulate", "--file", "other.json")
+    assert (code, out) == (2, "")
+    assert f"other.json: is not a recorded queue: {message}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_no_json(weft, here):
+    (here / "other.json").write_text("tasks = 3")
+    code, _, err = weft("queue", "simulate", "--file", "other.json")
+    assert code == 2
+    assert "is not a recorded queue: it holds no JSON" in err
+
+
+def test_a_recorded_queue_is_simulated(weft, here):
+    (here / "mine.json").write_text(json.dumps({"tasks": [{**TASK, "deadline": None}], "device": DEVICE}))
+    code, out, _ = weft("queue", "simulate", "--file", "mine.json", "--policy", "backfill")
+    assert code == 0
+    assert out.startswith("1 tasks")
 
 
 def test_help_names_the_command(weft):

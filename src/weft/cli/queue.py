@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     help="Tasks that share a device: list those of a server, or simulate policies.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-BUDGET = "26GiB"
+BUDGET, MACHINE, TASKS, SEED = "26GiB", "v100-32g", 100, 0
 COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
 
 
@@ -49,11 +50,20 @@ def simulate(
         Path | None,
         typer.Option(metavar="QUEUE.json", help="A recorded queue, with its device.", show_default="a random queue"),
     ] = None,
-    tasks: Annotated[int, typer.Option(metavar="N", help="Length of the random queue.")] = 100,
-    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the random queue.")] = 0,
+    tasks: Annotated[
+        int | None, typer.Option(metavar="N", help="Length of the random queue.", show_default=str(TASKS))
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", help="Seed of the random queue.", show_default=str(SEED))
+    ] = None,
     gap: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Mean time between arrivals; 0: all arrive at once.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Mean time between arrivals in the random queue; 0: all arrive at once.",
+            show_default="0",
+        ),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="BYTES", help="Memory of the device for all tasks.", show_default="26GiB, or the file's"),
@@ -62,8 +72,11 @@ def simulate(
         int | None, typer.Option(metavar="K", help="Groups that may run at once.", show_default="2, or the file's")
     ] = None,
     machine: Annotated[
-        str, typer.Option(metavar="NAME", help="Machine that costs are estimated for: v100-32g, h200, ...")
-    ] = "v100-32g",
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Machine that costs are estimated for: v100-32g, h200, ...", show_default=MACHINE
+        ),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Gantt charts of the policies.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Figures and groups as JSON on stdout.")] = False,
 ) -> None:
@@ -73,9 +86,8 @@ def simulate(
     start; late counts tasks that end after their deadline or latency target.
     """
     _check(plot, gap)
-    if file is not None and queue is not None:
-        raise SpecError(f"--file {file} and --queue {queue}: give one of them")
-    recorded = _recorded(file) if file is not None else _made(_tasks(queue, tasks, seed, gap, machine))
+    _check_queue(queue, file, {"--tasks": tasks, "--seed": seed, "--gap": gap}, machine)
+    recorded = _recorded(file) if file is not None else _made(_tasks(queue, tasks, seed, gap, machine or MACHINE))
     recorded = recorded.on(None if budget is None else parse_bytes(budget), workers)
     runs = _simulate(policy or [], recorded)
     print(_json(runs) if json else _table(runs, len(recorded.tasks)))
@@ -83,20 +95,33 @@ def simulate(
         _write(runs, plot)
 
 
-def _check(plot: Path | None, gap: float) -> None:
+def _check(plot: Path | None, gap: float | None) -> None:
     if plot is not None and plot.suffix.lower() != ".svg":
         raise SpecError(f"--plot {plot}: the name must end in .svg")
-    if not 0 <= gap < float("inf"):
+    if gap is not None and not 0 <= gap < float("inf"):
         raise SpecError(f"--gap {gap} must be a number of seconds, 0 or more")
 
 
-def _tasks(queue: str | None, count: int, seed: int, gap: float, machine: str) -> list[QueuedTask]:
+def _check_queue(queue: str | None, file: Path | None, drawn: Mapping[str, float | None], machine: str | None) -> None:
+    """Refuse options that the chosen queue would leave unused; ``drawn``: those of random queues."""
+    if file is not None and queue is not None:
+        raise SpecError(f"--file {file} and --queue {queue}: give one of them")
+    given = [f"{name} {value}" for name, value in drawn.items() if value is not None]
+    if given and (queue is not None or file is not None):
+        chosen = f"--queue {queue}" if queue is not None else f"--file {file}"
+        raise SpecError(f"{given[0]} is for random queues, and {chosen} has its own tasks; leave one of the two out")
+    if machine is not None and file is not None:
+        raise SpecError(f"--machine {machine}: --file {file} has recorded costs; leave one of the two out")
+
+
+def _tasks(queue: str | None, count: int | None, seed: int | None, gap: float | None, machine: str) -> list[QueuedTask]:
     from weft.planner.machine_profiles import profile
     from weft.sched.synthetic_queue import Mixture, paper_queue, random_queue
 
     if queue is not None:
         return paper_queue(queue, profile(machine))
-    return random_queue(count, seed, profile(machine), Mixture(gap_seconds=gap))
+    length, start = TASKS if count is None else count, SEED if seed is None else seed
+    return random_queue(length, start, profile(machine), Mixture(gap_seconds=gap or 0.0))
 
 
 def _recorded(file: Path) -> RecordedQueue:

@@ -6,6 +6,7 @@ recognised here with certainty is left to the parser, which gives the same answe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +38,7 @@ def _is_left(word: str) -> bool:
 def _check_spec(text: str, overrides: list[str]) -> None:
     """Read the spec that the command will read; a pipe can be read once only and is left to the command."""
     path = Path(text)
-    if text.startswith("-") or path.suffix == ".json" or (path.exists() and not path.is_file()):
+    if text.startswith("-") or path.suffix == ".json" or (os.path.exists(path) and not os.path.isfile(path)):
         return
     from weft.cli.spec import spec_of
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.shown.task_table import task_table, terminal_width
+from weft.cli.shown.times import parse_deadline, with_lateness, with_local_times
 from weft.cli.terminal_text import plain_line, plain_text
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 from weft.core.settings.spec_file import read_spec
 from weft.core.task import Task
-from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from weft.serve.client import Client
 
 FAILED = 3  # exit code: a task that was waited for failed or was cancelled
-COLUMNS = ("id", "state", "name", "graph", "model", "user", "memory", "time", "score", "why")
-LONGEST = 60
 
 Server = Annotated[
     str | None,
@@ -56,6 +55,15 @@ def submit(
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Memory that each task may take.", show_default="its estimate")
     ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When they should be done: 2h (from now; s, m, h, d), 18:30, 2026-11-18T08:00, or seconds since 1970. "
+            "Of tasks of one priority the earliest is considered first; a late one is not stopped.",
+            show_default="none",
+        ),
+    ] = None,
     infer: Annotated[
         str | None, typer.Option(metavar="TASK", help="Infer with the best weights of a task, once it is done.")
     ] = None,
@@ -84,21 +92,22 @@ def submit(
     """
     client = _client(server, token)
     common: dict[str, Any] = {"key": key, "priority": priority, "after": after or (), "user": user}
-    asked = {"nodes": _parse_nodes(nodes), "graph": graph, "latency_target": latency_target}
+    asked: dict[str, Any] = {"nodes": _parse_nodes(nodes), "graph": graph, "latency_target": latency_target}
     if infer is not None or weights is not None:
-        _check_inference(infer, weights, spec, changes, budget)
+        _check_inference(infer, weights, spec, changes, {"budget": budget, "deadline": deadline})
         task = None if spec is None else _one_task(spec, changes or [])
         found = [client.infer(infer, task=task, weights=weights, **asked, **common)]
     else:
         work = read_spec(_training_spec(spec, asked), changes or [])
-        found = client.submit(work, budget=budget, **common)
+        due = None if deadline is None else parse_deadline(deadline)
+        found = client.submit(work, budget=budget, deadline=due, **common)
     if wait:
         found = client.wait(found)
     if json:
         print(jsonlib.dumps(found))
     else:
-        for task in found:
-            print(plain_line(f"{task['id']}  {task['state']}  {task['name']}".rstrip()))
+        for one in found:
+            print(plain_line(f"{one['id']}  {one['state']}  {one['name']}".rstrip()))
     _exit_if_failed(found if wait else [])
 
 
@@ -112,14 +121,18 @@ def _training_spec(spec: Path | None, asked: dict[str, Any]) -> Path:
 
 
 def _check_inference(
-    infer: str | None, weights: str | None, spec: Path | None, changes: list[str] | None, budget: str | None
+    infer: str | None, weights: str | None, spec: Path | None, changes: list[str] | None, limits: dict[str, str | None]
 ) -> None:
+    """Refuse what does not go together; ``limits``: what trainings have and inference tasks do not."""
     if infer is not None and (weights is not None or spec is not None or changes):
         raise SpecError(f"--infer {infer} has settings and weights of its own; leave SPEC, --set and --weights out")
     if infer is None and spec is None:
         raise SpecError(f"--weights {weights} needs SPEC.toml: the settings that they were trained with")
-    if budget is not None:
-        raise SpecError(f"--budget {budget} is for trainings; an inference task takes less than one epoch of its own")
+    if limits["budget"] is not None:
+        told = "is for trainings; an inference task takes less than one epoch of its own"
+        raise SpecError(f"--budget {limits['budget']} {told}")
+    if limits["deadline"] is not None:
+        raise SpecError(f"--deadline {limits['deadline']} is for trainings; give an inference task --latency-target S")
 
 
 def _one_task(spec: Path, changes: list[str]) -> Task:
@@ -149,12 +162,12 @@ def list_tasks(
 ) -> None:
     """List the tasks of a server, with the reason why each one waits."""
     found = _client(server, token).tasks(state, user)
-    print(jsonlib.dumps(found) if json else _table(found))
+    print(jsonlib.dumps(found) if json else task_table(found, terminal_width()))
 
 
 def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
-    """Everything that the server knows of a task, as JSON."""
-    print(jsonlib.dumps(_client(server, token).show(task), indent=2))
+    """Everything that the server knows of a task, as JSON; late: whether it missed its deadline."""
+    print(jsonlib.dumps(with_lateness(_client(server, token).show(task)), indent=2))
 
 
 def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
@@ -182,7 +195,8 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
 def cancel(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Cancel tasks; what depends on them fails."""
-    _each(_client(server, token).cancel, tasks)
+    client = _client(server, token)
+    _each(lambda task: _cancelled(task, client.cancel(task)), tasks)
 
 
 def pause(tasks: Ids, server: Server = None, token: Token = None) -> None:
@@ -197,7 +211,7 @@ def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
 def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
     """What a task printed, and the notes of its run."""
-    sys.stdout.write(plain_text(_client(server, token).logs(task)))
+    sys.stdout.write(plain_text(with_local_times(_client(server, token).logs(task))))
 
 
 def fetch(
@@ -218,9 +232,25 @@ def _say(sentence: str) -> None:
     print(f"weft: {plain_line(sentence)}", file=sys.stderr, flush=True)
 
 
-def _each(change: Any, tasks: Sequence[str]) -> None:
+def _each(change: Callable[[str], dict[str, Any]], tasks: Sequence[str]) -> None:
+    """Change every task that can be; the others are told at the end."""
+    wrong: list[InputError] = []
     for task in tasks:
-        print(f"{task}  {change(task)['state']}")
+        try:
+            print(f"{task}  {change(task)['state']}")
+        except InputError as error:
+            wrong.append(error)
+    for one in wrong[:-1]:
+        _say(f"error: {one}")
+    if wrong:
+        raise wrong[-1]
+
+
+def _cancelled(name: str, task: dict[str, Any]) -> dict[str, Any]:
+    """``task``, unless it had ended before, which the server leaves as it is."""
+    if task["state"] != "cancelled":
+        raise InputError(f"task {name!r} has ended already ({task['state']}); it cannot be cancelled")
+    return task
 
 
 def _exit_if_failed(tasks: Sequence[dict[str, Any]]) -> None:
@@ -240,18 +270,3 @@ def _event_line(event: dict[str, Any]) -> str:
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
     )
     return plain_line(f"{event['task']}  {event['kind']}  {words}".rstrip())
-
-
-def _table(tasks: Sequence[dict[str, Any]]) -> str:
-    rows = [COLUMNS, *(_row(task) for task in tasks)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)
-
-
-def _row(task: dict[str, Any]) -> tuple[str, ...]:
-    memory = "" if task["bytes"] is None else show_bytes(task["bytes"])
-    seconds = "" if task["seconds"] is None else show_seconds(task["seconds"])
-    score = "" if task["score"] is None else f"{task['score']:.4f}"
-    about = (task["task"].get("graph", ""), task["task"].get("model", "gcn"), task["user"], memory, seconds, score)
-    why = (task["why"] or (task["error"] if task["state"] in ("failed", "queued") else "") or "")[:LONGEST]
-    return tuple(map(plain_line, (task["id"], task["state"], task["name"][:24], *map(str, about), why)))

@@ -69,7 +69,8 @@ def serve(
     ] = 900.0,
     drain_seconds: Annotated[float, typer.Option(metavar="S", help="For running groups to save at the end.")] = 60.0,
     keep_days: Annotated[
-        float | None, typer.Option(metavar="D", help="Forget tasks that ended so long ago.", show_default="never")
+        float | None,
+        typer.Option(metavar="D", help="Delete tasks that ended so long ago, with their files.", show_default="never"),
     ] = None,
 ) -> None:
     """Run the queue: take tasks over HTTP, train them on the devices of this machine, keep their results.
@@ -78,14 +79,16 @@ def serve(
     kill -9 of any process: start the server again with the same --db. SIGTERM and Ctrl-C let running groups save a
     checkpoint first. The dashboard is at the address that is printed.
     """
-    from weft.serve.options import ServeOptions
-    from weft.serve.server import find_tokens, make_folder, parse_address
+    from weft.serve.options import ServeOptions, check_amount
+    from weft.serve.server import check_devices, find_tokens, make_folder, parse_address
     from weft.serve.server import serve as run_server
 
     host, port = parse_address(bind)
+    check_amount("drain_seconds", drain_seconds, zero=True)
+    if keep_days is not None:
+        check_amount("keep_days", keep_days, "days")
     if on is not None:
         devices = _devices_on(on, devices)
-    make_folder(db.absolute().parent)
     options = ServeOptions(
         db=db.absolute(),
         devices=tuple(devices or ("auto",)),
@@ -97,13 +100,15 @@ def serve(
         graphs=graphs,
         downloads=allow_downloads,
         quota=quota,
-        keep_graphs=parse_bytes(keep_graphs),
+        keep_graphs=parse_bytes(keep_graphs, "keep_graphs"),
         pool=pool,
         mps=mps,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,
         keep_seconds=None if keep_days is None else keep_days * 86_400,
     )
+    check_devices(options)
+    make_folder(options.db.parent)
     tokens, file = find_tokens(options.db, token, no_auth, host)
     known = f"token in {file}" if file is not None else "no token is needed"
     told = f"weft: serving {db} at http://{bind} ({known})"

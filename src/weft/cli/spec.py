@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from weft.graph.catalog.listing import check_name
 
 def spec_of(path: Path, overrides: Sequence[str] = ()) -> Task | Sweep:
     """The task or sweep in the file; its graphs, where they are named, are known names."""
-    stamp = path.stat() if path.is_file() else None
+    stamp = path.stat() if os.path.isfile(path) else None  # no error for a name that is too long
     key = (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino) if stamp else None
     return _read(path, tuple(overrides), key)
 
@@ -28,7 +29,7 @@ def _read(path: Path, overrides: tuple[str, ...], stamp: object) -> Task | Sweep
         check_name(graph)
     for model in _words(work, "model"):
         file = model.rpartition(":")[0]
-        if file.endswith(".py") and not Path(file).is_file():
+        if file.endswith(".py") and not os.path.isfile(file):
             raise SpecError(f"model={model!r}: no such file: {file}")
     return work
 

@@ -11,6 +11,7 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.sched.interference import Interference
 from weft.sched.queue_state import DeviceState, QueuedTask
+from weft.sched.recorded_queue_mistakes import mistake_in_queue
 from weft.sched.simulator import Conditions
 
 
@@ -56,10 +57,23 @@ class RecordedQueue:
 
 def read_recorded(path: Path) -> RecordedQueue:
     """The queue of a file; one sentence for a file that is none."""
+    data = _parsed(path)
+    wrong = mistake_in_queue(data)
+    if wrong:
+        raise SpecError(f"{path}: is not a recorded queue: {wrong}; such a file has tasks, a device and interference")
     try:
-        return RecordedQueue.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return RecordedQueue.from_dict(data)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise SpecError(f"{path}: is not a recorded queue ({told}); it has tasks, a device and interference") from None
+
+
+def _parsed(path: Path) -> Any:
+    not_one = f"{path}: is not a recorded queue"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{not_one}: there is no such file") from None
+    except OSError as error:
+        raise SpecError(f"{not_one}: it cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{not_one}: it holds no JSON ({error})") from None

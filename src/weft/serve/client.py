@@ -18,6 +18,21 @@ from typing import Any
 from weft.core.errors import InputError, WeftError
 from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.serve.client_checks import (
+    TaskId,
+    check_budget,
+    check_deadline,
+    check_folder,
+    check_latency,
+    check_nodes,
+    check_priority,
+    check_server,
+    one_task,
+    read_token,
+    task_id,
+    task_ids,
+    work_of,
+)
 from weft.serve.http.submissions import tasks_of
 from weft.serve.queue.task_states import ENDED
 
@@ -38,22 +53,22 @@ class Client:
     """The queue at ``server`` (``$WEFT_SERVER``, else ``http://127.0.0.1:8787``).
 
     ``token``: the token itself, or the path of a file with one (``$WEFT_TOKEN``); None on a server that needs none.
+    A task is given by its id, or as the dict that :meth:`submit` and :meth:`tasks` return.
 
     >>> client = weft.Client()
     >>> tasks = client.submit(weft.Sweep("demo", model="gcn", seed=range(4)))
     >>> client.wait(tasks)
-    >>> client.fetch(tasks[0]["id"], "results")
+    >>> client.fetch(tasks[0], "results")
     """
 
     def __init__(self, server: str | None = None, token: str | os.PathLike[str] | None = None, timeout: float = 30.0):
-        self.server = (server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER).rstrip("/")
-        parts = urllib.parse.urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"server {self.server!r}: expected an address such as {DEFAULT_SERVER}")
-        self._token = _token(token if token is not None else os.environ.get(TOKEN_VARIABLE))
+        address = server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+        host = check_server(address)
+        self.server = address.rstrip("/")
+        self._token = read_token(token if token is not None else os.environ.get(TOKEN_VARIABLE))
         self._timeout = timeout
         handlers: list[Any] = [_NoRedirect()]
-        if _is_loopback(parts.hostname):
+        if _is_loopback(host):
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy is of no use for this machine
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -65,25 +80,26 @@ class Client:
         *,
         key: str | None = None,
         priority: int = 0,
-        after: Sequence[str] = (),
+        after: TaskId | Sequence[TaskId] = (),
         budget: str | int | None = None,
         deadline: float | None = None,
         user: str | None = None,
     ) -> list[dict[str, Any]]:
         """Queue a task, or every task of a sweep, all or none; returns them as the server shows them.
 
-        ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``: ids of
+        ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
         tasks that must be done before. ``budget``: bytes that each task may take. ``deadline``: seconds since 1970.
         """
-        body: dict[str, Any] = {"tasks": tasks_of(work), "priority": priority, "after": list(after)}
-        given = {"key": key, "budget": budget, "deadline": deadline, "user": user}
+        body: dict[str, Any] = {"tasks": tasks_of(work_of(work))}
+        body |= {"priority": check_priority(priority), "after": task_ids(after)}
+        given = {"key": key, "budget": check_budget(budget), "deadline": check_deadline(deadline), "user": user}
         body |= {name: value for name, value in given.items() if value is not None}
         found: list[dict[str, Any]] = self._json("POST", "/api/tasks", body)["tasks"]
         return found
 
     def infer(
         self,
-        of: str | None = None,
+        of: TaskId | None = None,
         *,
         task: Task | None = None,
         weights: str | None = None,
@@ -92,7 +108,7 @@ class Client:
         latency_target: float | None = None,
         key: str | None = None,
         priority: int = 0,
-        after: Sequence[str] = (),
+        after: TaskId | Sequence[TaskId] = (),
         user: str | None = None,
     ) -> dict[str, Any]:
         """Queue an inference task: the logits of a trained model, which :meth:`fetch` downloads.
@@ -102,29 +118,30 @@ class Client:
         all. ``graph``: another one than the model was trained on. ``latency_target``: seconds from now to the answer,
         by which the scheduler gives it precedence over trainings.
         """
-        asked: dict[str, Any] = {"of": of, "weights": weights, "graph": graph, "latency_target": latency_target}
-        asked["nodes"] = nodes if nodes is None or isinstance(nodes, str) else [int(node) for node in nodes]
+        asked: dict[str, Any] = {"of": None if of is None else task_id(of), "weights": weights, "graph": graph}
+        asked |= {"nodes": check_nodes(nodes), "latency_target": check_latency(latency_target)}
         infer = {name: value for name, value in asked.items() if value is not None}
-        body: dict[str, Any] = {"infer": infer, "priority": priority, "after": list(after)}
-        given = {"task": None if task is None else tasks_of(task)[0], "key": key, "user": user}
+        body: dict[str, Any] = {"infer": infer, "priority": check_priority(priority), "after": task_ids(after)}
+        settings = one_task(task)
+        given = {"task": None if settings is None else tasks_of(settings)[0], "key": key, "user": user}
         body |= {name: value for name, value in given.items() if value is not None}
         found: dict[str, Any] = self._json("POST", "/api/tasks", body)["tasks"][0]
         return found
 
-    def cancel(self, task: str) -> dict[str, Any]:
+    def cancel(self, task: TaskId) -> dict[str, Any]:
         """Cancel a task."""
         return self._change(task, "cancel")
 
-    def pause(self, task: str) -> dict[str, Any]:
+    def pause(self, task: TaskId) -> dict[str, Any]:
         """Keep a task from running until it is resumed; a running one saves a checkpoint first."""
         return self._change(task, "pause")
 
-    def resume(self, task: str) -> dict[str, Any]:
+    def resume(self, task: TaskId) -> dict[str, Any]:
         """Queue a paused task again."""
         return self._change(task, "resume")
 
-    def _change(self, task: str, what: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._json("POST", f"/api/tasks/{_quoted(task)}/{what}", {})
+    def _change(self, task: TaskId, what: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._json("POST", f"/api/tasks/{task_id(task)}/{what}", {})
         return found
 
     # ---- reading -----------------------------------------------------------------------------------------
@@ -141,49 +158,53 @@ class Client:
             beyond = page["next"]
         return found
 
-    def show(self, task: str) -> dict[str, Any]:
+    def show(self, task: TaskId) -> dict[str, Any]:
         """One task with its estimate, why it waits, and its result."""
-        found: dict[str, Any] = self._json("GET", f"/api/tasks/{_quoted(task)}")
+        found: dict[str, Any] = self._json("GET", f"/api/tasks/{task_id(task)}")
         return found
 
-    def logs(self, task: str) -> str:
+    def logs(self, task: TaskId) -> str:
         """What a task printed, and the notes of its run."""
-        return self._bytes("GET", f"/api/tasks/{_quoted(task)}/logs").decode("utf-8", "replace")
+        return self._bytes("GET", f"/api/tasks/{task_id(task)}/logs").decode("utf-8", "replace")
 
     def state(self) -> dict[str, Any]:
         """Devices, workers, running groups, and how many tasks are in which state."""
         found: dict[str, Any] = self._json("GET", "/api/state")
         return found
 
-    def result(self, task: str) -> dict[str, Any]:
+    def result(self, task: TaskId) -> dict[str, Any]:
         """Settings, metrics and history of a task that is done: what is in its ``result.json``."""
-        found: dict[str, Any] = self._json("GET", f"/api/tasks/{_quoted(task)}/result")
+        found: dict[str, Any] = self._json("GET", f"/api/tasks/{task_id(task)}/result")
         return found
 
-    def fetch(self, task: str, folder: str | os.PathLike[str]) -> Path:
+    def fetch(self, task: TaskId, folder: str | os.PathLike[str]) -> Path:
         """Download the files of a task that is done into ``folder/TASK``; returns that folder.
 
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
         weights, if it does.
         """
-        place = Path(folder) / _safe_name(task)
-        place.mkdir(parents=True, exist_ok=True)
+        place = check_folder(folder) / task_id(task)
         inferred = self.show(task)["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
         kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
+        _make(place)
         for name, kind in (("result.json", "result"), other, *kept):
-            partial = place / f".{name}.partial"
-            with self._open("GET", f"/api/tasks/{_quoted(task)}/{kind}") as answer, open(partial, "wb") as file:
-                while chunk := answer.read(1 << 20):
-                    file.write(chunk)
-            os.replace(partial, place / name)
+            self._download(f"/api/tasks/{task_id(task)}/{kind}", place / name)
         return place
+
+    def _download(self, path: str, place: Path) -> None:
+        """Write an answer to a file, which is there as a whole or not at all."""
+        partial = place.with_name(f".{place.name}.partial")
+        with self._open("GET", path) as answer, _opened(partial) as file:
+            while chunk := answer.read(1 << 20):
+                file.write(chunk)
+        os.replace(partial, place)
 
     def events(
         self,
         since: int = 0,
-        task: str | None = None,
+        task: TaskId | None = None,
         patience: float = PATIENCE,
         on_lost: Callable[[str], None] | None = None,
     ) -> Iterator[dict[str, Any]]:
@@ -192,7 +213,7 @@ class Client:
         Where a connection was lost, as when the server is started again, it goes on after the last event that was
         seen; an error once the server was away for ``patience`` seconds. ``on_lost`` is told that it waits.
         """
-        query = "" if task is None else "?" + urllib.parse.urlencode({"task": task})
+        query = "" if task is None else "?" + urllib.parse.urlencode({"task": task_id(task)})
         met = False
         while True:
             if met:
@@ -225,9 +246,9 @@ class Client:
                 on_lost(f"the connection to {self.server} was lost; waiting up to {patience:.0f} s for it to come back")
             told = True
 
-    def wait(self, tasks: Sequence[str | dict[str, Any]], seconds: float | None = None) -> list[dict[str, Any]]:
+    def wait(self, tasks: TaskId | Sequence[TaskId], seconds: float | None = None) -> list[dict[str, Any]]:
         """Return once all of ``tasks`` (ids, or what :meth:`submit` returned) have ended; how they stand then."""
-        names = [task if isinstance(task, str) else str(task["id"]) for task in tasks]
+        names = task_ids(tasks)
         until = None if seconds is None else time.monotonic() + seconds
         found = [self.show(name) for name in names]
         while not all(task["state"] in ENDED for task in found):
@@ -260,7 +281,7 @@ class Client:
             headers["Last-Event-ID"] = str(last)
         data = None
         if body is not None:
-            data, headers["Content-Type"] = json.dumps(body, allow_nan=False).encode(), "application/json"
+            data, headers["Content-Type"] = _encoded(body), "application/json"
         request = urllib.request.Request(self.server + path, data=data, headers=headers, method=method)
         try:
             return self._opener.open(request, timeout=self._timeout)
@@ -269,6 +290,34 @@ class Client:
         except urllib.error.URLError as error:
             told = f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?"
             raise UnreachableError(told) from None
+        except (http.client.InvalidURL, UnicodeError) as error:
+            raise InputError(f"server {self.server!r}: is no address that can be reached ({error})") from None
+
+
+def _encoded(body: Any) -> bytes:
+    """The JSON of a request."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        told = f"what was given cannot be sent as JSON ({error}); give text, finite numbers, lists and dicts of them"
+        raise InputError(told) from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{folder.parent}: is a file, or in one; give a folder to download to") from None
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: cannot be made ({told}); give another folder") from None
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise InputError(f"{path.parent}: cannot be written to ({error.strerror}); give another folder") from None
 
 
 def _why(task: dict[str, Any], reasons: dict[str, str]) -> str:
@@ -291,32 +340,8 @@ def _refused(error: urllib.error.HTTPError) -> WeftError:
     return InputError(message) if error.code < 500 else ServerError(message)
 
 
-def _token(given: str | os.PathLike[str] | None) -> str:
-    """The token itself: of a file, the last word of its first line."""
-    if not given:
-        return ""
-    text = os.fspath(given)
-    if os.sep in text or Path(text).is_file():
-        try:
-            lines = Path(text).expanduser().read_text(encoding="utf-8").split("\n")
-            text = next(line.split()[-1] for line in lines if line.strip() and not line.startswith("#"))
-        except (OSError, UnicodeDecodeError, StopIteration) as error:
-            raise InputError(f"token file {os.fspath(given)}: cannot be read ({error})") from None
-    return text.strip()
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _quoted(task: str) -> str:
-    return urllib.parse.quote(task, safe="")
-
-
-def _safe_name(task: str) -> str:
-    if not task.replace("-", "").replace("_", "").isalnum():
-        raise InputError(f"task {task!r} is no id")
-    return task

@@ -17,6 +17,7 @@ range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Swe
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -124,7 +125,7 @@ def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if path.is_dir():
+    if os.path.isdir(path):  # no error for a name that is too long
         raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -210,7 +211,7 @@ def _beside(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value:
         return value
     file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value
-    if not Path(file).exists() and (folder / file).exists() and ("/" in file or "." in file):
+    if not os.path.exists(file) and os.path.exists(folder / file) and ("/" in file or "." in file):
         return str(folder / value)
     return value
 

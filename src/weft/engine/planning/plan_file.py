@@ -12,7 +12,7 @@ from weft.planner.report.plan_report import PlanReport
 def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     """The plan in a file, for :func:`weft.run`; raises :class:`SpecError` for one that is damaged or was changed."""
     place = Path(path)
-    if not place.is_file():
+    if not os.path.isfile(place):
         raise SpecError(f"plan {str(place)!r}: no such file; `weft plan SPEC --out FILE` writes one")
     try:
         text = place.read_text(encoding="utf-8")

@@ -74,9 +74,9 @@ def check_name(name: str) -> None:
     elif kind in COLLECTIONS:
         check_published(kind, rest)
     elif ":" not in name and ("/" in name or name.startswith(("~", ".")) or name.endswith(".npz")):
-        if not Path(name).expanduser().exists():
+        if not os.path.exists(Path(name).expanduser()):
             raise GraphError(f"{Path(name).expanduser()} does not exist; check the path")
-    elif name != "demo" and not any(mark in name for mark in "/\\:.~") and not Path(name).exists():
+    elif name != "demo" and not any(mark in name for mark in "/\\:.~") and not os.path.exists(name):
         folders = data_folders()
         if not found_in(folders, name) and name.lower() not in PLANETOID:
             raise GraphError(unknown_name(name, folders))
@@ -94,7 +94,7 @@ def check_published(kind: str, name: str) -> str:
 def found_in(folders: list[Path], name: str) -> Path | None:
     """The file or folder of a named graph in the first data folder that has it."""
     places = (place for folder in folders for place in (folder / f"{name}.npz", folder / name))
-    return next((place for place in places if place.exists()), None)
+    return next((place for place in places if os.path.exists(place)), None)  # no error for a name that is too long
 
 
 def unknown_name(name: str, folders: list[Path]) -> str:

@@ -66,7 +66,7 @@ def load(
 
 def _looks_like_path(text: str) -> bool:
     marked = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
-    return marked or readers.is_graph_file(text) or Path(text).exists()
+    return marked or readers.is_graph_file(text) or os.path.exists(text)
 
 
 def stats(name: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> GraphStats:

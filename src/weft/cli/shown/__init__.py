@@ -1,0 +1,1 @@
+"""Tasks and times as people read and write them."""
