@@ -60,8 +60,8 @@ class RunMode:
     """How the step will be run, as far as its time depends on it.
 
     ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it, and
-    ``chunk_filled``: how much of that one of them has on average. ``filled``: what exists of the batch that was captured; a GPU computes the other rows as well, and neither follows edges that
-    are not there.
+    ``chunk_filled``: how much of that one of them has on average. ``filled``: what exists of the batch that was
+    captured; a GPU computes the other rows as well, and neither follows edges that are not there.
     """
 
     precision: str = "fp32"
