@@ -129,6 +129,27 @@ class Hangs(Plain):
             time.sleep(0.1)
 
 
+class HangsWhenPlanned(Plain):
+    """Never returns from a dry run, which is what a planner makes of it."""
+
+    def fault(self, y):
+        while y.is_meta:
+            time.sleep(0.1)
+        return y
+
+
+class HangsInFifthCall(Plain):
+    """Returns four times, wherever it is called."""
+
+    calls = 0
+
+    def fault(self, y):
+        HangsInFifthCall.calls += 1
+        if HangsInFifthCall.calls > 4:
+            time.sleep(1000.0)
+        return y
+
+
 class Exits(Plain):
     def go_wrong(self, y):
         os._exit(7)
@@ -142,3 +163,10 @@ class Crashes(Plain):
 def exits_when_built(in_features: int, out_features: int) -> nn.Module:
     """Ends the process that builds it, the planner's included."""
     os._exit(8)
+
+
+class NamesAFile(Plain):
+    """Raises an error that names a file whose name is no Unicode."""
+
+    def go_wrong(self, y):
+        raise ValueError("cannot read " + os.fsdecode(b"caf\xe9.txt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from weft.core.settings.callback import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
+from weft.serve.http.hidden_paths import HiddenPaths
 from weft.serve.http.json_limits import BadRequestError, read_json
-from weft.serve.http.submissions import Registry, given_settings, read_submissions
+from weft.serve.http.submissions import Registry, given_settings, read_submissions, submitting_user
 from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB, Submission
@@ -85,6 +87,46 @@ def test_the_registry():
     for name in ("mine.models:Other", "os:system", "mine.models", "", None, "other.sub:X"):
         with pytest.raises(BadRequestError, match="not in the registry"):
             registry.check_model(name)
+
+
+def test_graphs_that_would_be_downloaded(tmp_path):
+    (tmp_path / "pubmed.npz").write_bytes(b"")
+    off, on = Registry(graphs=tmp_path), Registry(graphs=tmp_path, downloads=True)
+    for name in ("cora", "planetoid:cora"):
+        for registry in (off, Registry()):
+            with pytest.raises(BadRequestError, match=r"downloads are off on this server.*--allow-downloads"):
+                registry.graph_path(name)
+        assert on.graph_path(name) is None
+    for registry in (off, on):
+        assert registry.graph_path("pubmed") == str(tmp_path.resolve() / "pubmed.npz")
+        with pytest.raises(BadRequestError, match=r"'mine' is not in the graphs folder$"):
+            registry.graph_path("mine")
+
+
+def test_who_a_submission_is_for():
+    assert submitting_user({}, "ann") == submitting_user({"user": "ann"}, "ann") == "ann"
+    assert submitting_user({"user": "ben"}, "") == "ben"
+    assert submitting_user([], "ann") == submitting_user({"user": None}, "ann") == "ann"
+    with pytest.raises(BadRequestError, match="only the operator may submit for others") as refused:
+        submitting_user({"user": "ben"}, "ann")
+    assert refused.value.status == 403
+    with pytest.raises(BadRequestError, match="user must be a text"):
+        submitting_user({"user": 5}, "")
+
+
+@pytest.mark.parametrize("target", [1e300, 86_401, 0, -1, "soon", True])
+def test_bad_latency_targets(target):
+    body = {"task": {"graph": "demo"}, "infer": {"weights": "w.safetensors", "latency_target": target}}
+    with pytest.raises(BadRequestError, match="above 0 and at most 86,400"):
+        read_submissions(body, Registry(), "me", lambda _: None)
+
+
+def test_folders_of_the_server_are_not_shown(tmp_path):
+    odd = tmp_path / 'a "b" \u00fc'
+    hidden = HiddenPaths(odd, None, Path("/"))
+    assert hidden.text(f"{odd}/bad.npz: no graph; see /etc") == "bad.npz: no graph; see /etc"
+    assert hidden.data({f"{odd}/x": [f"{odd}/y", 1, None]}) == {"x": ["y", 1, None]}
+    assert json.loads(hidden.json_text(json.dumps({"error": f"{odd}/y"}, ensure_ascii=False))) == {"error": "y"}
 
 
 def test_functions_that_a_task_names_are_in_the_registry():

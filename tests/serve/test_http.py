@@ -204,9 +204,57 @@ def test_only_the_owner_and_the_operator_may_cancel(server, anna):
 def test_a_user_can_fill_no_more_than_the_quota(server):
     ben = weft.Client(server.url, BEN)
     tasks = [weft.Task(**TASK, seed=seed) for seed in range(51)]
-    with pytest.raises(InputError, match="51 more are too many"):
+    with pytest.raises(InputError, match="51 more are too many; a submission may have at most 50 tasks"):
         ben.submit(tasks)
     assert ben.tasks(user="ben") == []
+
+
+def test_only_the_operator_submits_for_others(server, anna):
+    task = weft.Task(**{**TASK, "epochs": 1}, seed=31)
+    with pytest.raises(InputError, match="user='ben': your token is that of 'anna', and only the operator"):
+        anna.submit(task, user="ben")
+    with http(server) as client:
+        assert client.post("/api/tasks", json={"task": TASK, "user": "ben"}).status_code == 403
+    assert anna.submit(task, user="anna")[0]["user"] == "anna"
+    assert weft.Client(server.url, OPERATOR).submit(task, user="carl")[0]["user"] == "carl"
+
+
+def test_a_key_with_other_settings_is_refused(server, anna):
+    [first] = anna.submit(weft.Task(**TASK, seed=32))
+    work = [weft.Task(**TASK, seed=33)]
+    [task] = anna.submit(work, key="monday", deadline=5e9, priority=-1)
+    assert anna.submit(work, key="monday", deadline=5e9, priority=-1)[0]["id"] == task["id"]
+    for other in ({"priority": 1}, {"after": [first["id"]]}, {"deadline": 6e9}, {"budget": "2GiB"}):
+        with pytest.raises(InputError, match=r"key='monday' was used for task .* choose another key"):
+            anna.submit(work, key="monday", **{"deadline": 5e9, "priority": -1, **other})
+    asked = anna.infer(first["id"], key="ask", latency_target=60)
+    assert anna.infer(first["id"], key="ask", latency_target=60)["id"] == asked["id"]
+    with pytest.raises(InputError, match="key='ask' was used"):
+        anna.infer(first["id"], key="ask", latency_target=61)
+
+
+def test_tasks_without_a_result_say_why(server, anna):
+    [cancelled] = anna.submit(weft.Task(**{**TASK, "epochs": 100_000}, seed=34))
+    with pytest.raises(InputError, match=r"it has no result\.json yet"):
+        anna.result(cancelled["id"])
+    anna.cancel(cancelled["id"])
+    with pytest.raises(InputError, match=r"was cancelled, so it has no result\.json"):
+        anna.result(cancelled["id"])
+    with pytest.raises(InputError, match=f"infer.of='{cancelled['id']}' is cancelled; it will never be done"):
+        anna.infer(cancelled["id"])
+
+
+def test_what_is_wrong_with_a_graph_is_said_without_folders_of_the_server(server, anna):
+    (server.folder / "graphs" / "bad.npz").write_bytes(b"not a graph")
+    [task] = anna.wait(anna.submit(weft.Task(graph="bad.npz")), 60)
+    assert "bad.npz" in task["error"]
+    with pytest.raises(InputError, match=r"failed, so it has no result\.json: .*bad\.npz") as refused:
+        anna.result(task["id"])
+    events = [event for event in _events_of(server, task["id"]) if event["kind"] == "failed"]
+    listed = next(one for one in anna.tasks("failed") if one["id"] == task["id"])
+    shown = [task, listed, events, anna.logs(task["id"]), str(refused.value), anna.show(task["id"])]
+    assert events
+    assert str(server.folder) not in json.dumps(shown)
 
 
 HOSTILE = [
@@ -317,6 +365,7 @@ def test_bad_paths_are_refused(server, path, status):
 def test_a_bad_last_event_id_is_refused(server):
     with http(server) as client:
         assert client.get("/api/events", headers={"Last-Event-ID": "x' --"}).status_code == 400
+        assert client.get("/api/events", headers={"Last-Event-ID": "\u00b2".encode()}).status_code == 400
 
 
 def test_many_submissions_at_once(server):
@@ -367,6 +416,16 @@ def test_sigterm_drains_and_the_next_server_goes_on(tmp_path):
     assert all(same(client.result(name)["history"], expected[name]) for name in settings)
     assert client.tasks(user="anna")[0]["attempts"] == 2
     server.stop()
+
+
+def _events_of(server, task):
+    """The events of a task as they are streamed, up to its end."""
+    found = []
+    for event in weft.Client(server.url, ANNA).events(task=task):
+        found.append(event)
+        if event["kind"] in ("done", "failed", "cancelled"):
+            break
+    return found
 
 
 def _events(server):

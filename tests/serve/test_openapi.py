@@ -99,6 +99,24 @@ def test_any_query(client, state, user, limit, beyond):
     assert client.get("/api/tasks", params=asked).status_code < 500
 
 
+def test_the_description_has_the_token_and_the_last_event(client):
+    described = client.get("/openapi.json").json()
+    [(name, scheme)] = described["components"]["securitySchemes"].items()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    operations = [one for path in described["paths"].values() for one in path.values()]
+    assert all(one["security"] == [{name: []}] for one in operations)
+    headers = [one for one in described["paths"]["/api/events"]["get"]["parameters"] if one["in"] == "header"]
+    assert [one["name"] for one in headers] == ["Last-Event-ID"]
+    assert not headers[0]["required"]
+
+
+def test_a_server_without_tokens_asks_for_none(tmp_path):
+    options = ServeOptions(tmp_path / "q.db")
+    assert "securitySchemes" not in make_app(options, Asleep(options), Tokens(open=True)).openapi().get(
+        "components", {}
+    )
+
+
 def test_schemathesis(client):
     """The same by a tool made for it, where it is installed."""
     schemathesis = pytest.importorskip("schemathesis")

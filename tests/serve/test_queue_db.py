@@ -64,6 +64,52 @@ def test_a_key_queues_once(queue):
         queue.submit(Submission({"lr": 0.2}, key="k"))
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"priority": 5}, r"another priority \(0, not 5\)"),
+        ({"after": ()}, r"another after \(first, not nothing\)"),
+        ({"after": ("first", "second")}, "another after"),
+        ({"spec": {"task": {}, "deadline": 2.0}}, "another deadline"),
+        ({"spec": {"task": {}, "budget": 2}}, "another budget"),
+        ({"spec": {"task": {}, "infer": {"latency_target": 1.0}}}, "another spec"),
+    ],
+)
+def test_a_key_with_other_settings_is_refused(queue, other, told):
+    queue.submit_many([Submission({}, id="first"), Submission({}, id="second")])
+    same = {"spec": {"task": {}}, "key": "ann/k/0", "said_key": "k", "after": ("first",)}
+    known = queue.submit(Submission(**same))
+    assert queue.submit(Submission(**same)) == known
+    with pytest.raises(QueueError, match=f"key='k' was used for task '{known.id}' with {told}"):
+        queue.submit(Submission(**{**same, **other}))
+
+
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        (Submission({}, after=("a",)), "^after='a' is cancelled"),
+        (Submission({}, id="x", after=("a",)), "^task 'x': after='a' is cancelled"),
+        (Submission({"infer": {"of": "a"}}, after=("a",)), "^infer.of='a' is cancelled"),
+    ],
+)
+def test_what_comes_after_a_cancelled_task_is_refused_by_the_name_that_was_given(queue, new, told):
+    queue.submit(Submission({}, id="a"))
+    queue.cancel("a")
+    with pytest.raises(QueueError, match=told):
+        queue.submit(new)
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path):
+    path = tmp_path / "new.db"
+    with QueueDB(path) as opened:
+        opened.submit(Submission({}))
+        modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.glob("new.db*")}
+    assert modes == {"new.db": 0o600, "new.db-wal": 0o600, "new.db-shm": 0o600}
+    path.chmod(0o640)
+    QueueDB(path).close()
+    assert path.stat().st_mode & 0o777 == 0o640, "what the operator has changed stays"
+
+
 def test_several_submissions_are_all_or_nothing(queue):
     with pytest.raises(QueueError, match="in the queue already"):
         queue.submit_many([Submission({}, id="a"), Submission({}, id="a")])
@@ -287,3 +333,21 @@ def test_a_file_of_a_later_version(tmp_path):
 def test_the_queue_needs_no_torch():
     code = "import sys, weft.serve.queue.queue_retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": "src"}).returncode == 0
+
+
+def test_a_repeated_submission_is_within_the_quota(tmp_path):
+    with QueueDB(tmp_path / "q.db") as db:
+        new = [Submission({"task": {"graph": "demo"}}, user="anna", key=f"anna/monday/{place}") for place in range(2)]
+        db.submit_many(new)
+        assert db.known_keys([one.key for one in new]) == 2
+        assert db.known_keys(["anna/tuesday/0", "anna/monday/1"]) == 1
+        assert db.known_keys([]) == 0
+
+
+def test_a_long_log_ends_with_what_came_last(tmp_path):
+    with QueueDB(tmp_path / "q.db") as db:
+        task = db.submit(Submission({"task": {"graph": "demo"}})).id
+        db.record([(task, "progress", {"epoch": place}) for place in range(30)] + [(task, "note", {"message": "m"})])
+        db.cancel(task)
+        assert [event.data["epoch"] for event in db.last_events(task, ("progress",), 5)] == [25, 26, 27, 28, 29]
+        assert [event.kind for event in db.last_events(task, ("note", "cancelled"), 5)] == ["note", "cancelled"]

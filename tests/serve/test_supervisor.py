@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
 import random
@@ -9,12 +11,17 @@ import signal
 from dataclasses import replace
 
 import pytest
+import torch
 
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue, environment, history_of
 from weft.core.errors import WeftError
+from weft.engine.base.machines import machine_with
+from weft.engine.planning.estimator import Estimator
+from weft.engine.planning.learn_times import observation_of
 from weft.serve.queue.queue_retention import problems
 from weft.serve.queue.task_states import ENDED
+from weft.serve.workers.error_log import log_error
 
 LONG = {"epochs": 120}
 KILLS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
@@ -38,6 +45,11 @@ def submit_own(queue, *tasks, **more):
     found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
     queue.supervisor.wake()
     return [task.id for task in found]
+
+
+def result_of(queue, name: str) -> dict:
+    """What a task left in its file."""
+    return json.loads((queue.options.runs / queue.db.get(name).result["folder"] / "result.json").read_text())
 
 
 def same(one: dict, two: dict) -> bool:
@@ -85,6 +97,56 @@ def test_what_a_model_prints_is_in_its_log(queue):
     names = submit_own(queue, own("Raises", seed=1))
     queue.wait(names)
     assert "about to raise" in (queue.options.runs / names[0] / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("model", ["TurnsNaN", "Missing"])
+def test_the_log_of_a_mistake_that_weft_names_is_that_sentence(queue, model):
+    [task] = queue.wait(submit_own(queue, own(model, seed=2)))
+    log = (queue.options.runs / task.id / "log.txt").read_text().strip()
+    assert log == task.error.removesuffix(" (attempt 1 of 3)")
+
+
+def test_the_log_of_an_error_in_a_model_has_the_sentence_and_the_frames_of_the_model(queue):
+    [task] = queue.wait(submit_own(queue, own("Raises", seed=3)))
+    log = (queue.options.runs / task.id / "log.txt").read_text()
+    sentence, *frames = log.rpartition("about to raise\n")[2].strip().splitlines()
+    assert sentence == task.error.removesuffix(" (attempt 1 of 3)")
+    files = [line.split('"')[1] for line in frames if line.startswith("  File")]
+    assert len(files) == 3
+    assert all(file.endswith("faulty_models.py") for file in files)
+    assert (frames[0], frames[-1]) == ("Traceback (most recent call last):", "ValueError: on purpose")
+
+
+def test_a_fault_that_nobody_foresaw_has_its_whole_traceback():
+    written = io.StringIO()
+    try:
+        json.loads("[")
+    except ValueError as error:
+        error.__traceback__ = error.__traceback__.tb_next  # as if no line of a user's were on the way
+        log_error(error, written)
+    sentence, begin, first, *_ = written.getvalue().splitlines()
+    assert "JSONDecodeError: " in sentence
+    assert begin == "Traceback (most recent call last):"
+    assert "json" in first
+
+
+def test_a_result_has_the_name_that_its_user_gave_and_the_id_beside_it(queue):
+    names = queue.submit(*({"name": f"seed={seed}", "seed": seed, "hidden": 10} for seed in (1, 2)), {"model": "sage"})
+    tasks = queue.wait(names)
+    found = [result_of(queue, task.id) for task in tasks]
+    assert [(one["id"], one["task"]["name"]) for one in found] == list(
+        zip(names, ["seed=1", "seed=2", None], strict=True)
+    )
+    loaded = [weft.load_result(queue.options.runs / task.result["folder"]) for task in tasks]
+    assert [one.name for one in loaded] == ["seed=1", "seed=2", "sage"]
+
+
+def test_results_of_a_server_can_be_learned_from_whatever_their_names(queue):
+    tasks = queue.wait(queue.submit(*({"seed": seed, "hidden": 14} for seed in (1, 2)), {"model": "sage", "seed": 5}))
+    estimator = Estimator(machine_with(torch.device("cpu")))
+    fused, alone = [result_of(queue, task.id) for task in tasks[:2]], [result_of(queue, tasks[2].id)]
+    assert len(fused[0]["plan"]["members"]) == 2
+    assert all(observation_of(results, estimator, "").usable for results in (fused, alone))
 
 
 def test_what_a_worker_has_loaded_is_left_out_of_garbage_collections(queue):
@@ -293,7 +355,7 @@ def test_a_torn_checkpoint_is_dropped(queue):
 
 
 def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
-    """As on a full disk: the lease runs out, the task is found again, and its finished run is read back."""
+    """As on a full disk: it is written when there is room, which costs the task no attempt."""
     finish, refused = queue.supervisor.state.db.finish, []
 
     def full(*arguments):
@@ -306,7 +368,7 @@ def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
     monkeypatch.setattr(queue.supervisor.state, "options", replace(queue.options, lease_seconds=1.5))
     [name] = queue.submit({"seed": 9, "hidden": 6})
     [task] = queue.wait([name])
-    assert (task.state, task.attempts, len(refused)) == ("done", 2, 1)
+    assert (task.state, task.attempts, len(refused)) == ("done", 1, 1)
     assert queue.supervisor.running
 
 

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from weft.core.errors import SpecError
 from weft.sched.policies import DEFAULT_POLICY, find_policy
 
 MIB = 1 << 20
 LEFTOVER_BYTES = 256 * MIB  # that a GPU worker may hold beside graphs between groups; beyond, a model has leaked
+SECONDS_IN = {"seconds": 1.0, "days": 86_400.0}
+MOST_SECONDS = 4e9  # more than a century; the system's own waits take no more than twice that
+
+
+def check_amount(name: str, value: Any, unit: str = "seconds", zero: bool = False) -> None:
+    """A :class:`SpecError` unless ``value`` is a finite number above 0, or also 0 if ``zero``."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise SpecError(f"{name}={value} must be a finite number of {unit}, {'0 or more' if zero else 'above 0'}")
+    most = MOST_SECONDS / SECONDS_IN[unit]
+    if value > most:
+        raise SpecError(f"{name}={value} must be at most {most:,.0f} {unit}")
+
+
+def check_whole(name: str, value: Any, low: int, unit: str = "") -> None:
+    """A :class:`SpecError` unless ``value`` is a whole number of at least ``low``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SpecError(f"{name}={value} must be a whole number")
+    if value < low:
+        raise SpecError(f"{name}={value} must be at least {low}{unit and f' {unit}'}")
 
 
 @dataclass(frozen=True)
@@ -24,9 +46,9 @@ class ServeOptions:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
     not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
-    how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
-    between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the budget
-    that no group gets (None: what workers may hold between groups, at most a quarter). ``mps``: whether NVIDIA's
+    how long ended tasks and their folders are kept (None: for good). ``keep_graphs``: bytes of graphs that each worker
+    keeps between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the
+    budget that no group gets (None: what workers may hold between groups, at most a quarter). ``mps``: whether NVIDIA's
     multi-process service is started for several workers of a GPU.
     """
 
@@ -54,22 +76,42 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         find_policy(self.policy)
-        if self.workers < 1:
-            raise SpecError(f"workers={self.workers} must be at least 1")
-        if not 0 <= self.inference_workers < self.workers:
+        self._check_numbers()
+        self._check_devices()
+        self._check_names()
+
+    def _check_numbers(self) -> None:
+        check_whole("workers", self.workers, 1)
+        check_whole("inference_workers", self.inference_workers, 0)
+        if self.inference_workers >= self.workers:
             raise SpecError(
                 f"inference_workers={self.inference_workers} must be at least 0 and below workers={self.workers}"
             )
-        if self.keep_graphs < 0:
-            raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
-        if self.quota < 1:
-            raise SpecError(f"quota={self.quota} must be at least 1 task per user")
+        check_whole("quota", self.quota, 1, "task per user")
+        for name, low in (("budget", 1), ("reserved", 0), ("keep_graphs", 0), ("overrun_bytes", 0)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), low, "bytes" if low != 1 else "byte")
+        check_amount("checkpoint_seconds", self.checkpoint_seconds, zero=True)
+        for name in ("lease_seconds", "silent_seconds", "hang_seconds"):
+            check_amount(name, getattr(self, name))
+        if self.keep_seconds is not None:
+            check_amount("keep_seconds", self.keep_seconds)
+
+    def _check_devices(self) -> None:
         for name in (one.partition("@")[0] for one in self.devices):
-            if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdigit()):
+            if name not in ("auto", "cpu", "cuda") and not is_gpu_name(name):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
         if len({name.partition("@")[0].partition(":")[0] for name in self.devices}) > 1:
             told = "bytes and seconds are predicted for devices of one kind; start another server for the other"
             raise SpecError(f"devices {' and '.join(self.devices)}: {told}")
+
+    def _check_names(self) -> None:
+        for name in self.models:
+            module, _, called = name.rpartition(":")
+            if not module or not called:
+                raise SpecError(f"allow_model={name!r} must be MODULE:CALLABLE, or MODULE:* for all of a module")
+        if self.graphs is not None and not self.graphs.is_dir():
+            raise SpecError(f"graphs={str(self.graphs)!r} is not a folder; make it, or name the one with your graphs")
 
     @property
     def runs(self) -> Path:
@@ -87,3 +129,9 @@ class ServeOptions:
         if "auto" not in self.devices:
             return tuple(dict.fromkeys("cuda:0" if name == "cuda" else name for name in self.devices))
         return tuple(f"cuda:{place}" for place in range(len(gpu_names()))) or ("cpu",)
+
+
+def is_gpu_name(name: str) -> bool:
+    """Whether ``name`` is ``cuda:N``."""
+    number = name.removeprefix("cuda:")
+    return name.startswith("cuda:") and number.isascii() and number.isdecimal()

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.core.errors import SpecError, WeftError
 from weft.serve.http.tokens import Tokens, make_token_file
-from weft.serve.options import ServeOptions
+from weft.serve.options import ServeOptions, check_amount, is_gpu_name
 from weft.serve.queue.queue_file import open_file
 from weft.serve.supervisor import Supervisor
 
@@ -33,7 +33,7 @@ NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machin
 def parse_address(text: str) -> tuple[str, int]:
     """``127.0.0.1:8787`` or ``[::1]:8787`` as host and port."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 <= int(port) < 65536:
+    if not host or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
         raise SpecError(f"--bind {text}: expected HOST:PORT, such as 127.0.0.1:8787")
     return host.strip("[]"), int(port)
 
@@ -69,6 +69,22 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SpecError(f"{path}: cannot be made ({reason}); name a folder to keep the queue in by --db") from None
+
+
+def check_devices(options: ServeOptions) -> None:
+    """A :class:`SpecError` if a GPU that is asked for is not there; counting them starts nothing on a GPU."""
+    if "auto" in options.devices:
+        return
+    asked = [name for name in options.device_names() if is_gpu_name(name)]  # others are those of a cluster
+    if not asked:
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    missing = next((name for name in asked if int(name.removeprefix("cuda:")) >= there), None)
+    if missing is not None:
+        known = " and ".join(("cpu", *(f"cuda:{place}" for place in range(there))))
+        raise SpecError(f"device {missing!r} is not there; this machine has {known}")
 
 
 class ServerLock:
@@ -154,6 +170,8 @@ def serve(
 
     ``begun`` is called once the queue and the address are this server's.
     """
+    check_amount("drain_seconds", drain_seconds, zero=True)
+    check_devices(options)
     try:
         import uvicorn
 

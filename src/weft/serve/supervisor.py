@@ -25,7 +25,8 @@ from weft.sched.policies.policy import Policy
 from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import delete_ended
+from weft.serve.queue.queue_retention import clean_up
+from weft.serve.queue.run_folders import drop_checkpoints
 from weft.serve.supervision.device_faults import DeviceFaults
 from weft.serve.supervision.group_endings import GroupEndings
 from weft.serve.supervision.leaving import Leaving
@@ -106,7 +107,7 @@ class Supervisor:
             self.pool.stop_all()
 
     def _work(self) -> None:
-        """One round. A full disk is waited for: what could not be written is found again when its lease has run out."""
+        """One round. A full disk is waited for: what could not be written is written when there is room."""
         try:
             self._take_messages()
             self._tick()
@@ -155,8 +156,16 @@ class Supervisor:
             return
         while not self.pool.inbox.empty():
             waiting.append(self.pool.inbox.get_nowait())
-        for worker, message in waiting:
-            self._take(worker, message)
+        failed: WeftError | None = None
+        for worker, message in waiting:  # what cannot be written of one must not lose the others
+            try:
+                self._take(worker, message)
+            except NoWorkersError:
+                raise
+            except WeftError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _take(self, worker: WorkerProcess | None, message: Mapping[str, Any]) -> None:
         if worker is None:
@@ -181,6 +190,8 @@ class Supervisor:
             self._leaving.heartbeat()
         self.pool.start_missing()
         self.pool.end_silent(now)
+        self._planner.end_stuck(now)
+        self._endings.write_left()
         if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
             self.state.dirty, self.state.again = True, math.inf
         if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
@@ -200,7 +211,7 @@ class Supervisor:
     def _keep_small(self, now: float) -> None:
         if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
             self._cleaned = now
-            delete_ended(self.state.db, time.time() - self.state.options.keep_seconds)
+            clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
 
     def _event(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         active = self.state.active.get(message["group"])
@@ -224,14 +235,18 @@ class Supervisor:
         if active is not None and not active.shared and message.get("epochs"):
             self._planner.learn(active.group.device, message["epochs"])
         self._endings.done(worker, message)
+        if active is not None:
+            drop_checkpoints(self.state.db, self.state.options.runs, active.group)
 
     def _gone(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker has ended: start another, and queue again what it had."""
         if self.pool.workers.get(worker.name) is not worker:
             return
         self.state.counters.workers_lost += 1
-        reason = self._endings.worker_gone(worker, message.get("code"))
-        if worker.name == PLANNER:
-            self._planner.planner_gone(reason)
-        self.state.dirty = True
-        self.pool.replace(worker)
+        self.state.dirty, reason = True, self._endings.why_gone(worker, message.get("code"))
+        try:
+            self.pool.replace(worker)
+        finally:  # one that cannot be started now is later, and what the former had does not wait for it
+            if worker.name == PLANNER:
+                self._planner.planner_gone(reason)
+            self._endings.worker_gone(worker, reason)

@@ -97,7 +97,7 @@ def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, l
     plan = Plan.from_dict(results[0]["plan"])
     if plan.device != estimator.machine.device:
         raise ValueError(f"ran on {plan.device}, not on {estimator.machine.device}")
-    by_name = {task.label: task for task in (Task.from_dict(result["task"]) for result in results)}
+    by_name = {task.label: task for task in map(_task_of, results)}
     tasks = [by_name[name] for name in plan.members if name in by_name]
     epochs = {result["metrics"]["epochs_run"] for result in results}
     if len(tasks) < len(plan.members) or len(epochs) > 1:
@@ -108,6 +108,12 @@ def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, l
     # Members are charged equal shares of what the group took.
     seconds = sum(float(result["metrics"]["seconds_per_epoch"]) for result in results)
     return Observation(dict(cost.uncorrected), seconds, label)
+
+
+def _task_of(result: Mapping[str, Any]) -> Task:
+    """The task of a result, by the name that its plan has for it: of one from a server, its id."""
+    settings = dict(result["task"])
+    return Task.from_dict({**settings, "name": result["id"]} if "id" in result else settings)
 
 
 def typical_error(observations: Sequence[Observation], factors: Mapping[str, float]) -> float:

@@ -135,7 +135,8 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
-        self._note(remarks_on_budget(self._options.budget, self._device.type, [plan for _, plan in self.groups]))
+        if self._store is None:  # a server limits what its workers take
+            self._note(remarks_on_budget(self._options.budget, self._device.type, [plan for _, plan in self.groups]))
         self._events.preparing(planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
 
     def _note(self, remarks: Sequence[str]) -> None:

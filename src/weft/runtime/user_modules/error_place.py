@@ -44,11 +44,16 @@ def place_of(error: BaseException, model: Any) -> str:
     """The innermost line of the user's own; of a library that is not torch; else where the model is defined."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
     outside = [frame for frame in frames if not frame.filename.startswith((_WEFT, _TORCH))]
-    own = [frame for frame in outside if not frame.filename.startswith(_INSTALLED)]
+    own = [frame for frame in outside if is_own_file(frame.filename)]
     for found in (own, outside):
         if found:
             return f"line {found[-1].lineno} of {found[-1].filename}"
     return defined_at(model) or "no line of it is on the way, as in a backward pass"
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
+    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
 
 
 def defined_at(model: Any) -> str:

@@ -15,9 +15,10 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ from weft.serve.http.group_commit import GroupCommit
 from weft.serve.http.json_limits import MOST_BYTES, BadRequestError, read_json
 from weft.serve.http.metrics import CONTENT_TYPE, metrics_text
 from weft.serve.http.queue_service import QueueService
+from weft.serve.http.submissions import submitting_user
 from weft.serve.http.tokens import OPERATOR, Tokens
 from weft.serve.options import ServeOptions
 from weft.serve.queue.task_states import QueueError
@@ -35,6 +37,7 @@ from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
 POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
+LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event that was seen; before since.")
 SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than another thread to do it
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -42,7 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The request cannot be used; the answer says why.",
         401: "No token, or a wrong one.",
-        403: "The task belongs to another user.",
+        403: "The task belongs to another user, or is submitted for one.",
         404: "There is no such task.",
         409: "Not in the task's present state.",
         410: "The file is no longer there.",
@@ -52,6 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "The user's quota is used up.",
     }.items()
 }
+BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
 SUBMISSION = {
     "type": "object",
     "properties": {
@@ -68,13 +72,13 @@ SUBMISSION = {
                 "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
             },
         },
-        "key": {"type": "string", "description": "The same key queues the same tasks only once."},
+        "key": {"type": "string", "description": "Queues the same tasks only once; refused with other settings."},
         "priority": {"type": "integer"},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
         "deadline": {"type": "number", "description": "Seconds since 1970."},
         "budget": {"description": 'Bytes that the task may take, such as "2GiB".'},
         "max_attempts": {"type": "integer"},
-        "user": {"type": "string", "description": "On a server without tokens."},
+        "user": {"type": "string", "description": "Whom it is for: of the operator, or on a server without tokens."},
     },
 }
 
@@ -97,6 +101,7 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
         responses=ERRORS,
+        dependencies=[] if tokens.open else [Depends(BEARER)],
     )
     app.state.service = service
     _add_errors(app)
@@ -220,9 +225,7 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
     @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
     async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
         body = await _body(request)
-        if user == OPERATOR and isinstance(body, dict) and isinstance(body.get("user"), str):
-            user = body["user"][:100]
-        return {"tasks": await commits.put((body, user))}
+        return {"tasks": await commits.put((body, submitting_user(body, user)))}
 
     @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
     async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
@@ -281,12 +284,14 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
         return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
 
     @app.get("/api/state", summary="Devices, workers, groups and figures")
-    async def state() -> Response:
-        return await _json(service.reads, service.state)
+    async def state(user: str = Depends(_user)) -> Response:
+        return await _json(service.reads, service.state, user)
 
     @app.get("/api/events", summary="Events as they happen (server-sent events)")
-    async def events(request: Request, since: int | None = None, task: str | None = None) -> Response:
-        first = _first_event(request, since)
+    async def events(
+        request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
+    ) -> Response:
+        first = _first_event(last.strip(), since)
         return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
 
     @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
@@ -310,11 +315,10 @@ async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Respons
     return Response(await _in(pool, encoded), media_type="application/json")
 
 
-def _first_event(request: Request, since: int | None) -> int:
+def _first_event(last: str, since: int | None) -> int:
     """The sequence number to go on from: that of a stream that was cut off, or the one asked for."""
-    last = request.headers.get("last-event-id", "").strip()
     if last:
-        if not last.isdigit() or len(last) > 18:
+        if not (last.isascii() and last.isdigit()) or len(last) > 18:
             raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
         return int(last)
     if since is not None and not 0 <= since < 2**62:

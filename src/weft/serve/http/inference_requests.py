@@ -44,7 +44,8 @@ def inference_spec(body: Mapping[str, Any]) -> dict[str, Any]:
     target = infer.get("latency_target")
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 < target <= MOST_SECONDS:
-            raise BadRequestError("infer.latency_target must be seconds from submission to answer, above 0")
+            asked = "seconds from submission to answer, above 0 and at most"
+            raise BadRequestError(f"infer.latency_target must be {asked} {MOST_SECONDS:,.0f}")
         spec["latency_target"] = float(target)
     return spec
 

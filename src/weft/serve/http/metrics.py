@@ -54,7 +54,7 @@ def _devices(view: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _workers(view: Mapping[str, Any]) -> Iterator[str]:
-    yield from _head("weft_worker_busy", "gauge", "1 for a worker that runs a group.")
+    yield from _head("weft_worker_busy", "gauge", "1 for a worker that runs a group, or plans a task.")
     for worker in view.get("workers", ()):
         yield f'weft_worker_busy{{worker="{worker["name"]}"}} {int(bool(worker["group"]))}'
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from weft.core.errors import WeftError
+from weft.serve.http.hidden_paths import HiddenPaths
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.http.submissions import Registry, read_submissions
 from weft.serve.http.tokens import OPERATOR
@@ -21,6 +22,7 @@ from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
 OPEN = tuple(state for state in STATES if state not in ENDED)
+MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
 MOST_LOG_BYTES = 1 << 20
 MOST_LISTED = 10_000
 
@@ -30,7 +32,7 @@ class QueueService:
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
-        self._registry = Registry.of(options)
+        self._registry, self._hidden = Registry.of(options), HiddenPaths(options.graphs, options.runs)
         self._local = threading.local()
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
@@ -69,19 +71,25 @@ class QueueService:
         """The submissions of a request, counted in ``more`` by user; an error if that is the answer to it."""
         try:
             new = read_submissions(body, self._registry, user, self._task)
-            self._check_quota(user, more[user] + len(new))
+            fresh = len(new) - self._db.known_keys([one.key for one in new if one.key])
+            self._check_quota(user, fresh, more[user])
             for needed in dict.fromkeys(name for one in new for name in one.after):
                 self._task(needed)
         except WeftError as error:
             return error
-        more[user] += len(new)
+        more[user] += fresh
         return new
 
-    def _check_quota(self, user: str, more: int) -> None:
-        there = self._db.count_of(user, OPEN)
-        if there + more > self.options.quota:
-            known = f"{there} of {self.options.quota} tasks are queued or running"
-            raise BadRequestError(f"user {user!r}: {known}, and {more} more are too many; wait, or cancel some", 429)
+    def _check_quota(self, user: str, new: int, beside: int) -> None:
+        """Refuse ``new`` tasks of a user that are too many; ``beside``: those that are written together with them."""
+        quota = self.options.quota
+        if new > quota:
+            most = f"a submission may have at most {quota} tasks, the quota of a user"
+            raise BadRequestError(f"user {user!r}: {new} more are too many; {most}", 429)
+        there = self._db.count_of(user, OPEN) + beside
+        if there + new > quota:
+            known = f"{there} of {quota} tasks are queued or running"
+            raise BadRequestError(f"user {user!r}: {known}, and {new} more are too many; wait, or cancel some", 429)
 
     def cancel(self, task: str, user: str) -> dict[str, Any]:
         """Cancel a task."""
@@ -112,7 +120,7 @@ class QueueService:
     def show(self, task: str) -> dict[str, Any]:
         """One task with everything that is known of it."""
         found = self._task(task)
-        return {**self._shown(found), "estimate": found.plan, "result": found.result}
+        return {**self._shown(found), "estimate": self._hidden.data(found.plan), "result": found.result}
 
     def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
         """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait."""
@@ -123,35 +131,35 @@ class QueueService:
         texts, last = self._db.rows_as_json(state, user, limit, beyond)
         why = json.dumps(self.supervisor.view["why"])
         following = last if len(texts) == limit else "null"
-        return f'{{"tasks": [{", ".join(texts)}], "next": {following}, "why": {why}}}'
+        return self._hidden.json_text(f'{{"tasks": [{", ".join(texts)}], "next": {following}, "why": {why}}}')
 
     def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
         """Events after a sequence number."""
-        return [event.to_dict() for event in self._db.events(since, task, limit)]
+        return [self._hidden.data(event.to_dict()) for event in self._db.events(since, task, limit)]
 
     def counts(self) -> dict[str, int]:
         """Tasks per state."""
         return self._db.counts()
 
-    def state(self) -> dict[str, Any]:
-        """What the dashboard shows beside the tasks."""
+    def state(self, user: str) -> dict[str, Any]:
+        """What the dashboard shows ``user`` beside the tasks."""
         view = self.supervisor.view
-        groups = [group.to_dict() for group in self._db.groups(limit=300)]
+        groups = [self._hidden.data(group.to_dict()) for group in self._db.groups(limit=300)]
         shown = {key: value for key, value in view.items() if key != "why"}
-        return {**shown, "counts": self._db.counts(), "groups": groups, "last_seq": self._db.last_seq()}
+        return {**shown, "user": user, "counts": self._db.counts(), "groups": groups, "last_seq": self._db.last_seq()}
 
     def curve(self, task: str) -> dict[str, Any]:
         """The learning curve of a task, as far as its progress was recorded."""
         self._task(task)
-        events = self._db.events(0, task, 20_000)
-        return {"task": task, "progress": [dict(event.data) for event in events if event.kind == "progress"]}
+        events = self._db.last_events(task, ("progress",), MOST_EVENTS)
+        return {"task": task, "progress": [dict(event.data) for event in events]}
 
     def log(self, task: str) -> str:
         """What its models printed, and the notes of its run."""
         found = self._task(task)
-        notes = [e for e in self._db.events(0, task, 20_000) if e.kind in ("note", *STATES)]
+        notes = self._db.last_events(task, ("note", *STATES), MOST_EVENTS)
         lines = [f"{e.time:.1f} {e.kind} {e.data.get('message') or e.data.get('error') or ''}".rstrip() for e in notes]
-        return "\n".join([*lines, self._printed(found)])
+        return self._hidden.text("\n".join([*lines, self._printed(found)]))
 
     def _printed(self, task: QueueTask) -> str:
         folders = [task.id, *([str(task.plan["from"])] if task.plan and task.plan.get("from") else [])]
@@ -169,7 +177,7 @@ class QueueService:
         """A file that a task left behind; an error while it has not."""
         found = self._task(task)
         if found.state != "done" or not found.result:
-            raise BadRequestError(f"task {task!r} is {found.state}; it has no {name} yet", 409)
+            raise BadRequestError(self._hidden.text(_no_file(found, name)), 409)
         path = (self.options.runs / str(found.result["folder"]) / name).resolve()
         if not path.is_relative_to(self.options.runs.resolve()) or not path.is_file():
             raise BadRequestError(f"task {task!r}: its {name} is no longer there", 410)
@@ -198,6 +206,8 @@ class QueueService:
             "kind": task.spec.get("kind", "training"),
             "state": task.state,
             "user": task.user,
+            "deadline": task.spec.get("deadline"),
+            "budget": task.spec.get("budget"),
             "priority": task.priority,
             "after": list(task.after),
             "attempts": task.attempts,
@@ -206,8 +216,17 @@ class QueueService:
             "updated": task.updated,
             "bytes": plan.get("bytes"),
             "seconds": plan.get("seconds"),
-            "why": why,
-            "error": task.error,
+            "why": self._hidden.text(why),
+            "error": task.error and self._hidden.text(task.error),
             "score": metrics.get(f"val_{metric}") if metric else None,
             "metric": metric,
         }
+
+
+def _no_file(task: QueueTask, name: str) -> str:
+    """Why a task that is not done has no such file."""
+    if task.state == "failed":
+        return f"task {task.id!r} failed, so it has no {name}: {task.error or 'no reason is known'}"
+    if task.state == "cancelled":
+        return f"task {task.id!r} was cancelled, so it has no {name}"
+    return f"task {task.id!r} is {task.state}; it has no {name} yet"

@@ -22,13 +22,16 @@ from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
 from weft.serve.http.inference_requests import Find, inference_source, inference_spec
 from weft.serve.http.json_limits import BadRequestError
+from weft.serve.http.tokens import OPERATOR
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import Submission
 
 FIELDS = ("task", "tasks", "infer", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
 MOST_TASKS = 10_000
 LONGEST_TEXT = 200
+LONGEST_USER = 100
 DOWNLOADED = ("planetoid", "ogb", "pyg")
+PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,16 @@ class Registry:
         kind, colon, _ = graph.partition(":")
         if graph == "demo" or (colon and kind == "shape"):
             return None
-        if colon and kind in DOWNLOADED:
-            if not self.downloads:
-                raise BadRequestError(f"graph={graph[:80]!r} is downloaded, which the operator has not allowed")
-            return None
-        return self._inside(graph)
+        if not (colon and kind in DOWNLOADED):
+            place = self._found(graph)
+            if place is not None or graph.lower() not in PUBLISHED:
+                return place or self._inside(graph)
+        if not self.downloads:
+            raise BadRequestError(
+                f"graph={graph[:80]!r} would be downloaded, and downloads are off on this server; "
+                "the operator can allow them by --allow-downloads"
+            )
+        return None
 
     def weights_path(self, weights: Any) -> str:
         """The path of a file of weights in the operator's folder."""
@@ -89,9 +97,17 @@ class Registry:
         return self._inside(weights, "infer.weights")
 
     def _inside(self, graph: str, what: str = "graph") -> str:
-        told = f"{what}={graph[:80]!r}"
-        if self.graphs is None:
+        place, told = self._found(graph), f"{what}={graph[:80]!r}"
+        if place is None and self.graphs is None:
             raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
+        if place is None:
+            raise BadRequestError(f"{told} is not in the graphs folder")
+        return place
+
+    def _found(self, graph: str) -> str | None:
+        """The path of a file or folder inside the operator's, if it is there."""
+        if self.graphs is None:
+            return None
         root = self.graphs.resolve()
         for name in (graph, f"{graph}.npz"):
             try:
@@ -101,7 +117,22 @@ class Registry:
                 break
             if found:
                 return str(place)
-        raise BadRequestError(f"{told} is not in the graphs folder")
+        return None
+
+
+def submitting_user(body: Any, user: str) -> str:
+    """Whom a request of ``user`` submits for: themselves, or whom the operator names."""
+    named = body.get("user") if isinstance(body, dict) else None
+    if named is None:
+        return user
+    if not isinstance(named, str):
+        raise BadRequestError("user must be a text")
+    if user == OPERATOR:
+        return named[:LONGEST_USER]
+    if named != user:
+        told = f"user={named[:LONGEST_USER]!r}: your token is that of {user!r}"
+        raise BadRequestError(f"{told}, and only the operator may submit for others; leave user out", 403)
+    return user
 
 
 def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
@@ -119,8 +150,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
     tasks = body["tasks"] if several else [body["task"]]
     if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
         raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
-    common = _common(body, user)
-    key = _text(body, "key")
+    common, key = _common(body, user), _text(body, "key")
     keys = [None if key is None else f"{user}/{key}" if not several else f"{user}/{key}/{i}" for i in range(len(tasks))]
     limits = _limits(body)
     return [
@@ -185,6 +215,7 @@ def _common(body: Mapping[str, Any], user: str) -> dict[str, Any]:
         "priority": _integer(body, "priority", 0, -1000, 1000),
         "after": tuple(after),
         "max_attempts": _integer(body, "max_attempts", 3, 1, 20),
+        "said_key": _text(body, "key"),
     }
 
 
@@ -202,6 +233,8 @@ def _limits(body: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
             raise BadRequestError("deadline must be a time in seconds since 1970")
         limits["deadline"] = float(value)
+    if body.get("max_attempts") is not None:  # the number of the task rises when it is paused or its server ends
+        limits["max_attempts"] = body["max_attempts"]
     return limits
 
 

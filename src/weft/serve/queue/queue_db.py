@@ -18,7 +18,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from weft.sched.queue_state import UserShare
 from weft.serve.queue.queue_file import open_file, transaction
 from weft.serve.queue.queue_groups import Group, change_group, put_group, read_groups
 from weft.serve.queue.queue_users import put_shares, read_shares, rows_in_turn
+from weft.serve.queue.submission import Submission as Submission
+from weft.serve.queue.submission import check_needed, check_same
 from weft.serve.queue.task_states import (
     ENDED,
     STATES,
@@ -34,6 +35,7 @@ from weft.serve.queue.task_states import (
     QueueEvent,
     QueueTask,
     check_change,
+    storable,
 )
 
 CLAIMABLE = """
@@ -42,19 +44,6 @@ SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
     WHERE dependencies.task = tasks.id AND needed.state != 'done'
 ) ORDER BY priority DESC, position LIMIT ?
 """
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A task to queue. The same ``key`` queues it only once; without an ``id`` it gets one."""
-
-    spec: Mapping[str, Any]
-    id: str | None = None
-    key: str | None = None
-    user: str = ""
-    priority: int = 0
-    after: tuple[str, ...] = ()
-    max_attempts: int = 3
 
 
 class QueueDB:
@@ -121,8 +110,7 @@ class QueueDB:
         if not row:
             return None
         known = QueueTask.from_row(row)
-        if known.spec != json.loads(_json(new.spec)):
-            raise QueueError(f"key={new.key!r} was used for task {known.id!r} with another spec; choose another key")
+        check_same(known, new, json.loads(_json(new.spec)))
         return known
 
     def _check_new(self, new: Submission, name: str) -> None:
@@ -131,11 +119,7 @@ class QueueDB:
         if self._find(name) is not None:
             raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
         for needed in new.after:
-            state = getattr(self._find(needed), "state", None)
-            if state is None or state in ("failed", "cancelled"):
-                raise QueueError(
-                    f"task {name!r}: after={needed!r} is {state or 'not in the queue'}; it will never be done"
-                )
+            check_needed(new, needed, getattr(self._find(needed), "state", None))
 
     # Changing
 
@@ -300,7 +284,7 @@ class QueueDB:
         names = ", ".join(f"{name} = ?" for name in columns)
         self._db.execute(
             f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
-            (state, now, *columns.values(), task.id),
+            (state, now, *map(storable, columns.values()), task.id),
         )
         told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit(task.id, state, now, told)
@@ -393,12 +377,27 @@ class QueueDB:
         """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
         where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
         rows = self._db.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
-        return [QueueEvent(r["seq"], r["task"], r["kind"], r["time"], json.loads(r["data"])) for r in rows]
+        return [_event(row) for row in rows]
+
+    def last_events(self, task: str, kinds: Sequence[str], limit: int) -> Sequence[QueueEvent]:
+        """The last events of a task of some kinds, in order."""
+        where = f"task = ? AND kind IN ({', '.join('?' for _ in kinds)})"
+        query = f"SELECT * FROM events WHERE {where} ORDER BY seq DESC LIMIT ?"
+        return [_event(row) for row in self._db.execute(query, (task, *kinds, limit))][::-1]
+
+    def known_keys(self, keys: Sequence[str]) -> int:
+        """How many of the keys of submissions were used before."""
+        query = f"SELECT count(*) FROM tasks WHERE key IN ({', '.join('?' for _ in keys)})"
+        return int(self._db.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
 
     @property
     def connection(self) -> sqlite3.Connection:
         """The connection, for retention and checks."""
         return self._db
+
+
+def _event(row: sqlite3.Row) -> QueueEvent:
+    return QueueEvent(row["seq"], row["task"], row["kind"], row["time"], json.loads(row["data"]))
 
 
 _METRIC = "json_extract(result, '$.metrics.metric')"

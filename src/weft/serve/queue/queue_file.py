@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.core.errors import WeftError
@@ -77,7 +78,9 @@ CREATE TABLE IF NOT EXISTS shares (
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """A connection to the queue in ``path``, which is made if it is not there."""
+    """A connection to the queue in ``path``, which is made if it is not there, readable by its owner alone."""
+    with suppress(OSError):  # it is there, or SQLite says why it cannot be made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # the files beside it get the same mode
     try:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         connection.row_factory = sqlite3.Row

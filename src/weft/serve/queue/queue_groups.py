@@ -7,6 +7,8 @@ import sqlite3
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.serve.queue.task_states import storable
+
 
 @dataclass(frozen=True)
 class Group:
@@ -45,7 +47,7 @@ def put_group(db: sqlite3.Connection, group: Group) -> None:
 
 def change_group(db: sqlite3.Connection, group: str, state: str, now: float, note: str) -> None:
     """Note how a group ended."""
-    db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, note, group))
+    db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group))
 
 
 def read_groups(db: sqlite3.Connection, state: str | None, limit: int) -> list[Group]:

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_file import transaction
+from weft.serve.queue.run_folders import remove_unused
 from weft.serve.queue.task_states import ENDED, NEXT_STATES, STATES
 
 BATCH = 1000
 
 
+def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
+    """Delete tasks that ended before the time ``before``, then the folders in ``runs`` of no task; how many tasks.
+
+    A crash in between leaves folders, which the next clean-up removes.
+    """
+    gone = _delete(queue, before)
+    remove_unused(queue, runs, gone)
+    return len(gone)
+
+
 def delete_ended(queue: QueueDB, before: float) -> int:
     """Delete tasks that ended before the time ``before``, with their events; returns how many.
 
-    A task that something unfinished depends on is kept. Sequence numbers of deleted events are not used again.
+    A task that something unfinished depends on, or whose group goes on, is kept. Sequence numbers of deleted events are
+    not used again.
     """
+    return len(_delete(queue, before))
+
+
+def _delete(queue: QueueDB, before: float) -> list[str]:
     marks = ", ".join("?" for _ in ENDED)
     with transaction(queue.connection) as db:
         rows = db.execute(
             f"SELECT id FROM tasks WHERE state IN ({marks}) AND updated < ? AND NOT EXISTS ("
             " SELECT 1 FROM dependencies JOIN tasks AS later ON later.id = dependencies.task"
-            f" WHERE dependencies.needs = tasks.id AND later.state NOT IN ({marks}))",
+            f" WHERE dependencies.needs = tasks.id AND later.state NOT IN ({marks}))"
+            f" AND id NOT IN ({_IN_OPEN_GROUPS})",
             (*ENDED, before, *ENDED),
         ).fetchall()
-        names = [(row["id"],) for row in rows]
-        db.executemany("DELETE FROM events WHERE task = ?", names)
-        db.executemany("DELETE FROM dependencies WHERE task = ?", names)
-        db.executemany("DELETE FROM tasks WHERE id = ?", names)
-        db.execute("DELETE FROM groups WHERE state IN ('ended', 'dissolved') AND ended < ?", (before,))
-    return len(names)
+        names = [row["id"] for row in rows]
+        for table, column in (("events", "task"), ("dependencies", "task"), ("tasks", "id")):
+            db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(name,) for name in names])
+        db.execute(_DELETE_GROUPS, (before,))
+    return names
+
+
+_IN_OPEN_GROUPS = """
+SELECT member.value FROM groups, json_each(groups.members) AS member WHERE groups.state IN ('running', 'preempted')
+"""
+_DELETE_GROUPS = """
+DELETE FROM groups WHERE state IN ('ended', 'dissolved') AND ended < ? AND NOT EXISTS (
+    SELECT 1 FROM json_each(groups.members) AS member JOIN tasks ON tasks.id = member.value)
+"""
 
 
 def problems(queue: QueueDB) -> list[str]:

@@ -17,6 +17,11 @@ WITH RECURSIVE found(user) AS (
 ) SELECT user FROM found WHERE user IS NOT NULL
 """
 
+_IS_READY = """AND NOT EXISTS (
+    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
+    WHERE dependencies.task = tasks.id AND needed.state != 'done'
+)"""
+
 
 def put_shares(db: sqlite3.Connection, shares: Iterable[UserShare]) -> None:
     """Write what users have had."""
@@ -36,10 +41,23 @@ def _all_shares(db: sqlite3.Connection) -> list[sqlite3.Row]:
 def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -> list[sqlite3.Row]:
     """The first tasks of every user in ``state``, most urgent first, one of each user in turn: at most ``limit``.
 
-    However many one user has queued, those of the others are among them.
+    However many one user has queued, those of the others are among them. Of more planned tasks than that, those come
+    first that wait for no other: many that wait for one task do not hide it.
     """
-    query = f"SELECT {columns} FROM tasks WHERE user = ? AND state = ? ORDER BY priority DESC, position LIMIT ?"
     users = [row["user"] for row in db.execute(_USERS)]
+    found = _in_turn(db, columns, state, limit, users)
+    if state != "planned" or len(found) < limit:
+        return found
+    ready = _in_turn(db, columns, state, limit, users, _IS_READY)
+    known = {row["id"] for row in ready}
+    return [*ready, *(row for row in found if row["id"] not in known)][:limit]
+
+
+def _in_turn(
+    db: sqlite3.Connection, columns: str, state: str, limit: int, users: Iterable[str], also: str = ""
+) -> list[sqlite3.Row]:
+    where = f"user = ? AND state = ? {also}"
+    query = f"SELECT {columns} FROM tasks WHERE {where} ORDER BY priority DESC, position LIMIT ?"
     lists = [db.execute(query, (user, state, limit)).fetchall() for user in users]
     turns = chain.from_iterable(zip_longest(*lists))
     return [row for row in turns if row is not None][:limit]

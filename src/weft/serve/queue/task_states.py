@@ -88,5 +88,12 @@ class QueueEvent:
 def check_change(task: str, old: str, new: str) -> None:
     """Refuse a change of state that cannot be."""
     if new not in NEXT_STATES[old]:
-        allowed = ", ".join(NEXT_STATES[old]) or "nothing: it has ended"
+        if old in ENDED:
+            raise QueueError(f"task {task!r} has ended already ({old}); it cannot become {new}")
+        allowed = ", ".join(NEXT_STATES[old])
         raise QueueError(f"task {task!r} is {old} and cannot become {new}; it can become {allowed}")
+
+
+def storable(value: Any) -> Any:
+    """``value``, if it is text, as it can be stored: what is no Unicode, as in names of files, becomes an escape."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from weft.core.errors import WeftError
 from weft.core.event import finite
 from weft.core.units import show_bytes
 from weft.serve.options import LEFTOVER_BYTES
@@ -19,10 +21,28 @@ GROWTH, DISK_WAIT = 1.5, 20.0
 
 
 class GroupEndings:
-    """Writes down how the members of a group ended, and queues those again that are to be tried once more."""
+    """Writes down how the members of a group ended, and queues those again that are to be tried once more.
+
+    What cannot be written now, as on a full disk, is kept, and written when there is room.
+    """
 
     def __init__(self, state: SupervisorState, faults: DeviceFaults) -> None:
         self._state, self._faults = state, faults
+        self._unwritten: list[Callable[[], None]] = []
+
+    def write_left(self) -> None:
+        """Write down what could not be written before; it stays if it still cannot."""
+        while self._unwritten:
+            self._unwritten[0]()
+            del self._unwritten[0]
+
+    def _write(self, ending: Callable[[], None]) -> None:
+        try:
+            self._state.write_records()
+            ending()
+        except WeftError:
+            self._unwritten.append(ending)
+            raise
 
     def done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group's run has returned, or failed as a whole."""
@@ -30,31 +50,34 @@ class GroupEndings:
         worker.group, self._state.dirty = "", True
         if active is None:
             return
-        self._state.write_records()
         self._charge(active)
         if unfit := _unfit(worker, message):
             worker.kill(unfit)
         if broke_device(message):
             self._faults.replace_idle(worker)
-            if self._faults.try_apart(active, message):
-                return
+        if "error" not in message:
+            active.took = message.get("took")
+            self._learn(active, message["members"])
+        self._write(partial(self._ended, active, message))
+
+    def _ended(self, active: Active, message: Mapping[str, Any]) -> None:
+        if broke_device(message) and self._faults.try_apart(active, message):
+            return
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]))
         else:
-            self._members_done(active, message["members"], message.get("took"))
+            self._members_done(active, message["members"])
 
-    def _members_done(self, active: Active, outcomes: Mapping[str, Any], took: Mapping[str, float] | None) -> None:
+    def _members_done(self, active: Active, outcomes: Mapping[str, Any]) -> None:
         """The run has returned: write down how every member ended."""
-        active.took = took
-        self._learn(active, outcomes)
         left = False
         for name in active.members:
             left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
         state = "preempted" if left and active.fused else "dissolved" if left else "ended"
         self._state.db.end_group(active.group.id, state, shares=self._state.shares_of(active))
         if state == "preempted":
-            preempted = self._state.db.groups("preempted")
-            self._state.resumable[active.group.id] = next(one for one in preempted if one.id == active.group.id)
+            preempted = self._state.db.groups("preempted", limit=1_000_000)
+            self._state.resumable |= {one.id: one for one in preempted if one.id == active.group.id}
 
     def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
         """Learn what a start costs: the time of a task alone, less its epochs."""
@@ -160,20 +183,25 @@ class GroupEndings:
         for user in active.users.values():
             self._state.shares.charge(user, active.had)
 
-    def worker_gone(self, worker: WorkerProcess, code: Any) -> str:
-        """Queue again what a worker had that has ended; returns why it ended."""
-        reason = worker.end_reason or f"its worker ended ({_code_words(code)})"
+    @staticmethod
+    def why_gone(worker: WorkerProcess, code: Any) -> str:
+        """Why a worker has ended."""
+        return worker.end_reason or f"its worker ended ({_code_words(code)})"
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        """Queue again what a worker had that has ended."""
         active = self._state.active.pop(worker.group, None)
         if active is not None:
-            self._state.write_records()
             self._charge(active)
-            for name in active.members:
-                if reason.startswith("out of memory"):
-                    unless_lost(self._out_of_memory, active, name, reason, worker.bytes)
-                else:
-                    unless_lost(self._lost, active, name, reason)
-            self._state.db.end_group(active.group.id, "dissolved", reason, self._state.shares_of(active))
-        return reason
+            self._write(partial(self._dissolved, active, reason, worker.bytes))
+
+    def _dissolved(self, active: Active, reason: str, held: int) -> None:
+        for name in active.members:
+            if reason.startswith("out of memory"):
+                unless_lost(self._out_of_memory, active, name, reason, held)
+            else:
+                unless_lost(self._lost, active, name, reason)
+        self._state.db.end_group(active.group.id, "dissolved", reason, self._state.shares_of(active))
 
 
 def is_full_disk(error: str) -> bool:

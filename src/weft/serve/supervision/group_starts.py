@@ -19,7 +19,14 @@ from weft.sched.policies.device_plan import slowdown_limit
 from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import QueueError, QueueTask
-from weft.serve.supervision.queue_views import estimate_key, is_inference, queued_task, without_twins, worker_settings
+from weft.serve.supervision.queue_views import (
+    estimate_key,
+    is_inference,
+    own_names,
+    queued_task,
+    without_twins,
+    worker_settings,
+)
 from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import WorkerPool
 from weft.serve.workers.source_files import unchanged
@@ -64,11 +71,14 @@ class GroupStarts:
         tasks: Sequence[QueueTask],
         utilisation: float,
         cancelled: Sequence[QueueTask] = (),
-    ) -> None:
-        """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed."""
+    ) -> bool:
+        """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
+
+        False, and nothing was started, if a task has changed since the decision.
+        """
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
         if self._replanned(tasks):
-            return
+            return False
         shares, now = self._state.shares, time.time()
         for task in tasks:
             shares.started(queued_task(task), now)
@@ -77,7 +87,7 @@ class GroupStarts:
             claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group, had)
         except QueueError:  # cancelled or paused since the decision
             self._state.dirty = True
-            return
+            return False
         everyone = {task.id: task for task in (*claimed, *cancelled)}
         infers = is_inference(claimed[0])
         active = Active(
@@ -102,7 +112,7 @@ class GroupStarts:
         runs, members = self._state.options.runs, [everyone[name] for name in group.members]
         if infers:
             self._infer(group, worker, members[0])
-            return
+            return True
         split = [
             {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}
             for task in members
@@ -117,12 +127,14 @@ class GroupStarts:
             plan=plan,
             limit=budget + self._state.options.overrun_bytes,
             tasks=[worker_settings(task) for task in members],
+            names=own_names(members),
             out=str(runs / group.folder),
             budget=budget,
             checkpoint_every=self._state.options.checkpoint_seconds,
             split=split,
             cancel=[task.id for task in cancelled],
         )
+        return True
 
     def _replanned(self, tasks: Sequence[QueueTask]) -> bool:
         """Whether tasks were queued again because a graph or a model was written anew since they were planned."""
@@ -140,6 +152,7 @@ class GroupStarts:
             "infer",
             group=group.id,
             task=worker_settings(task),
+            names=own_names([task]),
             weights=weights_file(self._state, task),
             nodes=infer.get("nodes"),
             out=str(options.runs / group.folder),

@@ -73,6 +73,11 @@ def worker_settings(task: QueueTask) -> dict[str, Any]:
     return {**task.spec["task"], **({"graph": place} if place else {}), "name": task.id}
 
 
+def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
+    """The names that users gave to ``tasks``, by id; None for a task without one."""
+    return {task.id: task.spec["task"].get("name") for task in tasks}
+
+
 def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
     """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group."""
     chosen: dict[str, QueueTask] = {}

@@ -1,22 +1,22 @@
-"""Which planned tasks start now: preempted groups go on first, then a policy decides about the others."""
+"""Which planned tasks start now, as a policy decides; it sees a preempted group that is to go on as one task."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from weft.sched.admission import free_bytes, waits_for
+from weft.sched.admission import waits_for
 from weft.sched.decide import decide
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState
-from weft.serve.queue.queue_groups import Group
-from weft.serve.queue.task_states import ENDED, QueueTask
+from weft.serve.queue.task_states import QueueTask
 from weft.serve.supervision.group_starts import GroupStarts, weights_file
 from weft.serve.supervision.leaving import Leaving
+from weft.serve.supervision.preempted_groups import Preempted, PreemptedGroups
 from weft.serve.supervision.queue_views import is_inference, queued_task, worker_settings
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
@@ -31,6 +31,7 @@ class Scheduler:
     def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving) -> None:
         self._state, self._pool, self._leaving = state, pool, leaving
         self._starts = GroupStarts(state, pool)
+        self._groups = PreemptedGroups(state, pool, leaving, self._starts)
         self._policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
 
@@ -47,18 +48,40 @@ class Scheduler:
             return
         known = {task.id: task for task in waiting}
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
-        waiting = self._resume_groups(known)
-        ready = [task for task in waiting if not self._held_back(task)]
-        decision = self._decide(ready)
+        groups = self._groups.ready()
+        ready = self._startable(waiting)
+        decision = self._decide(groups, ready)
         for name, reason in decision.refuse.items():
-            unless_lost(self._state.db.refuse, name, reason)
+            if name in groups:
+                self._groups.take_apart(groups[name], reason)
+            else:
+                unless_lost(self._state.db.refuse, name, reason)
         for group in decision.preempt:
             self._leaving.preempt(self._state.active[group])
         for start in decision.start:
-            self._starts.start(start, [known[name] for name in start.members])
+            if start.members[0] in groups:
+                self._groups.resume(groups[start.members[0]], start)
+            else:
+                self._starts.start(start, [known[name] for name in start.members])
+        self._explain(groups, ready, decision)
+        left = {*decision.started, *decision.refuse}
+        still = {name: one for name, one in groups.items() if name not in left}
+        self._prefetch(still, [task for task in ready if task.id not in left], decision)
+
+    def _startable(self, waiting: Sequence[QueueTask]) -> list[QueueTask]:
+        """The tasks that a policy may start: in no group that is to go on, and not held back."""
+        running = {name for active in self._state.active.values() for name in active.members}
+        return [
+            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
+        ]
+
+    def _explain(self, groups: Mapping[str, Preempted], ready: Sequence[QueueTask], decision: Decision) -> None:
+        """Say why tasks wait that the policy did not start."""
         started = set(decision.started)
         self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
-        self._prefetch([task for task in ready if task.id not in started and task.id not in decision.refuse], decision)
+        for name, one in groups.items():
+            if name not in started:
+                self._state.why |= {task.id: decision.reason(name) for task in one.present}
 
     def _planned(self) -> list[QueueTask]:
         """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
@@ -72,9 +95,9 @@ class Scheduler:
             self._known = kept | {name: self._state.db.get(name) for name in changed}
         return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
 
-    def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
+    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision) -> None:
         """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
-        wanted = self._next_group(waiting, decision)
+        wanted = self._next_group(groups, waiting, decision)
         if not any(wanted.values()):
             return
         for worker in self._pool.workers.values():
@@ -82,17 +105,19 @@ class Scheduler:
                 worker.fetched = wanted
                 worker.send("prefetch", **wanted)
 
-    def _next_group(self, waiting: Sequence[QueueTask], decision: Decision) -> dict[str, Any]:
+    def _next_group(
+        self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision
+    ) -> dict[str, Any]:
         """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
-        runs = self._state.options.runs
-        for group in self._state.resumable.values():
-            task = self._state.db.get(group.members[0])
-            graph = task.spec.get("graph_path") or ""
-            return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / group.folder)]}
-        considered = {task.id: task for task in waiting}
-        first = next((considered[name] for name in decision.wait if name in considered), next(iter(waiting), None))
-        if first is None:
+        runs, considered = self._state.options.runs, {task.id: task for task in waiting}
+        names = chain(decision.wait, groups, considered)
+        name = next((name for name in names if name in groups or name in considered), None)
+        if name is None:
             return {}
+        if name in groups:
+            graph = groups[name].present[0].spec.get("graph_path") or ""
+            return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / groups[name].group.folder)]}
+        first = considered[name]
         found: dict[str, Any] = {"graph": first.spec.get("graph_path") or "", "weights": None}
         if is_inference(first):
             weights = weights_file(self._state, first) if self._state.options.pool else None
@@ -102,11 +127,13 @@ class Scheduler:
         tasks = [] if places else [worker_settings(task) for task in _alike(first, waiting)]
         return {**found, "tasks": tasks, "folders": [str(runs / place) for place in places]}
 
-    def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
+    def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
         device = next(iter(self._pool.room))
         setup, share = self._state.setup_of(device), self._pool.share_of(device)
-        found = decide(self._policy, [queued_task(task, setup, share) for task in tasks], running, self._machine())
+        queued = [one.as_task(setup, share) for one in groups.values()]
+        queued += [queued_task(task, setup, share) for task in tasks]
+        found = decide(self._policy, queued, running, self._machine())
         self._state.again = math.inf if found.again is None else found.again
         return found
 
@@ -129,8 +156,11 @@ class Scheduler:
                 found[user] = found.get(user, 0.0) + active.will_have
         return found
 
-    def _held_back(self, task: QueueTask) -> bool:
-        """Whether a task cannot start yet for a reason that no policy knows of."""
+    def _held_back(self, task: QueueTask, runs: bool = False) -> bool:
+        """Whether a task cannot start yet for a reason that no policy knows of; ``runs``: a worker still has it."""
+        if runs:
+            self._state.why[task.id] = "its last run is still ending"
+            return True
         until = self._state.not_before.get(task.id, 0.0)
         if until > time.monotonic():
             self._state.why[task.id] = f"waits {until - time.monotonic():.0f} s before it is tried again: {task.error}"
@@ -140,47 +170,9 @@ class Scheduler:
             self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
 
-    def _resume_groups(self, planned: Mapping[str, QueueTask]) -> list[QueueTask]:
-        """Let groups that were preempted go on as they were; returns the planned tasks that are in none of them."""
-        taken: set[str] = set()
-        grouped = {name for group in self._state.resumable.values() for name in group.members}
-        others = [task for task in planned.values() if task.id not in grouped]
-        urgent = max((_urgency(task) for task in others), default=None)
-        for group in list(self._state.resumable.values()):
-            members = [self._state.db.get(name) for name in group.members]
-            ours = [task for task in members if task.state != "paused" and "from" not in (task.plan or {})]
-            present = [task for task in ours if task.state not in ENDED]
-            if not present:
-                self._state.db.end_group(group.id, "ended", "no member is left")
-                del self._state.resumable[group.id]
-                continue
-            taken |= {task.id for task in present}
-            worker = self._pool.idle_worker(group.device)
-            if urgent is not None and urgent > max(_urgency(task) for task in present):
-                self._state.why |= {task.id: "waits for a task that is more urgent" for task in present}
-                continue
-            if not all(task.id in planned for task in present) or worker is None or not self._fits(group):
-                self._state.why |= {task.id: "waits to go on with its group" for task in present}
-                continue
-            del self._state.resumable[group.id]
-            gone = [task for task in members if task not in present]
-            again = replace(group, state="running", worker=worker.name, ended=None, started=time.time())
-            self._starts.launch(again, worker, present, 1.0, gone)
-        return [task for task in planned.values() if task.id not in taken]
-
-    def _fits(self, group: Group) -> bool:
-        device = next((one for one in self._machine().devices if one.name == group.device), None)
-        running = [active.state() for active in self._state.active.values()]
-        return device is not None and (not running or group.bytes <= free_bytes(device, running))
-
 
 def _alike(first: QueueTask, waiting: Sequence[QueueTask]) -> list[QueueTask]:
     """``first`` and some tasks that may be fused with it."""
     key = (first.plan or {}).get("join_key")
     others = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
     return [first, *others[: MOST_PREPARED - 1]]
-
-
-def _urgency(task: QueueTask) -> tuple[int, bool]:
-    """By priority; among equals, inference with a latency target comes before what has none."""
-    return task.priority, is_inference(task) and task.spec["infer"].get("latency_target") is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from weft.core.units import show_bytes
-from weft.serve.queue.task_states import QueueTask
+from weft.serve.queue.task_states import QueueError, QueueTask
 from weft.serve.supervision.queue_views import estimate_key, is_inference, worker_settings
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
@@ -16,6 +18,20 @@ from weft.serve.workers.worker_process import WorkerProcess
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 PLAN_TRIES = 2
 MOST_ESTIMATES = 10_000  # kept in memory
+PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
+SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
+
+
+@dataclass
+class Planning:
+    """What the planner is at."""
+
+    task: str
+    user: str
+    key: str  # of its estimate
+    since: float
+    overdue: float = 0.0  # seconds that were too long, once they were
+    withdrawn: bool = False  # the task was cancelled or paused, and the planner is ended for it
 
 
 class TaskPlanner:
@@ -23,10 +39,11 @@ class TaskPlanner:
 
     def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
         self._state, self._pool = state, pool
-        self._planning: tuple[str, str] | None = None  # task, key of its estimate
+        self._planning: Planning | None = None
         self._tries: dict[str, int] = {}
         self._estimates: dict[str, Mapping[str, Any]] = {}
         self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
+        self._stuck: set[str] = set()  # users whose last task never ended there
 
     def plan_queued(self) -> None:
         """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
@@ -42,26 +59,35 @@ class TaskPlanner:
                 plans += self._within_limits(task, kept_of(task.plan) | dict(known))
             else:
                 unknown.append((task, key))
-        if unknown and self._planning is None and self._pool.workers[PLANNER].ready:
-            self._ask(*min(unknown, key=lambda one: (-one[0].priority, self._turns.get(one[0].user, 0))))
+        if unknown and self._planning is None and self._pool.workers[PLANNER].idle:
+            self._ask(*min(unknown, key=lambda one: self._turn_of(one[0])))
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
 
+    def _turn_of(self, task: QueueTask) -> tuple[bool, int, int]:
+        """What comes first; after a task of theirs that hung, a user's are planned when there are no others."""
+        return task.user in self._stuck, -task.priority, self._turns.get(task.user, 0)
+
     def _ask(self, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""
-        self._planning = (task.id, key)
+        self._planning = Planning(task.id, task.user, key, time.monotonic())
         self._turns[task.user] = max(self._turns.values(), default=0) + 1
         device = self._state.options.device_names()[0].partition("@")[0]
-        self._pool.workers[PLANNER].send("plan", id=task.id, device=device, **_asked(task))
+        planner = self._pool.workers[PLANNER]
+        planner.group = task.id
+        planner.send("plan", id=task.id, device=device, **_asked(task))
 
-    def planned(self, _: WorkerProcess, message: Mapping[str, Any]) -> None:
+    def planned(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner has made an estimate, or refused the task."""
-        if self._planning is None or self._planning[0] != message["id"]:
+        planner.group = ""
+        if self._planning is None or self._planning.task != message["id"]:
             return
-        (name, key), self._planning, self._state.dirty = self._planning, None, True
-        task = self._state.db.get(name)
-        if task.state != "queued":
+        asked, self._planning, self._state.dirty = self._planning, None, True
+        name, key = asked.task, asked.key
+        self._stuck.discard(asked.user)
+        task = self._waiting(name)
+        if task is None:
             return
         if "error" in message:
             unless_lost(self._state.db.refuse, name, str(message["error"]))
@@ -99,14 +125,41 @@ class TaskPlanner:
             return []
         return [(task.id, plan)]
 
-    def planner_gone(self, reason: str) -> None:
-        """The planner ended; a task that ends it again and again is refused."""
-        if self._planning is None:
+    def end_stuck(self, now: float) -> None:
+        """End the planner if a model keeps it for too long, or if what it plans was cancelled or paused."""
+        asked, planner = self._planning, self._pool.workers[PLANNER]
+        if asked is None or planner.end_reason:
             return
-        (name, _), self._planning = self._planning, None
-        self._tries[name] = self._tries.get(name, 0) + 1
-        if self._tries[name] >= PLAN_TRIES and self._state.db.get(name).state == "queued":
-            unless_lost(self._state.db.refuse, name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")
+        took, limit = now - asked.since, min(self._state.options.hang_seconds, PLANNING_SECONDS)
+        if took > limit:
+            asked.overdue = limit
+            planner.kill(f"planned one task for more than {limit:g} s")
+        elif took > SOON_DONE and self._waiting(asked.task) is None:
+            asked.withdrawn = True
+            planner.kill("planned a task that is no longer wanted")
+
+    def planner_gone(self, reason: str) -> None:
+        """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
+        asked, self._planning = self._planning, None
+        if asked is None or asked.withdrawn or self._waiting(asked.task) is None:
+            return
+        if asked.overdue:
+            self._stuck.add(asked.user)
+            told = f"planning it took longer than {asked.overdue:g} s: its model made no progress"
+            unless_lost(self._state.db.refuse, asked.task, told)
+            return
+        tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1
+        if tries >= PLAN_TRIES:
+            told = f"planning it ended the planner {PLAN_TRIES} times: {reason}"
+            unless_lost(self._state.db.refuse, asked.task, told)
+
+    def _waiting(self, name: str) -> QueueTask | None:
+        """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""
+        try:
+            task = self._state.db.get(name)
+        except QueueError:
+            return None
+        return task if task.state == "queued" else None
 
 
 def kept_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,10 +5,10 @@ line to stdout. It imports torch once, so that a group starts without delay. Mes
 unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
-to themselves, for the estimates to come), ``run`` (tasks, the plan of their group, a folder, a byte budget), ``infer``
-(a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph, weights, tasks and folders of
-checkpoints that a group to come needs), ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt``
-(checkpoint and return), ``stop``.
+to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
+plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
+``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
+running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
@@ -28,7 +28,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -197,15 +196,17 @@ class Worker:
             keep(machine_of(message.get("device", self.device)), [one for one in found if one.usable])
 
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        from weft.serve.workers.error_log import log_error
+
         folder = Path(message["out"])
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with output_to(folder / LOG):
                 try:
                     carry_out = self._infer if message["do"] == "infer" else self._train
                     return carry_out(message, folder)
-                except BaseException:
-                    traceback.print_exc()
+                except BaseException as error:
+                    log_error(error)
                     raise
         except OutOfMemoryError as error:
             return {"error": str(error), "kind": "memory"}
@@ -255,9 +256,11 @@ class Worker:
             found = _when_unlocked(lambda: run(work, **options))
         epochs = [asdict(one) for one in took]
         if isinstance(found, Result):
-            return {"members": {found.name: _outcome(found, "")}, "epochs": epochs}
-        places = folder_names([task.label for task in tasks])
-        members = {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+            members = {found.name: _outcome(found, "")}
+        else:
+            places = folder_names([task.label for task in tasks])
+            members = {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+        _give_own_names(message, folder, members)
         return {"members": members, "epochs": epochs}
 
     def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -272,8 +275,9 @@ class Worker:
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
             found = predict(task, message["weights"], **about)
         found.save(folder)
-        outcome = {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}
-        return {"members": {task.label: outcome}}
+        members = {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
+        _give_own_names(message, folder, members)
+        return {"members": members}
 
     def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
         """What to run: the plan that was sent, or the tasks, which are planned here."""
@@ -302,6 +306,14 @@ def _outcome(result: Any, folder: str) -> dict[str, Any]:
         "folder": folder,
         "peak_bytes": peak,
     }
+
+
+def _give_own_names(message: Mapping[str, Any], folder: Path, members: Mapping[str, Mapping[str, Any]]) -> None:
+    """Results go by the names that users gave to their tasks, from before anybody is told that they are there."""
+    from weft.serve.workers.own_names import give_own_name
+
+    for name, outcome in members.items():
+        give_own_name(folder / outcome["folder"], name, message.get("names", {}))
 
 
 def _when_unlocked(action: Any) -> Any:

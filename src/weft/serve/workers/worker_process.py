@@ -146,9 +146,10 @@ class WorkerProcess:
             os.close(to_read)
             os.close(from_write)
         self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), os.fdopen(from_read, encoding="utf-8")
-        self._ended = threading.Event()
+        self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
+        threading.Thread(target=self._write, name=f"writer to {name}", daemon=True).start()
 
     @property
     def idle(self) -> bool:
@@ -156,10 +157,19 @@ class WorkerProcess:
         return self.ready and not self.group and not self.end_reason
 
     def send(self, do: str, **data: Any) -> None:
-        """Send a message; one to a process that has ended is lost, and ``gone`` will follow."""
+        """Send a message, without waiting until it is read: a process that hangs must not hold up who ends it.
+
+        One to a process that has ended is lost, and ``gone`` will follow.
+        """
+        self._outbox.put(json.dumps({"do": do, **data}) + "\n")
+
+    def _write(self) -> None:
         with suppress(OSError, ValueError):
-            self._in.write(json.dumps({"do": do, **data}) + "\n")
-            self._in.flush()
+            while (line := self._outbox.get()) is not None:
+                self._in.write(line)
+                self._in.flush()
+        with suppress(OSError):
+            self._in.close()
 
     def _read(self) -> None:
         with suppress(ValueError, OSError):
@@ -180,8 +190,7 @@ class WorkerProcess:
     def stop(self, seconds: float) -> None:
         """Ask it to end, and end it after ``seconds``."""
         self.send("stop")
-        with suppress(OSError):
-            self._in.close()
+        self._outbox.put(None)
         if not self._ended.wait(seconds):
             self.kill("was asked to end")
             self._ended.wait(CODE_SECONDS)
