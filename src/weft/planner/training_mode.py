@@ -8,6 +8,7 @@ from weft.core.stage import Stage
 from weft.core.task import Task
 
 QUEUE_DEPTH = 2  # finished batches that wait behind a stage
+MODE_IS_SET = "mode='sampled' is set"
 
 
 def steps_per_epoch(task: Task, stats: GraphStats) -> int:
@@ -17,7 +18,7 @@ def steps_per_epoch(task: Task, stats: GraphStats) -> int:
 
 def why_this_mode(task: Task, stats: GraphStats) -> str:
     """The sentence that a plan says about a sampled task."""
-    given = "mode='sampled' is set" if task.mode == "sampled" else "the task says how to sample"
+    given = MODE_IS_SET if task.mode == "sampled" else "the task says how to sample"
     fanout = ", ".join(show_hop(hop) for hop in task.fanouts)
     return (
         f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "

@@ -36,6 +36,7 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
 
     ``steps`` and ``limit`` (seconds, recordings of steps included): the profiler's own, unless given.
     """
+    from weft.flow.division.background import with_named_failures
     from weft.flow.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
 
     begin = time.perf_counter()
@@ -67,7 +68,7 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
     )
     left = max(limit - (time.perf_counter() - begin), LEAST_LEFT * limit)
     try:
-        return profile(what, source.seeds(), min(workers, source.slots - 1), steps, left)
+        return profile(with_named_failures(what), source.seeds(), min(workers, source.slots - 1), steps, left)
     finally:
         group.restore(saved)
 

@@ -83,10 +83,13 @@ def test_a_run_does_as_told(tmp_path):
     assert "rows from the feature cache" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_an_open_mode_is_sampled_where_places_are_given():
+def test_places_do_not_turn_an_open_mode_into_a_sampled_one():
     task = weft.Task(graph="demo", model="sage", hidden=8, epochs=2)
     assert weft.plan(task, machine="cpu").plans[0].mode == "full"
-    assert weft.plan(task, machine="cpu", features="host").plans[0].mode == "sampled"
+    with pytest.raises(SpecError, match="features='host' would have no effect"):
+        weft.plan(task, machine="cpu", features="host")
+    sampled = task.with_values(mode="sampled")
+    assert weft.plan(sampled, machine="cpu", features="host").plans[0].mode == "sampled"
 
 
 @pytest.mark.parametrize(

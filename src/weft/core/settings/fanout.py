@@ -14,6 +14,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
 
 EACH = "each"
+MOST_PICKS = 10_000_000  # of a hop: as many as anything that is counted
 Pairs = tuple[tuple[int | str, int], ...]
 Hop = int | tuple[int, ...] | Pairs
 SHAPE = (
@@ -30,7 +31,17 @@ def read_fanout(where: str, fanout: Any) -> tuple[Hop, ...]:
     good = tuple(hop for hop in hops if hop is not None)
     if len(good) < len(hops):
         raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
+    most = max(_largest(hop) for hop in good)
+    if most > MOST_PICKS:
+        raise SpecError(f"{where}fanout={fanout!r}: {most:,} neighbours are more than {MOST_PICKS:,}; -1 takes all")
     return good
+
+
+def _largest(hop: Hop) -> int:
+    """The largest number of a hop."""
+    if isinstance(hop, int):
+        return hop
+    return max(part[1] if isinstance(part, tuple) else part for part in hop)
 
 
 def _read_hop(hop: Any) -> Hop | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from weft.core.cost import SIZES, Cost
 from weft.core.division import PhaseTimes
+from weft.core.placement import Placement
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -144,36 +145,77 @@ def _with_division(
     if plan.device != "cuda" or plan.mode != "sampled" or place.on_device or not place.read_by_gpu or not one_stack:
         return plan, estimate
     own = [tasks[name] for name in plan.members]
-    chosen = choose_group(own, plan, estimator, room, options, begin=-math.inf)
-    ways = [chosen.choice.best, *chosen.choice.runners_up]
-    fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition]
-    alone = min((one.seconds for one in fitting if one.division is None), default=math.inf)
+    ways = choose_group(own, plan, estimator, room, options, begin=-math.inf).choice.ways
+    fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition and not one.setup.rough]
+    best = _faster(fitting, plan, estimate)
+    return (plan, estimate) if best is None else _moved(best, fitting, plan, own, estimator)
+
+
+def _faster(fitting: Sequence[Candidate], plan: Plan, estimate: Estimate) -> Candidate | None:
+    """The division to plan, or where things lie if one side prepares batches faster there; None: as it was planned."""
+    alone = min((one for one in fitting if one.division is None), key=lambda one: one.seconds, default=None)
+    least, place = math.inf if alone is None else alone.seconds, without_cache(plan.places)
     # Things are moved only for a division that is predicted to be faster, not for one that a profile has to try.
     helped = [one for one in fitting if one.division is not None]
-    helped = [
-        one for one in helped if one.seconds < alone or without_cache(one.setup.placement) == without_cache(place)
-    ]
-    helped = [one for one in helped if one.setup.padding is None or worth(one) * one.setup.members < alone]
+    helped = [one for one in helped if one.seconds < least or without_cache(one.setup.placement) == place]
+    helped = [one for one in helped if one.setup.padding is None or worth(one) * one.setup.members < least]
     best = min(helped, key=worth, default=None)
-    if best is None or best.seconds > NEARLY * alone:
-        return plan, estimate
+    best = None if best is None or best.seconds > NEARLY * least else best
+    known = estimate.cost.epoch_seconds if best is None else best.seconds
+    return alone if alone is not None and alone.seconds < known and _elsewhere(alone, best, place) else best
+
+
+def _elsewhere(alone: Candidate, best: Candidate | None, place: Placement) -> bool:
+    """Whether no profile of ``best``, or of what was planned at ``place``, would come to ``alone``."""
+    other = place if best is None else without_cache(best.setup.placement)
+    return without_cache(alone.setup.placement) != other
+
+
+def _moved(
+    best: Candidate, fitting: Sequence[Candidate], plan: Plan, own: Sequence[Task], estimator: Estimator
+) -> tuple[Plan, Estimate]:
+    """The plan as ``best`` is, with what it then takes."""
+    placement, training = best.setup.placement, best.setup.training
+    stats, machine = estimator.stats(own[0]), estimator.machine
+    former = reasons(plan.places, own[0], stats, machine)
+    why = (*(one for one in plan.why if one not in former), *reasons(placement, own[0], stats, machine))
+    if best.division is not None:
+        why += (f"batches: {best.division.words()} ({best.figures()}), until phases are measured",)
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
-    told = f"batches: {best.division.words() if best.division else ''} ({best.figures()}), until phases are measured"
-    about = (own[0], estimator.stats(own[0]), estimator.machine)
-    former = reasons(plan.places, *about)
-    why = (*(one for one in plan.why if one not in former), *reasons(best.setup.placement, *about), told)
-    moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=why)
+    moved = replace(plan, placement=placement, division=best.division, phases=phases, why=why)
+    estimate = _dry_run(moved, own, estimator)
     more = best.device_bytes - estimate.cost.total_bytes
     sizes = {name: getattr(estimate.cost, name) + more for name in SIZES}
-    buffers = best.device_bytes - best.setup.device_bytes
-    kinds = {name: size for name, size in estimate.cost.bytes.items() if name != "cache"} | {"prepared": buffers}
-    kinds |= {"cache": best.setup.placement.cache_bytes} if best.setup.placement.cache_bytes else {}
-    whole = min(best.seconds, alone)  # a profile leaves no batch to a side that only slows the other down
-    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, whole)
-    seconds = {"gpu": trained, "pcie": whole - trained}
-    steps = {} if estimate.trained is None else dict(estimate.trained.phases)
-    cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds, phases={**steps, "transfer": whole - trained})
+    # A profile leaves no batch to a side that only slows the other down.
+    whole = min(one.seconds for one in (best, *_alone_there(best, fitting)))
+    trained = min(training.epoch_seconds, whole)
+    left = trained / max(training.epoch_seconds, 1e-12)
+    steps = {name: left * seconds for name, seconds in training.phases.items()}
+    beside = {"gpu": trained, "pcie": whole - trained}, {**steps, "transfer": whole - trained}
+    cost = replace(estimate.cost, **sizes, seconds=beside[0], phases=beside[1], bytes=_kinds(best, estimate.cost))
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
+
+
+def _alone_there(best: Candidate, fitting: Sequence[Candidate]) -> list[Candidate]:
+    return [one for one in fitting if one.division is None and one.setup.placement == best.setup.placement]
+
+
+def _dry_run(plan: Plan, own: Sequence[Task], estimator: Estimator) -> Estimate:
+    """What a group takes as ``plan`` has placed it, less its cache and prepared batches."""
+    before, there = estimator.placement(own[0]), replace(plan.places, cache_bytes=0)
+    estimator.place(own[0], there)
+    try:
+        return estimator.together(own, replace(plan, placement=there))
+    finally:
+        estimator.place(own[0], before)
+
+
+def _kinds(best: Candidate, cost: Cost) -> dict[str, int]:
+    """Bytes by kind, of a dry run with ``cost`` that knew nothing of caches and prepared batches."""
+    cache, padding = best.setup.placement.cache_bytes, best.setup.padding
+    prepared = best.device_bytes - best.setup.device_bytes + (padding.device_bytes if padding is not None else 0)
+    more = {"prepared": prepared, "cache": cache}
+    return {**cost.bytes, **{name: size for name, size in more.items() if size}}
 
 
 def words(candidate: Candidate) -> str:

@@ -56,8 +56,9 @@ def check_here(plans: Sequence[Plan], graphs: Graphs, planner: RunPlanner) -> No
         need = plan.cost.get("total_bytes", 0)
         if need > room:
             raise DoesNotFitError(
-                f"group {place} of the plan ({_named(plan)}) needs {show_bytes(need)}, but only {show_bytes(room)} "
-                f"may be taken on this device; free some memory, or plan again with a budget of {int(room)} bytes"
+                f"group {place} of the plan ({_named(plan)}) needs {show_bytes(need)} ({need:,} bytes), but only "
+                f"{show_bytes(room)} may be taken on this device; free some memory or raise the budget, or plan again "
+                f"for {show_bytes(room)}"
             )
     for plan in plans:
         _check_own_models(plan, planner)

@@ -22,10 +22,11 @@ from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budg
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.sampled_estimates import alone_estimates
 from weft.engine.planning.search.fitting_groups import groups_within_budget
-from weft.engine.planning.training_modes import with_modes
+from weft.engine.planning.training_modes import with_modes, with_reason
 from weft.planner.cost.calibration import Calibration
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
+from weft.planner.report.plan_text import would_do
 from weft.planner.report.suggestions import nearest, roomy_machines
 from weft.runtime.user_modules.settings import check_tasks
 
@@ -77,7 +78,8 @@ def _executable(report: PlanReport, work: Task | Sweep, estimator: Estimator, li
     for group in report.groups:
         own = tuple(tasks[name] for name in group.plan.members)
         graph = estimator.stats(own[0]).fingerprint()
-        groups.append(replace(group, plan=replace(group.plan, tasks=own, graph=graph, budget=limit)))
+        plan = with_reason(group.plan, tasks, report.budget)
+        groups.append(replace(group, plan=replace(plan, tasks=own, graph=graph, budget=limit)))
     return replace(report, groups=tuple(groups), work=work)
 
 
@@ -105,6 +107,7 @@ def report_on(
         nearest=tuple(suggestions),
         notes=tuple(_notes(there, calibration, groups, suggestions)),
         graphs=tuple(_graph_words(estimator.stats(task), task) for task in one_a_graph.values()),
+        options=plan_options,
     )
 
 
@@ -186,11 +189,12 @@ def _notes(
 
 def _ways_out(group: GroupEstimate, machine: Machine, suggestions: Sequence[Suggestion]) -> list[str]:
     """What is left to say of a group that does not fit."""
-    notes = []
+    need = group.cost.total_bytes
+    notes = [would_do(need)] if need <= machine.memory_bytes else []
     if not suggestions:
         fixed = sum(group.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
         notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
-    names = roomy_machines(group.cost.total_bytes, PROFILES.values(), machine)
+    names = roomy_machines(need, PROFILES.values(), machine)
     return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
 
 

@@ -28,7 +28,7 @@ from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
 from weft.engine.planning.search.fitting_groups import groups_within_budget
 from weft.engine.planning.small_run import is_small
-from weft.engine.planning.training_modes import with_modes
+from weft.engine.planning.training_modes import with_modes, with_reason
 from weft.ops.launch.device_limits import limits_of
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
@@ -51,6 +51,7 @@ class RunPlanner:
         self.machine = machine_with(device)
         limits = limits_of(device) if device.type == "cuda" else None
         self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs, limits)
+        self._given: dict[str, Task] = {}  # before modes were chosen
 
     @property
     def room(self) -> int:
@@ -68,6 +69,7 @@ class RunPlanner:
 
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks, those sampled that leave it open and do not fit on the whole graph; see :func:`with_modes`."""
+        self._given = {task.label: task for task in tasks}
         return with_modes(tasks, self._estimator, self.room, self._plan_options)
 
     def weights(self, task: Task) -> tuple[str, ...]:
@@ -88,6 +90,7 @@ class RunPlanner:
             told = f"memory by rule of thumb, time not known: {reason}"
             plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
         self._check_evaluations(plans, tasks)
+        plans = [with_reason(plan, {task.label: task for task in tasks} | self._given, room) for plan in plans]
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
 

@@ -1,4 +1,7 @@
-"""Calls in threads of their own: again and again while something else is measured, or once, all at the same time."""
+"""Calls in threads of their own: again and again while something else is measured, or once, all at the same time.
+
+What is measured names its phase where it fails, as training does.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.core.errors import TrainingError, WeftError
+from weft.flow.division.sides import DeviceSide, HostSide
+from weft.flow.sampling.seeds import SeedBatch
+
+if TYPE_CHECKING:
+    from weft.flow.division.profiler import Profiled
 
 
 @dataclass(frozen=True)
@@ -96,3 +108,62 @@ def _started(run: Callable[[Callable[[], Any]], None], works: Sequence[Callable[
     for thread in threads:
         thread.start()
     return threads
+
+
+# ---- failures ------------------------------------------------------------------------------------------
+
+
+def with_named_failures(what: Profiled) -> Profiled:
+    """The same, with a :class:`TrainingError` for whatever else a phase raises, memory that runs out apart."""
+    host = None if what.host is None else _NamedHost(what.host)
+    device = None if what.device is None else _NamedDevice(what.device, what.trainer)
+    alone = None if what.alone is None else _named(f"step_{what.trainer}", what.alone)
+    return replace(what, host=host, device=device, train=_named(f"training_{what.trainer}", what.train), alone=alone)
+
+
+@contextmanager
+def _phase(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (WeftError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        told = f"phase '{name}' failed while it was measured: {type(error).__name__}: {error}"
+        raise TrainingError(told) from error
+
+
+def _named(phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        with _phase(phase):
+            return work(*given)
+
+    return run
+
+
+class _NamedHost:
+    def __init__(self, inner: HostSide) -> None:
+        self._inner = inner
+
+    def prepare(self, seeds: SeedBatch) -> Any:
+        with _phase("batching_cpu"):
+            return self._inner.prepare(seeds)
+
+    def transfer(self, item: Any) -> Any:
+        with _phase("transfer_pcie"):
+            return self._inner.transfer(item)
+
+    def discard(self, item: Any) -> None:
+        self._inner.discard(item)
+
+
+class _NamedDevice:
+    def __init__(self, inner: DeviceSide, name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def batch(self, seeds: SeedBatch) -> Any:
+        with _phase(f"batching_{self._name}"):
+            return self._inner.batch(seeds)
+
+    def read(self, item: Any) -> Any:
+        with _phase(f"transfer_{self._name}"):
+            return self._inner.read(item)

@@ -6,6 +6,7 @@ With it a division runs on real threads and queues where there is no GPU.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.core.division import Operator, Registry, built_in
+from weft.core.errors import InputError
 from weft.flow.division.hardware import Parts, Sides, exact_sides
 from weft.flow.division.sides import DeviceSide, HostClock, HostSide
 from weft.flow.sampling.seeds import SeedBatch
@@ -22,13 +24,26 @@ Delays = Mapping[str, float] | Callable[[str], float]
 
 
 class ThreadAccelerator:
-    """Hardware called ``name``. ``delays``: seconds that a phase takes at least, by its name (or a function of it)."""
+    """Hardware called ``name``. ``delays``: seconds that a phase takes at least, by its name (or a function of it).
+
+    Names that no phase has, and seconds that are none, are refused.
+    """
 
     def __init__(self, name: str = "npu", delays: Delays | None = None) -> None:
         self.name, self._delays = name, delays or {}
+        self._stopped = False
+        for key in () if callable(self._delays) else self._delays:
+            if key not in self._phases:
+                raise InputError(f"delays of {name!r}: {key!r} is no phase of it; those are {', '.join(self._phases)}")
+            self._delay(key)
         self._commands = Workers(1, f"weft-{name}")
         self.bus = threading.Lock()
         self._lock, self.spans = threading.Lock(), list[tuple[str, float, float]]()
+
+    @property
+    def _phases(self) -> tuple[str, ...]:
+        own = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
+        return ("batching_cpu", "transfer_pcie", *own)
 
     def registry(self) -> Registry:
         """Weft's own operators and those of this accelerator."""
@@ -40,7 +55,14 @@ class ThreadAccelerator:
 
     def run(self, key: str, work: Callable[[], Any], bus: bool = False) -> Any:
         """``work()`` as a command of the accelerator; returns when it is done."""
-        return self._commands.submit(lambda: self.paced(key, work, self.bus if bus else nullcontext())).result()
+        with self._lock:  # behind the end of the thread a command would wait for ever
+            self._check_running()
+            done = self._commands.submit(lambda: self.paced(key, work, self.bus if bus else nullcontext()))
+        return done.result()
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise InputError(f"accelerator {self.name!r} was stopped; make another one")
 
     def paced(self, key: str, work: Callable[[], Any], held: AbstractContextManager[Any]) -> Any:
         """``work()`` with ``held`` held, for at least as long as the phase is to take."""
@@ -55,7 +77,12 @@ class ThreadAccelerator:
         return result
 
     def _delay(self, key: str) -> float:
-        return self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
+        found = self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0.0 <= found < math.inf:
+            raise InputError(
+                f"delays of {self.name!r}: {key!r} takes {found!r}, which is no number of seconds from 0 on"
+            )
+        return found
 
     def train(self, work: Callable[[], Any]) -> Any:
         """A training step."""
@@ -71,12 +98,15 @@ class ThreadAccelerator:
 
     def sides(self, parts: Parts) -> Sides:
         """Sampling and gathering on the CPU, by the host's threads and by this accelerator's."""
+        self._check_running()
         host, device = exact_sides(parts)
         return Sides(self.host_side(host), self.device_side(device), HostClock())
 
     def stop(self) -> None:
-        """End the thread."""
-        self._commands.stop()
+        """End the thread after what it has been given; nothing runs on it afterwards."""
+        with self._lock:
+            self._stopped = True
+            self._commands.stop()
 
 
 class _PacedHost:

@@ -44,7 +44,7 @@ class Choice:
     """The best candidate, the others by their seconds, and the reasons.
 
     ``simulated``: the best whose batches two sides prepare, if any. ``contender``: a rough one that would be faster
-    than the best, if it proves true.
+    than the best, if it proves true. ``ways``: all of them, in no order.
     """
 
     best: Candidate
@@ -52,6 +52,7 @@ class Choice:
     why: tuple[str, ...]
     simulated: Candidate | None = None
     contender: Candidate | None = None
+    ways: tuple[Candidate, ...] = ()
 
 
 def choose(
@@ -80,13 +81,13 @@ def choose(
     if not allowed:
         smallest = min(sure or found, key=lambda one: one.device_bytes)
         told = ("nothing that was tried fits; this takes the least",)
-        return Choice(smallest, _others(found, smallest), told, drawn, contender)
+        return Choice(smallest, _others(found, smallest), told, drawn, contender, tuple(found))
     best = min([one for one in allowed if prefer(one)] or allowed, key=worth)
     if contender is not None and (prefer(best) or contender.seconds_per_task >= best.seconds_per_task):
         contender = None
     asked = best.setup.task.sampled and any(may_have_buckets(one, stats) for one in ranked)
     why = (*_why(best, found, budget), *(_about_buckets(best, found, budget) if asked else ()))
-    return Choice(best, _others(found, best), why, drawn, contender)
+    return Choice(best, _others(found, best), why, drawn, contender, tuple(found))
 
 
 def _to_simulate(setups: Sequence[Setup], search: Search) -> list[Setup]:

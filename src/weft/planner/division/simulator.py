@@ -64,9 +64,12 @@ class Simulation:
         return self.device_waited > self.host_waited
 
     def utilisation(self) -> dict[str, float]:
-        """Busy share of every resource, all workers of the host together."""
-        places = {HOST: self.division.workers}
-        return {name: used / max(self.seconds * places.get(name, 1), 1e-12) for name, used in self.busy.items()}
+        """Busy share of every resource, all workers of the host together.
+
+        Never more than all: what a long epoch repeats is the difference of two short ones, which is some per cent off.
+        """
+        there = {name: max(self.seconds * (self.division.workers if name == HOST else 1), 1e-12) for name in self.busy}
+        return {name: min(used / there[name], 1.0) for name, used in self.busy.items()}
 
 
 @dataclass

@@ -16,7 +16,7 @@ from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.machine import Machine
-from weft.core.plan import Plan, object_obstacle, read_task
+from weft.core.plan import Plan, PlanOptions, object_obstacle, read_task
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
@@ -145,7 +145,8 @@ class PlanReport:
     ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if
     there is one. ``notes`` are remarks on how much to trust the figures. ``compile_seconds``: of compiling the kernels
     that this machine lacks, which is done once. ``work`` is what was planned, which makes the
-    report executable: ``weft.run(report)``.
+    report executable: ``weft.run(report)``. ``options``: those it was planned with, which are not part of the plain
+    data.
     """
 
     name: str
@@ -158,6 +159,7 @@ class PlanReport:
     graphs: tuple[str, ...] = ()
     work: Task | Sweep | None = None
     compile_seconds: float = 0.0
+    options: PlanOptions = field(default=PlanOptions(), compare=False)
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -16,6 +16,7 @@ INDENT = " " * 10
 MOST_TASKS = 12  # lines of the table of tasks
 MOST_GROUPS = 12  # groups that are described
 LONGEST = 60  # name of a task
+BUDGET_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 MIN_SHARE = 0.02  # parts below this share are left out of a sentence
 KINDS = {
     "graph": "graph",
@@ -67,7 +68,15 @@ def refusal(report: PlanReport) -> str:
     who = f"task {largest.plan.members[0]!r}"
     need = f"{show_bytes(largest.cost.total_bytes)} of {show_bytes(report.budget)}: does not fit"
     ways = [f"nearest plan that fits: {one.words}" for one in report.nearest[:1]]
+    if largest.cost.total_bytes <= report.machine.memory_bytes:
+        ways.append(would_do(largest.cost.total_bytes))
     return "; ".join([f"{who} needs {need}", *(ways or report.notes[-1:])])
+
+
+def would_do(total_bytes: int) -> str:
+    """The smallest budget for what takes ``total_bytes``, in words and as options take it."""
+    unit, size = next((unit, size) for unit, size in BUDGET_UNITS if total_bytes >= 64 * size or size == 1)
+    return f"a budget of {-(-total_bytes // size)}{unit} would do on this machine"
 
 
 def _headline(report: PlanReport) -> list[str]:
