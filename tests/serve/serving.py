@@ -168,3 +168,14 @@ class ServeProcess:
                 return self.process.wait(30)
             self.kill()
         return self.process.returncode
+
+
+@contextmanager
+def opened(folder, **options):
+    """A queue that is closed at the end; its supervisor must not have failed."""
+    queue = Queue(folder, **options)
+    try:
+        yield queue
+    finally:
+        queue.close()
+    assert queue.supervisor.error == ""

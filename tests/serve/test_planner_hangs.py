@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 
 import pytest
 
-from tests.serve.serving import FAULTY, Queue
+from tests.serve.serving import FAULTY, opened
 from weft.serve.http.metrics import metrics_text
 from weft.serve.queue.queue_db import Submission
-
-
-@contextmanager
-def opened(folder, **options):
-    queue = Queue(folder, **options)
-    try:
-        yield queue
-    finally:
-        queue.close()
-    assert queue.supervisor.error == ""
 
 
 def submit(queue, model, user, **more):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.serve.faulty_models import Plain
 from tests.serve.scheduler_bench import GIB, MIB, PLAN, Bench
-from tests.serve.serving import Queue
+from tests.serve.serving import opened
 from weft.core.errors import WeftError
 from weft.sched.policies.backfill import Backfill
 from weft.serve.queue.queue_db import Submission
@@ -34,16 +34,6 @@ def bench(tmp_path):
     made = Bench(tmp_path)
     yield made
     made.db.close()
-
-
-@contextmanager
-def opened(folder, **options):
-    queue = Queue(folder, **options)
-    try:
-        yield queue
-    finally:
-        queue.close()
-    assert queue.supervisor.error == ""
 
 
 def test_a_preempted_group_goes_on_as_it_was(bench):

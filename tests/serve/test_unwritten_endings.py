@@ -12,6 +12,8 @@ from tests.serve.serving import FAULTY, Queue
 from weft.core.errors import WeftError
 from weft.serve.http.json_limits import BadRequestError, read_json
 from weft.serve.queue.queue_db import Submission
+from weft.serve.queue.task_states import QueueError
+from weft.serve.supervision.group_endings import GroupEndings
 
 pytestmark = pytest.mark.timeout(180)
 LONG = {"hidden": 12, "epochs": 200_000}
@@ -100,3 +102,32 @@ def test_a_text_that_does_not_end_is_read_once(body):
     with pytest.raises(BadRequestError, match="not JSON"):
         read_json(body)
     assert time.monotonic() - begin < 5.0
+
+
+def test_an_ending_of_a_task_that_was_deleted_meanwhile_is_not_tried_for_ever():
+    tried = []
+
+    def deleted() -> None:
+        tried.append(1)
+        raise QueueError("there is no such task")
+
+    endings = GroupEndings(None, None)
+    endings._unwritten.append(deleted)
+    endings.write_left()
+    endings.write_left()
+    assert tried == [1]
+
+
+def test_an_ending_that_cannot_be_written_is_kept():
+    left = [WeftError("the disk is full"), None]
+
+    def ending() -> None:
+        if (error := left.pop(0)) is not None:
+            raise error
+
+    endings = GroupEndings(None, None)
+    endings._unwritten.append(ending)
+    with pytest.raises(WeftError, match="disk is full"):
+        endings.write_left()
+    endings.write_left()
+    assert not endings._unwritten

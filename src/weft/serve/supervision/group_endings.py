@@ -33,13 +33,13 @@ class GroupEndings:
     def write_left(self) -> None:
         """Write down what could not be written before; it stays if it still cannot."""
         while self._unwritten:
-            self._unwritten[0]()
+            unless_lost(self._unwritten[0])
             del self._unwritten[0]
 
     def _write(self, ending: Callable[[], None]) -> None:
         try:
             self._state.write_records()
-            ending()
+            unless_lost(ending)
         except WeftError:
             self._unwritten.append(ending)
             raise
