@@ -23,15 +23,15 @@ def group_rows(groups: Iterable[GroupRun]) -> list[list[Any]]:
     return [[g.id, g.worker, list(g.members), g.bytes, round(g.start, 4), round(g.end, 4), g.why] for g in groups]
 
 
-def outcome_of(cell: Cell) -> Simulation:
-    """A measured cell as the charts take it."""
+def outcome_of(cell: Cell, budget: int = 0) -> Simulation:
+    """A measured cell as the charts take it; ``budget`` is drawn where the cell had none, as PyG."""
     groups = tuple(
-        GroupRun(name, "device", worker, tuple(members), size, start, end, why)
+        GroupRun(name, "worker", worker, tuple(members), size, start, end, why)
         for name, worker, members, size, start, end, why in cell["group_rows"]
     )
     of_task = {member: group.id for group in groups for member in group.members}
     runs = tuple(TaskRun(name, of_task.get(name, name), 0.0, *times) for name, times in cell["tasks"].items())
-    return Simulation(cell["mode"], runs, groups, budget_bytes=int(cell.get("budget_bytes") or 0))
+    return Simulation(cell["mode"], runs, groups, budget_bytes=int(cell.get("budget_bytes") or budget))
 
 
 def write_plots(cells: Sequence[Cell], out: Path) -> list[Path]:
@@ -39,7 +39,8 @@ def write_plots(cells: Sequence[Cell], out: Path) -> list[Path]:
     written = []
     for name in dict.fromkeys(cell["queue"] for cell in cells):
         mine = [cell for cell in cells if cell["queue"] == name and cell["status"] == "ok" and "group_rows" in cell]
-        outcomes = {cell["mode"]: outcome_of(cell) for cell in mine}
+        budget = max((int(cell.get("budget_bytes") or 0) for cell in mine), default=0)
+        outcomes = {cell["mode"]: outcome_of(cell, budget) for cell in mine}
         if not outcomes:
             continue
         completion = {mode: [run.completion_seconds for run in one.tasks] for mode, one in outcomes.items()}

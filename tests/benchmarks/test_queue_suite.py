@@ -69,6 +69,15 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
     assert [chart.read_text() for chart in charts] == texts
 
 
+def test_charts_name_workers_and_draw_the_budget_where_a_side_had_none(tmp_path):
+    mix = [one for one in NEWEST if one["queue"] == "mix" and one["mode"] in ("pyg", "backfill")]
+    chart = write_plots(mix, tmp_path / "queues.json")[1].read_text()
+    assert ">worker 5<" in chart
+    assert ">device 0<" not in chart
+    assert chart.count(">26.0 GiB<") == 2
+    assert ">0 B<" not in chart
+
+
 def cell(mode, makespan, seconds, **more):
     took = {name: {"seconds": s, "trained_seconds": s, "cpu_seconds": s, "waited_seconds": 0.0}
             for name, s in zip("ab", seconds, strict=True)}  # fmt: skip
