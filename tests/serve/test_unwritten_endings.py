@@ -55,7 +55,7 @@ def test_a_result_that_could_not_be_written_is_written_later_beside_another_task
 
 
 def test_a_worker_that_dies_while_nothing_can_be_written_is_replaced(queue):
-    refused = failing_once(queue, "replan")
+    refused = failing_once(queue, "fail")
     [name] = queue.submit(LONG)
     queue.until(lambda: queue.epoch(name) > 0)
     pid = queue.worker_pid()

@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from weft.core.errors import WeftError
 from weft.sched.policies.policy import Policy
 from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
@@ -32,7 +31,7 @@ from weft.serve.supervision.group_endings import GroupEndings
 from weft.serve.supervision.leaving import Leaving
 from weft.serve.supervision.scheduler import Scheduler
 from weft.serve.supervision.server_view import ServerView
-from weft.serve.supervision.supervisor_state import Counters, SupervisorState
+from weft.serve.supervision.supervisor_state import TROUBLE, Counters, SupervisorState
 from weft.serve.supervision.task_planner import TaskPlanner
 from weft.serve.supervision.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.workers.run_events import records_of
@@ -107,14 +106,14 @@ class Supervisor:
             self.pool.stop_all()
 
     def _work(self) -> None:
-        """One round. A full disk is waited for: what could not be written is written when there is room."""
+        """One round. Trouble that may pass, as a full disk, is waited for: what could not be written is, later."""
         try:
             self._take_messages()
             self._tick()
         except NoWorkersError:
             raise
-        except WeftError as error:
-            self._complain(str(error))
+        except TROUBLE as error:
+            self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
 
@@ -156,13 +155,13 @@ class Supervisor:
             return
         while not self.pool.inbox.empty():
             waiting.append(self.pool.inbox.get_nowait())
-        failed: WeftError | None = None
+        failed: Exception | None = None
         for worker, message in waiting:  # what cannot be written of one must not lose the others
             try:
                 self._take(worker, message)
             except NoWorkersError:
                 raise
-            except WeftError as error:
+            except TROUBLE as error:
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -175,6 +174,7 @@ class Supervisor:
         handler = {
             "ready": self.pool.ready,
             "alive": self.pool.alive,
+            "loading": self._planner.loading,
             "planned": self._planner.planned,
             "event": self._event,
             "done": self._done,
@@ -185,13 +185,14 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if trouble := self.pool.start_missing(now):
+            self._complain(trouble)
+        self.pool.end_silent(now)
+        self._planner.end_stuck(now)
+        self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
         if now - self._beat > self.state.options.lease_seconds / 3:
             self._beat = now
             self._leaving.heartbeat()
-        self.pool.start_missing()
-        self.pool.end_silent(now)
-        self._planner.end_stuck(now)
-        self._endings.write_left()
         if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
             self.state.dirty, self.state.again = True, math.inf
         if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
@@ -245,8 +246,8 @@ class Supervisor:
         self.state.counters.workers_lost += 1
         self.state.dirty, reason = True, self._endings.why_gone(worker, message.get("code"))
         try:
-            self.pool.replace(worker)
-        finally:  # one that cannot be started now is later, and what the former had does not wait for it
             if worker.name == PLANNER:
                 self._planner.planner_gone(reason)
             self._endings.worker_gone(worker, reason)
+        finally:  # also where that cannot be written now
+            self.pool.replace(worker)

@@ -177,10 +177,24 @@ class QueueDB:
             held = self._held(task, worker, attempt)
             return self._change(held, "done", result=_json(result), error=None, **_NO_WORKER)
 
-    def fail(self, task: str, worker: str, attempt: int, error: str, retry: bool = False) -> QueueTask:
-        """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left."""
+    def fail(
+        self,
+        task: str,
+        worker: str,
+        attempt: int,
+        error: str,
+        retry: bool = False,
+        plan: Mapping[str, Any] | None = None,
+    ) -> QueueTask:
+        """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
+
+        ``plan``: what is known of it now (None: as before).
+        """
         with transaction(self._db):
-            return self._lost(self._held(task, worker, attempt), error, retry)
+            held = self._held(task, worker, attempt)
+            if plan is not None:
+                self._put_plan(task, plan)
+            return self._lost(held, error, retry)
 
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
@@ -195,9 +209,11 @@ class QueueDB:
 
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
-        with transaction(self._db) as db:
-            values = (_json(plan), self._clock(), self.get(task).id)
-            db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", values)
+        with transaction(self._db):
+            self._put_plan(self.get(task).id, plan)
+
+    def _put_plan(self, task: str, plan: Mapping[str, Any]) -> None:
+        self._db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", (_json(plan), self._clock(), task))
 
     def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""

@@ -101,9 +101,9 @@ def _any_open(db: sqlite3.Connection, tasks: Sequence[str]) -> bool:
 
 def _drop(runs: Path, folder: str) -> int:
     root, dropped = runs.resolve() / folder, 0
-    for path in (root / CHECKPOINT, *root.glob(f"groups/*/{CHECKPOINT}")):
-        if path.parent.resolve() == path.parent and path.is_file():  # else a link leads elsewhere
-            with suppress(OSError):
+    with suppress(OSError):  # a folder that a model made unreadable
+        for path in (root / CHECKPOINT, *root.glob(f"groups/*/{CHECKPOINT}")):
+            if path.parent.resolve() == path.parent and path.is_file():  # else a link leads elsewhere
                 path.unlink()
                 dropped += 1
     return dropped

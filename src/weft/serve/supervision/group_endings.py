@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from weft.core.errors import WeftError
 from weft.core.event import finite
 from weft.core.units import show_bytes
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.supervision.device_faults import DeviceFaults, broke_device
-from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
+from weft.serve.supervision.supervisor_state import TROUBLE, Active, SupervisorState, fail_with, unless_lost
 from weft.serve.workers.worker_process import WorkerProcess
 
 GROWTH, DISK_WAIT = 1.5, 20.0
@@ -40,7 +39,7 @@ class GroupEndings:
         try:
             self._state.write_records()
             unless_lost(ending)
-        except WeftError:
+        except TROUBLE:
             self._unwritten.append(ending)
             raise
 
@@ -161,13 +160,11 @@ class GroupEndings:
         plan["failures"] = int(plan.get("failures", 0)) + 1
         if active.fused:
             plan |= {"alone": True, "from": active.group.folder}
-        self._state.db.replan(name, plan)
-        self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], reason, retry=True)
+        fail_with(plan, self._state, active, name, reason, retry=True)
         self._state.counters.tasks_requeued += 1
 
     def _out_of_memory(self, active: Active, name: str, reason: str, measured: int | None) -> None:
         """Correct the estimate and queue the task once more, alone; the second time it has failed."""
-        self._state.counters.memory_errors += 1
         task = self._state.db.get(name)
         plan = dict(task.plan or {})
         first = not plan.get("memory_errors")
@@ -175,9 +172,9 @@ class GroupEndings:
         plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": wanted}
         if active.fused:
             plan["from"] = active.group.folder
-        self._state.db.replan(name, plan)
         told = f"{reason}; the estimate is now {show_bytes(wanted)}" if first else reason
-        self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], told, retry=first)
+        fail_with(plan, self._state, active, name, told, retry=first)
+        self._state.counters.memory_errors += 1
 
     def _charge(self, active: Active) -> None:
         for user in active.users.values():

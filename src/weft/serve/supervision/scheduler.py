@@ -100,8 +100,8 @@ class Scheduler:
         wanted = self._next_group(groups, waiting, decision)
         if not any(wanted.values()):
             return
-        for worker in self._pool.workers.values():
-            if worker.group and worker.fetched != wanted:
+        for name, worker in self._pool.workers.items():
+            if name != PLANNER and worker.group and worker.fetched != wanted:
                 worker.fetched = wanted
                 worker.send("prefetch", **wanted)
 

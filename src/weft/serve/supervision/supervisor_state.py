@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import statistics
 import time
 import uuid
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.core.errors import WeftError
 from weft.sched.queue_state import RunningGroup, UserShare
 from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
@@ -19,6 +21,8 @@ from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.workers.run_events import Record
 from weft.serve.workers.worker_process import WorkerProcess
+
+TROUBLE = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
 
 FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
 
@@ -160,10 +164,17 @@ class SupervisorState:
         return [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
 
     def write_records(self) -> None:
-        """Write the events that were collected."""
-        if self.records:
-            records, self.records = self.records, []
+        """Write the events that were collected; they are kept if there is no room for them now."""
+        if not self.records:
+            return
+        records, self.records = self.records, []
+        try:
             self.db.record(records)
+        except QueueError:
+            raise
+        except WeftError:
+            self.records = records + self.records
+            raise
 
 
 def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
@@ -172,3 +183,17 @@ def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
         action(*arguments)
     except (LostClaimError, QueueError):
         return
+
+
+def fail_with(
+    plan: Mapping[str, Any], state: SupervisorState, active: Active, name: str, reason: str, retry: bool
+) -> None:
+    """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
+
+    Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
+    """
+    try:
+        state.db.fail(name, state.claimant(active.worker), active.attempts[name], reason, retry, plan)
+    except LostClaimError:  # cancelled, or paused: then it goes on by this
+        state.db.replan(name, plan)
+        raise

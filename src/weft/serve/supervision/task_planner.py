@@ -19,6 +19,7 @@ PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 PLAN_TRIES = 2
 MOST_ESTIMATES = 10_000  # kept in memory
 PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
+LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
 SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
 
 
@@ -30,6 +31,7 @@ class Planning:
     user: str
     key: str  # of its estimate
     since: float
+    loads: bool = False  # its graph
     overdue: float = 0.0  # seconds that were too long, once they were
     withdrawn: bool = False  # the task was cancelled or paused, and the planner is ended for it
 
@@ -77,6 +79,11 @@ class TaskPlanner:
         planner = self._pool.workers[PLANNER]
         planner.group = task.id
         planner.send("plan", id=task.id, device=device, **_asked(task))
+
+    def loading(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """The planner begins to load the graph of a task, or has it; time counts anew from then on."""
+        if self._planning is not None and self._planning.task == message["id"]:
+            self._planning.loads, self._planning.since = bool(message["begins"]), time.monotonic()
 
     def planned(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner has made an estimate, or refused the task."""
@@ -130,7 +137,8 @@ class TaskPlanner:
         asked, planner = self._planning, self._pool.workers[PLANNER]
         if asked is None or planner.end_reason:
             return
-        took, limit = now - asked.since, min(self._state.options.hang_seconds, PLANNING_SECONDS)
+        limit = LOADING_SECONDS if asked.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
+        took = now - asked.since
         if took > limit:
             asked.overdue = limit
             planner.kill(f"planned one task for more than {limit:g} s")
@@ -146,6 +154,8 @@ class TaskPlanner:
         if asked.overdue:
             self._stuck.add(asked.user)
             told = f"planning it took longer than {asked.overdue:g} s: its model made no progress"
+            if asked.loads:
+                told = f"loading its graph took longer than {asked.overdue:g} s"
             unless_lost(self._state.db.refuse, asked.task, told)
             return
         tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1

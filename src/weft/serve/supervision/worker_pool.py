@@ -16,6 +16,7 @@ from weft.serve.workers.ray_worker import RayWorker
 from weft.serve.workers.worker_process import Inbox, Spawner, WorkerProcess
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
+START_AGAIN_SECONDS = 5.0  # after a start that failed, for want of memory or files, say
 PLANNER = "planner"
 LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
 
@@ -46,6 +47,7 @@ class WorkerPool:
         self.beside: dict[str, int] = {}  # bytes that a worker of a device holds between groups, beside graphs
         self._failed_starts: dict[str, int] = {}
         self._missing: dict[str, str] = {}  # workers to start, with their devices
+        self._not_before: dict[str, float] = {}  # when to try those again that could not be started
         self._mps: MPS | None = None
         here = sum("@" not in name for name in options.device_names()) * options.workers
         self._cores = usable_cores()
@@ -153,6 +155,7 @@ class WorkerPool:
         """Start another worker in place of one that has ended."""
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
         self._failed_starts[worker.name] = failed
+        worker.ready = False  # it stays here until another is started, and takes nothing
         worker.stop(0.1)
         if failed and not self.room and self._mps is not None and self._mps.running:
             print("weft: workers do not start under NVIDIA's MPS; going on without it", file=sys.stderr, flush=True)
@@ -164,10 +167,18 @@ class WorkerPool:
             log = f"{self._state.options.runs}/workers.log"
             raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")
         self._missing[worker.name] = worker.device
-        self.start_missing()
 
-    def start_missing(self) -> None:
-        """Start the workers that have ended and were not replaced; one that cannot start now is tried again later."""
+    def start_missing(self, now: float) -> str:
+        """Start the workers that have ended, those that cannot be started now later; what was in the way, if it was."""
+        trouble = ""
         for name, device in list(self._missing.items()) if not self._state.draining else ():
-            self._start(name, device, planner=name == PLANNER)
+            if now < self._not_before.get(name, now):
+                continue
+            try:
+                self._start(name, device, planner=name == PLANNER)
+            except (WeftError, OSError) as error:
+                self._not_before[name] = now + START_AGAIN_SECONDS
+                trouble = f"worker {name!r} could not be started: {error}"
+                continue
             del self._missing[name]
+        return trouble

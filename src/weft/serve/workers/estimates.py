@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,16 +37,30 @@ MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, wha
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
-def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
+def nobody(**_: Any) -> None:
+    """For estimates that nobody waits for."""
+
+
+def estimate_of(
+    task: Task,
+    device: str,
+    store: GraphStore | None = None,
+    bounds: bool = True,
+    loading: Callable[..., None] = nobody,
+) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
     ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
-    for a very small task; one with a byte budget of its own needs the prediction.
+    for a very small task; one with a byte budget of its own needs the prediction. ``loading``: told when the graph
+    begins to be loaded, and when it is there.
     """
-    kind, machine = device.partition(":")[0], machine_of(device)
-    estimator = Estimator(machine, load_calibration(machine), Graphs(store=store))
+    kind, machine, graphs = device.partition(":")[0], machine_of(device), Graphs(store=store)
+    estimator = Estimator(machine, load_calibration(machine), graphs)
     try:
         check_tasks([task])
+        loading(begins=True)
+        graphs.summary(task)
+        loading(begins=False)
         tasks = with_modes([task], estimator, machine.memory_bytes)
         quick = quick_estimate(tasks[0], estimator) if bounds else None
         if quick is not None:
@@ -64,9 +79,15 @@ def machine_of(device: str) -> Machine:
     return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
 
 
-def inference_estimate(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
+def inference_estimate(
+    task: Task,
+    device: str,
+    store: GraphStore | None = None,
+    bounds: bool = True,
+    loading: Callable[..., None] = nobody,
+) -> dict[str, Any]:
     """The estimate of an inference task: one epoch of its training, which takes more than one forward pass."""
-    found = {**estimate_of(one_epoch(task), device, store, bounds), "kind": "inference", "alone": True}
+    found = {**estimate_of(one_epoch(task), device, store, bounds, loading), "kind": "inference", "alone": True}
     return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
 
 

@@ -9,7 +9,8 @@ to themselves, for the estimates to come), ``run`` (tasks by their ids and their
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
 ``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
 running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
-From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
+From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
+``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -31,6 +32,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -180,7 +182,8 @@ class Worker:
         try:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
-            return {"plan": make(task, device, self._kept.store, message.get("bounds", True))}
+            told = partial(self._channel.say, "loading", id=message["id"])
+            return {"plan": make(task, device, self._kept.store, message.get("bounds", True), told)}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Spawner:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "weft.serve.workers.spawner", str(theirs.fileno()), str(os.getpid())]
+        self._link, self._answers = ours, queue.Queue()
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -50,7 +51,6 @@ class Spawner:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains
             )
-        self._link, self._answers = ours, queue.Queue()
         threading.Thread(target=self._read, args=(ours, self._answers), name="spawner", daemon=True).start()
         self._answer("ready", READY_SECONDS)
 
@@ -115,6 +115,23 @@ class Spawner:
             self._process = None
 
 
+def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]:
+    """A process that ``start`` gives its ends of two pipes; its id, and our ends. Nothing stays open if it fails."""
+    handles: list[int] = []
+    try:
+        handles += os.pipe()
+        handles += os.pipe()
+        to_read, to_write, from_read, from_write = handles
+        pid = start(to_read, from_write)
+    except BaseException:
+        for handle in handles:
+            os.close(handle)
+        raise
+    os.close(to_read)
+    os.close(from_write)
+    return pid, (to_write, from_read)
+
+
 class WorkerProcess:
     """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended.
 
@@ -138,13 +155,9 @@ class WorkerProcess:
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
         self.fetched: Mapping[str, Any] = {}  # what it was last told to make ready
-        to_read, to_write = os.pipe()
-        from_read, from_write = os.pipe()
-        try:
-            self.pid = spawner.fork(device, environment or {}, (to_read, from_write), keep_bytes, pooled)
-        finally:
-            os.close(to_read)
-            os.close(from_write)
+        self.pid, (to_write, from_read) = _with_pipes(
+            lambda *handles: spawner.fork(device, environment or {}, handles, keep_bytes, pooled)
+        )
         self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), os.fdopen(from_read, encoding="utf-8")
         self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
