@@ -32,6 +32,7 @@ from weft.engine.base.options import (
     check_handles,
     check_hardware,
     check_options,
+    check_places_over_ranks,
     check_ranks,
     check_relations,
     check_splits,
@@ -153,6 +154,7 @@ def run(
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, weave, compile, report is not None, order, peers)
+    check_places_over_ranks(places, count)
     check_relations(tasks, count)
     check_splits(tasks, count)
     if count > 1 and not is_first_rank():

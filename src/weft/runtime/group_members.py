@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+import torch
 from torch import Tensor
 
 from weft.core.task import Task
 from weft.runtime.step.members.slot import MemberSlot
 from weft.runtime.step.outcome.best_and_history import evaluates_at
+from weft.runtime.step.parameters import Layout
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import is_flat
+from weft.runtime.step.state import buffer_called, is_flat
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,59 @@ class Member:
         return self.left[name] if self.row is None else self.stack.state.tensors()[name][self.row]
 
     def saved(self, name: str) -> Tensor:
-        """The same as a checkpoint has it: whatever has the parameters' places, in the order of their elements."""
-        tensor = self.tensor(name)
-        return self.stack.members.layout.in_order(tensor) if is_flat(name) else tensor
+        """The same as a checkpoint has it, so that the member may also go on in another group, or alone.
+
+        Weights and buffers at the member's true size, whatever has the parameters' places in the order of their
+        elements, and the history of its own epochs.
+        """
+        tensor, padding = self.tensor(name), self.slot.padding
+        if name == "history":
+            return tensor[: self.task.epochs]
+        if is_flat(name):
+            return self._own_layout.in_order(tensor if padding is None else padding.narrow(tensor))
+        buffer = buffer_called(name)
+        return tensor if padding is None or not buffer else padding.narrow_buffer(buffer, tensor)
 
     def from_saved(self, name: str, tensor: Tensor) -> Tensor:
-        """The inverse of :meth:`saved`."""
-        return self.stack.members.layout.laid_out(tensor) if is_flat(name) else tensor
+        """The inverse of :meth:`saved`; what was written as the stack has it is taken, too."""
+        shape, padding = self.stack.state.tensors()[name].shape[1:], self.slot.padding
+        if name == "history":
+            return _longer(tensor, shape[0])
+        if tensor.shape == shape or padding is None:
+            return self.stack.members.layout.laid_out(tensor) if is_flat(name) else tensor
+        if is_flat(name):
+            return padding.widen(self._own_layout.laid_out(tensor))
+        return padding.widen_buffer(buffer_called(name), tensor)
+
+    def saved_shapes(self, name: str) -> tuple[torch.Size, ...]:
+        """The shapes that :meth:`from_saved` takes."""
+        shape = self.stack.state.tensors()[name].shape[1:]
+        if name == "history":
+            return torch.Size((self.task.epochs, *shape[1:])), shape
+        padding, buffer = self.slot.padding, buffer_called(name)
+        if padding is None or not (is_flat(name) or buffer):
+            return (shape,)
+        return torch.Size((padding.parameters,)) if is_flat(name) else padding.own_shape(buffer), shape
+
+    @property
+    def _own_layout(self) -> Layout:
+        """Of the parameters at their true size."""
+        layout, padding = self.stack.members.layout, self.slot.padding
+        return layout if padding is None else padding.layout(layout)
 
     def best(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The best weights and buffers, padded as the stack has them."""
         names = self.stack.state.best_buffers
         return self.tensor("best_flat"), {name: self.tensor(f"best_buffer.{name}") for name in names}
+
+
+def _longer(history: Tensor, length: int) -> Tensor:
+    """``history [L, M]`` in ``length`` rows: nothing was measured in those that it lacks."""
+    if history.shape[0] == length:
+        return history
+    found = history.new_full((length, *history.shape[1:]), torch.nan)
+    found[: min(length, history.shape[0])] = history[:length]
+    return found
 
 
 def poll_members(members: Sequence[Member], stacks: Sequence[Stack], first: int, epoch: int) -> list[MemberUpdate]:

@@ -204,7 +204,7 @@ def _with_epochs(saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_shapes(member: Member, saved: Mapping[str, Tensor]) -> None:
     for name, tensor in member.stack.state.tensors().items():
         key, shape = f"{member.index}.{name}", tensor.shape[1:]
-        if key not in saved or saved[key].shape != shape:
+        if key not in saved or saved[key].shape not in member.saved_shapes(name):
             found = list(saved[key].shape) if key in saved else "nothing"
             raise SpecError(
                 f"task {member.task.label!r}: the checkpoint holds {found} for {name!r}, but this model "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -100,6 +100,16 @@ def check_ranks(
         if choice:
             raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
     return ranks
+
+
+def check_places_over_ranks(places: Mapping[str, Any], ranks: int) -> None:
+    """A :class:`SpecError` for places of features and edges over ranks, each of which has its shard in its memory."""
+    given = [name for name, choice in places.items() if choice is not None]
+    if given and ranks > 1:
+        raise SpecError(
+            f"{given[0]}={places[given[0]]!r} does not go with ranks={ranks}: every rank has its part of the graph in "
+            "its own memory; leave it out"
+        )
 
 
 def check_extend(extend: Any, out: Any, overwrite: bool, planned: bool, ranks: Any) -> None:

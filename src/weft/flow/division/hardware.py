@@ -1,7 +1,8 @@
 """Hardware: operators of the registry, and the sides that carry them out for a graph.
 
 ``Gpu`` is what Weft has. Other hardware is any object with ``name``, ``registry()`` and ``sides(parts)``, such as a
-:class:`weft.flow.division.thread_accelerator.ThreadAccelerator`.
+:class:`weft.flow.division.thread_accelerator.ThreadAccelerator`. A ``profile_key`` tells it from other hardware of the
+same name, so that what was measured of one is not taken for the other.
 """
 
 from __future__ import annotations

@@ -45,6 +45,14 @@ class ThreadAccelerator:
         own = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
         return ("batching_cpu", "transfer_pcie", *own)
 
+    @property
+    def profile_key(self) -> str:
+        """Its name and pace: phases that were measured at another pace are not its own."""
+        if callable(self._delays):
+            return f"{self.name} paced by {getattr(self._delays, '__qualname__', 'an object')}"
+        paces = ",".join(f"{key}:{seconds:g}" for key, seconds in sorted(self._delays.items()))
+        return f"{self.name}({paces})"
+
     def registry(self) -> Registry:
         """Weft's own operators and those of this accelerator."""
         return built_in().registered(

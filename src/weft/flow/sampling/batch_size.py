@@ -34,14 +34,14 @@ def capacity(
 ) -> BatchSize:
     """The most that ``seeds`` and their sampled neighbours can be; hop h samples for every node found before it.
 
-    A fan-out of -1 takes all neighbours, which only the number of nodes bounds. Of a hop with a fan-out per relation
-    each edge of the graph is picked once at most.
+    A fan-out of -1 takes all neighbours, and so each edge of the graph once at most; where their number is not known,
+    only the number of nodes bounds it. Of a hop with a fan-out per relation each edge is picked once at most, too.
     """
     rows, edges, nodes = [], [], seeds
     for fanout in fanouts:
         rows.append(nodes)
         most = most_picks(fanout)
-        picked = nodes * (most if most >= 0 else num_nodes)
+        picked = nodes * most if most >= 0 else nodes * num_nodes if num_edges is None else num_edges
         if not isinstance(fanout, int) and num_edges is not None:
             picked = num_edges if most < 0 else picks_at_most(most, seeds, nodes, num_edges)
         edges.append(picked)

@@ -21,6 +21,12 @@ def is_flat(name: str) -> bool:
     return name in FLAT or name.startswith("moment.")
 
 
+def buffer_called(name: str) -> str:
+    """The buffer of the model that a tensor of the state is, or the best of it; empty if it is none."""
+    kind, _, buffer = name.partition(".")
+    return buffer if kind in ("buffer", "best_buffer") else ""
+
+
 @dataclass
 class State:
     """A stack of tasks in training, one row of every tensor per member.

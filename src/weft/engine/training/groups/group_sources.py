@@ -58,7 +58,7 @@ class GroupSources:
         if source is None:
             return None, ""
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
-        trainer = getattr(self._hardware, "name", "gpu")
+        trainer = getattr(self._hardware, "profile_key", getattr(self._hardware, "name", "gpu"))
         key = phases_key(group.tasks, group.plan.places, digest, trainer, source.division.buckets)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:

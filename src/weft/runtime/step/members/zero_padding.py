@@ -86,7 +86,7 @@ class Padding:
 
     def widen(self, flat: Tensor) -> Tensor:
         """``flat [Q]`` in ``[P]``, zeros elsewhere."""
-        return flat.new_zeros(self._total).index_copy(0, self._flat, flat)
+        return flat.new_zeros(self._total).index_copy(0, self._flat.to(flat.device), flat)
 
     def narrow(self, flat: Tensor) -> Tensor:
         """The inverse: ``[P]`` to ``[Q]``."""
@@ -95,7 +95,12 @@ class Padding:
     def widen_buffer(self, name: str, value: Tensor) -> Tensor:
         """A buffer of the narrow model in the shape of the wide one's, zeros elsewhere."""
         place, _, wide = self._buffers[name]
-        return value.new_zeros(torch.Size(wide).numel()).index_copy(0, place, value.flatten()).reshape(wide)
+        zeros = value.new_zeros(torch.Size(wide).numel())
+        return zeros.index_copy(0, place.to(value.device), value.flatten()).reshape(wide)
+
+    def own_shape(self, name: str) -> torch.Size:
+        """The shape of a buffer of the narrow model."""
+        return torch.Size(self._buffers[name][1])
 
     def narrow_buffer(self, name: str, value: Tensor) -> Tensor:
         """The inverse."""
