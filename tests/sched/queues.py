@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from weft.sched.queue_state import DeviceState, QueuedTask
+from weft.sched.task_queue import TaskQueue
 
 GIB = 1 << 30
 
@@ -17,6 +18,16 @@ def device(budget=26 * GIB, workers=2, name="cuda:0", **more) -> DeviceState:
 def task(name, size=1, seconds=10.0, **more) -> QueuedTask:
     """A task of ``size`` GiB."""
     return QueuedTask(id=name, bytes=int(size * GIB), seconds=seconds, **more)
+
+
+class CountingQueue(TaskQueue):
+    """Counts how many tasks a policy reads."""
+
+    reads = 0
+
+    def __getitem__(self, name):
+        self.reads += 1
+        return super().__getitem__(name)
 
 
 @st.composite

@@ -95,5 +95,6 @@ class SlowLeaving:
             self.shares.charge(task.user, (self.now - group.started) * group.utilisation / len(group.members))
             if saved < group.ends:
                 self.queued[task.id] = task.rest(self.now - group.started)
+                self.shares.started(task, self.now)
             else:
                 self.ended.add(task.id)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sched.queues import GIB, device, task
+from tests.sched.queues import GIB, CountingQueue, device, task
 from weft.sched.policies import BMC, LMCF, Backfill
 from weft.sched.queue_state import MachineState, RunningGroup, UserShare
 from weft.sched.simulator import simulate
-from weft.sched.task_queue import TaskQueue
 
 
 def decide(tasks, running=(), now=0.0, users=(), **more):
@@ -207,16 +206,6 @@ def test_a_device_that_holds_the_graph_is_preferred():
     held = [RunningGroup("r", "cuda:1", ("x",), GIB, 0.1, ends=9.0, graph="cora")]
     start = Backfill().schedule([task("a", graph="cora", utilisation=0.1)], held, MachineState(devices)).start
     assert start[0].device == "cuda:1"
-
-
-class CountingQueue(TaskQueue):
-    """Counts how many tasks a policy reads."""
-
-    reads = 0
-
-    def __getitem__(self, name):
-        self.reads += 1
-        return super().__getitem__(name)
 
 
 def reads_of_one_decision(count):

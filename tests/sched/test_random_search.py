@@ -35,8 +35,8 @@ def test_the_default_policy_while_groups_take_time_to_leave():
         run = SlowLeaving(find_policy("backfill"), *random_case(seed))
         run.until_empty()
         assert run.ended | run.refused == {task.id for task in run.tasks}
-        assert len(run.passed) <= 3, "places are made for a task again and again"
+        assert len(run.passed) <= 1, "places are made for a task again and again"
         preempted += run.policy.preempted
         passed += len(run.passed)
     assert preempted > 20
-    assert passed <= preempted // 5
+    assert passed <= preempted // 40

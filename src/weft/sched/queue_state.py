@@ -175,7 +175,10 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class UserShare:
-    """What a user has had: device-seconds in all, and when a task of each lane (by its name) was last started."""
+    """What a user has had: device-seconds in all, and when each lane (by its name) was last served.
+
+    A lane is served when one of its tasks is started, and until one that ran is queued again.
+    """
 
     user: str
     device_seconds: float = 0.0

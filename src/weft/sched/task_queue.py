@@ -27,14 +27,15 @@ class TaskQueue:
     ``by_arrival``, ``by_bytes`` and ``longest_first`` hold the tasks that are ready, i.e. whose dependencies are done.
     ``all_by_bytes`` holds the others as well. ``lanes``: the ready tasks of one user and priority, with and without a
     time to end by, in the order of :func:`lane_order`. ``by_join``: the ready tasks that may be fused, by join key,
-    shortest first. ``inference``: the ready inference tasks, most urgent first. ``ready_work``: seconds of a fully used
-    device that the ready tasks take; ``ready_seconds``: their seconds alone.
+    shortest first. ``inference``: the ready inference tasks, most urgent first; ``inference_lanes``: the same by lane.
+    ``ready_work``: seconds of a fully used device that the ready tasks take; ``ready_seconds``: their seconds alone.
     """
 
     def __init__(self) -> None:
         self.by_arrival, self.by_bytes, self.longest_first = SortedTasks(), SortedTasks(), SortedTasks()
         self.all_by_bytes, self.inference = SortedTasks(), SortedTasks()
         self.lanes: dict[LaneKey, SortedTasks] = {}
+        self.inference_lanes: dict[LaneKey, SortedTasks] = {}
         self.by_join: dict[str, SortedTasks] = {}
         self.ready_work, self.ready_seconds = 0.0, 0.0
         self._tasks: dict[str, QueuedTask] = {}
@@ -170,12 +171,14 @@ class TaskQueue:
         yield self.lanes.setdefault(lane_key(task), SortedTasks()), lane_order(task)
         if task.kind == "inference":
             yield self.inference, (task.must_end_by,)
+            yield self.inference_lanes.setdefault(lane_key(task), SortedTasks()), lane_order(task)
         if task.joinable:
             yield self.by_join.setdefault(task.join_key, SortedTasks()), (task.seconds,)
 
     def _drop_if_empty(self, task: QueuedTask) -> None:
-        if not self.lanes[lane_key(task)]:
-            del self.lanes[lane_key(task)]
+        for lanes in (self.lanes, self.inference_lanes):
+            if lane_key(task) in lanes and not lanes[lane_key(task)]:
+                del lanes[lane_key(task)]
         if task.joinable and not self.by_join[task.join_key]:
             del self.by_join[task.join_key]
 

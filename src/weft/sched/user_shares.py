@@ -10,7 +10,7 @@ from weft.sched.task_queue import lane_key, lane_name
 
 
 class UserShares:
-    """Device-seconds of every user, and when a task of each of their lanes was last started.
+    """Device-seconds of every user, and when each of their lanes was last served.
 
     Time without tasks earns nothing: who comes anew starts level with the least served of those that are there.
     Otherwise a user who comes after a week would have the devices alone until a week is made up for.
@@ -41,7 +41,7 @@ class UserShares:
         self._shares[user] = replace(share, device_seconds=share.device_seconds + seconds)
 
     def started(self, task: QueuedTask, now: float) -> None:
-        """Note that a task was started: its lane does not age until then."""
+        """Note that a task is started, or has run until now and is to go on: its lane does not age until then."""
         share = self.of(task.user)
         self._shares[task.user] = replace(share, last_start={**share.last_start, lane_name(lane_key(task)): now})
 

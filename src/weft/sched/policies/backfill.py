@@ -32,8 +32,9 @@ class Backfill:
     """Continuous backfill.
 
     ``age_seconds``: waiting that raises a lane by one priority level. ``depth``: how many waiting tasks a decision
-    considers, which bounds its cost whatever the queue's length. ``join_at_least``: a group takes that many members if
-    there are so many; beyond, only while they do not fill the device (a task of a stack costs the same from 8 on).
+    considers, and how many inference tasks behind them, which bounds its cost whatever the queue's length.
+    ``join_at_least``: a group takes that many members if there are so many; beyond, only while they do not fill the
+    device (a task of a stack costs the same from 8 on).
     ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
     groups of lower priority that would run for longer than that. An inference task that would miss its latency target
     preempts trainings of its own priority, however short they are.
@@ -93,8 +94,19 @@ class _Pass:
                     self._consider_critical(*critical)
                     critical = None
             if len(self.wait) >= self.policy.depth:
+                self._consider_inference()
                 break
         return self._decision(REST)
+
+    def _consider_inference(self) -> None:
+        """Consider inference behind all that waits: its workers do not stand idle for trainings that cannot start."""
+        most = len(self.wait) + self.policy.depth
+        self.order.begin_with_inference()
+        for task in self.order:
+            if len(self.wait) >= most or not self._any_worker(task):
+                break
+            if task.id not in self.refuse and self._is_open(task):
+                self._consider(task, "is the next inference task")
 
     def _may_pass(self, critical: QueuedTask, first: QueuedTask) -> bool:
         """Whether a critical task goes before the one whose turn it is: of its lane, and no wait for memory."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.sched.queue_state import MachineState, QueuedTask
+from weft.sched.sorted_tasks import SortedTasks
 from weft.sched.task_queue import LaneKey, TaskQueue, lane_name, lane_order
 
 Rank = tuple[float, float, float, float, float]
@@ -35,8 +36,7 @@ class CandidateOrder:
         self._last = {share.user: share.last_start for share in machine.users}
         self._taken: set[str] = set()
         self._heap: list[tuple[Rank, LaneKey, _Head]] = []
-        for key, lane in queue.lanes.items():
-            self._push(key, iter(lane))
+        self._begin(queue.lanes)
 
     def __iter__(self) -> Iterator[QueuedTask]:
         while self._heap:
@@ -49,6 +49,11 @@ class CandidateOrder:
             if head.task.id not in self._taken:
                 yield head.task
 
+    def begin_with_inference(self) -> None:
+        """Go through the inference tasks alone, from the first of them that is not taken."""
+        self._heap.clear()
+        self._begin(self._queue.inference_lanes)
+
     def take(self, task: QueuedTask) -> None:
         """Skip ``task`` from now on; its user has had its device-seconds."""
         self._taken.add(task.id)
@@ -57,6 +62,10 @@ class CandidateOrder:
     def is_taken(self, task: str) -> bool:
         """Whether ``task`` was taken."""
         return task in self._taken
+
+    def _begin(self, lanes: Mapping[LaneKey, SortedTasks]) -> None:
+        for key, lane in lanes.items():
+            self._push(key, iter(lane))
 
     def _push(self, key: LaneKey, lane: Iterator[str]) -> None:
         name = next(lane, None)

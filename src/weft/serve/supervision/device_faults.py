@@ -42,8 +42,7 @@ class DeviceFaults:
         told = _first_line(message)
         for name in active.members:
             unless_lost(self._try_one_apart, active, name, told)
-        state = "dissolved" if active.fused else "ended"
-        self._state.db.end_group(active.group.id, state, told, self._state.shares_of(active))
+        self._state.end_group(active, "dissolved" if active.fused else "ended", told)
         return True
 
     def _try_one_apart(self, active: Active, name: str, told: str) -> None:

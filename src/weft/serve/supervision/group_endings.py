@@ -73,7 +73,7 @@ class GroupEndings:
         for name in active.members:
             left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
         state = "preempted" if left and active.fused else "dissolved" if left else "ended"
-        self._state.db.end_group(active.group.id, state, shares=self._state.shares_of(active))
+        self._state.end_group(active, state)
         if state == "preempted":
             preempted = self._state.db.groups("preempted", limit=1_000_000)
             self._state.resumable |= {one.id: one for one in preempted if one.id == active.group.id}
@@ -136,8 +136,7 @@ class GroupEndings:
             else:
                 worker, attempt = self._state.claimant(active.worker), active.attempts[name]
                 unless_lost(self._state.db.fail, name, worker, attempt, error)
-        shares = self._state.shares_of(active)
-        self._state.db.end_group(active.group.id, "dissolved" if fused else "ended", error, shares)
+        self._state.end_group(active, "dissolved" if fused else "ended", error)
 
     def _wait_for_room(self, active: Active, name: str, error: str) -> None:
         """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
@@ -198,7 +197,7 @@ class GroupEndings:
                 unless_lost(self._out_of_memory, active, name, reason, held)
             else:
                 unless_lost(self._lost, active, name, reason)
-        self._state.db.end_group(active.group.id, "dissolved", reason, self._state.shares_of(active))
+        self._state.end_group(active, "dissolved", reason)
 
 
 def is_full_disk(error: str) -> bool:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.errors import WeftError
-from weft.sched.queue_state import RunningGroup, UserShare
+from weft.sched.queue_state import RunningGroup
 from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_groups import Group
-from weft.serve.queue.task_states import LostClaimError, QueueError
+from weft.serve.queue.task_states import ENDED, LostClaimError, QueueError
+from weft.serve.supervision.queue_views import queued_task
 from weft.serve.workers.run_events import Record
 from weft.serve.workers.worker_process import WorkerProcess
 
@@ -159,9 +160,18 @@ class SupervisorState:
             one.shared = True
         self.active[active.group.id] = active
 
-    def shares_of(self, active: Active) -> list[UserShare]:
-        """What the users of a group have had so far."""
-        return [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
+    def end_group(self, active: Active, how: str, note: str = "") -> None:
+        """Write that a group no longer runs, and what its users have had so far."""
+        for name in active.members:
+            unless_lost(self._count_as_served, name)
+        shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
+        self.db.end_group(active.group.id, how, note, shares)
+
+    def _count_as_served(self, name: str) -> None:
+        """The lane of a task that is to go on was served until now: it does not rise for the time that it ran."""
+        task = self.db.get(name)
+        if task.state not in ENDED:
+            self.shares.started(queued_task(task), time.time())
 
     def write_records(self) -> None:
         """Write the events that were collected; they are kept if there is no room for them now."""
