@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import weft
-from tests.serve.serving import TASK, Queue
+from tests.serve.serving import FAULTY, TASK, Queue
 from weft.core.errors import SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
@@ -37,6 +37,21 @@ def test_the_logits_are_those_that_training_was_evaluated_with(tmp_path, setting
     if "feature_norm" not in settings:
         graph = weft.load("demo")
         assert torch.equal(found.logits, trained.model(graph.x, graph.adj)[graph.test])
+
+
+def test_a_model_of_the_users_own(tmp_path):
+    task = weft.Task(graph="demo", model=f"{FAULTY}:Plain", epochs=3, name="t")
+    trained = weft.run(task, device="cpu", progress=False, out=tmp_path)
+    found = predict(task, tmp_path / "model.safetensors", nodes="test", device="cpu")
+    assert found.metrics["accuracy"] == pytest.approx(trained.metrics["test_accuracy"], abs=1e-9)
+    assert not found.logits.requires_grad
+
+
+def test_a_model_that_keeps_state_is_refused(tmp_path):
+    task = weft.Task(graph="demo", model=f"{FAULTY}:Counts", epochs=1, name="t")
+    weft.run(task, device="cpu", progress=False, out=tmp_path)
+    with pytest.raises(SpecError, match="keeps state that its weights do not have"):
+        predict(task, tmp_path / "model.safetensors", device="cpu")
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
@@ -67,8 +82,9 @@ def infer(queue: Queue, of: str, after=(), **more) -> str:
     return name
 
 
-def test_it_waits_for_its_training_and_has_its_numbers(queue):
-    (trained,) = queue.submit(OTHER | {"epochs": 5})
+@pytest.mark.parametrize("settings", [OTHER, {"model": f"{FAULTY}:Plain", "hidden": weft.Task(graph="demo").hidden}])
+def test_it_waits_for_its_training_and_has_its_numbers(queue, settings):
+    (trained,) = queue.submit(settings | {"epochs": 5})
     asked = infer(queue, trained)
     one, two = queue.wait([trained, asked])
     assert (one.state, two.state) == ("done", "done"), two.error

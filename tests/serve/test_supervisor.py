@@ -76,10 +76,14 @@ def test_a_task_alone_has_the_numbers_of_a_run(queue):
     assert same(queue.history(name), history_of(weft.Task(**{**TASK, "model": "sage", "layers": 3}))["sage"])
 
 
-def test_twins_are_trained_in_different_groups(queue):
-    names = queue.submit({"seed": 3, "hidden": 4}, {"seed": 3, "hidden": 4})
-    assert [task.state for task in queue.wait(names)] == ["done"] * 2
-    assert queue.history(names[0]) == queue.history(names[1])
+@pytest.mark.parametrize("twin", [{"seed": 0, "hidden": 4}, {"hidden": 4}, {"hidden": 4, "dropout": 0.5}])
+def test_twins_are_trained_in_different_groups(queue, twin):
+    """Also where one of them leaves the usual values out."""
+    names = queue.submit({"seed": 0, "hidden": 4}, {"seed": 1, "hidden": 4}, twin)
+    assert [(task.state, task.attempts) for task in queue.wait(names)] == [("done", 1)] * 3
+    losses = [queue.history(name)["train_loss"] for name in names]
+    assert losses[0] == pytest.approx(losses[2], rel=1e-3)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize(

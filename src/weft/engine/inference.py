@@ -91,7 +91,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise SpecError(f"weights {Path(path).name}: cannot be read ({error})") from None
 
 
-@torch.no_grad()
 def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor:
     """Logits ``[N, C]``; ``tensors`` are those of the model's ``state_dict``."""
     if graph.y is None:
@@ -99,9 +98,9 @@ def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor
     stack = Stack([one_epoch(task)], Inputs(graph), first_once=not task.input_dropout, length=1)
     if stack.members.hidden_state is not None:
         raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
-    _load(stack, tensors, task)
-    found = stack.source.logits(lambda batch: stack.infer(stack.state.flat, batch), stack.members.layers)
-    return found[0]
+    with torch.no_grad():  # not before: a model of the user's own is tried with gradients when its stack is made
+        _load(stack, tensors, task)
+        return stack.source.logits(lambda batch: stack.infer(stack.state.flat, batch), stack.members.layers)[0]
 
 
 def one_epoch(task: Task) -> Task:

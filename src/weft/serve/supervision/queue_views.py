@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.core.settings.grid.combinations import all_settings
+from weft.core.task import Task
 from weft.sched.queue_state import QueuedTask
 from weft.serve.queue.task_states import QueueTask
 
@@ -79,11 +81,13 @@ def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
 
 
 def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
-    """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group."""
-    chosen: dict[str, QueueTask] = {}
+    """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group.
+
+    Settings that were left out are those of a task that gives their usual values.
+    """
+    chosen: dict[tuple[Any, ...], QueueTask] = {}
     for task in tasks:
-        settings = {key: value for key, value in task.spec["task"].items() if key != "name"}
-        chosen.setdefault(json.dumps(settings, sort_keys=True), task)
+        chosen.setdefault(all_settings(Task.from_dict(worker_settings(task))), task)
     return list(chosen.values())
 
 

@@ -144,12 +144,17 @@ def _refuse_too_many(before: int, sizes: Sequence[int], label: str) -> None:
         )
 
 
+def all_settings(task: Task) -> tuple[Any, ...]:
+    """Equal for tasks with the same settings, whether they were given or are the usual ones; names do not count."""
+    plain = [f.name for f in fields(Task) if f.name not in ("name", "model_args")]
+    values = tuple(identity(getattr(task, name)) for name in plain)
+    return values + tuple((name, identity(value)) for name, value in sorted(task.model_args.items()))
+
+
 def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
     seen: dict[tuple[Any, ...], str] = {}
     for task in tasks:
-        plain = [f.name for f in fields(Task) if f.name not in ("name", "model_args")]
-        values = tuple(identity(getattr(task, name)) for name in plain)
-        values += tuple((name, identity(value)) for name, value in sorted(task.model_args.items()))
+        values = all_settings(task)
         if values in seen:
             raise SpecError(
                 f"{label}: {seen[values]!r} and {task.name!r} have the same settings; remove one of them, or "
