@@ -18,6 +18,7 @@ from weft.engine.base.cancel import Cancel
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.run import run
 from weft.engine.training.decisions import Driver
+from weft.flow import FeatureStore
 from weft.planner.pruning import MedianPruner
 from weft.runtime.group import GroupRun
 
@@ -336,6 +337,22 @@ class TestTrouble:
         )
         assert {path.name for path in (tmp_path / "groups").iterdir()} == {"1a", "1ba", "1bb"}
         assert len(run(make_sweep(seed=range(5)), progress=False, out=tmp_path, resume=True)) == 5
+
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+    def test_memory_that_runs_out_in_a_stage_of_sampled_batches(self, monkeypatch, error):
+        real, reads = FeatureStore.read, []
+
+        def scarce(store, *rest):
+            reads.append(store)
+            if len(reads) == 3:
+                raise error
+            return real(store, *rest)
+
+        monkeypatch.setattr(FeatureStore, "read", scarce)
+        sampled = {"mode": "sampled", "batch": 8, "fanout": [3, 2], "model": "sage", "layers": 2}
+        result = run(make_sweep(seed=range(4), epochs=2, **sampled), progress=False)
+        assert result.statuses == {"finished": 4}
+        assert any("one of two halves of a group of" in plan.why[0] for plan in result.plan)
 
     def test_a_member_that_fails_on_the_way_keeps_its_history(self, monkeypatch, tmp_path):
         real = GroupRun.advance

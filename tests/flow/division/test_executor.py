@@ -11,6 +11,7 @@ import torch
 
 from tests.flow.division.sides import CPU, accelerated, order, sides
 from tests.flow.graphs import random_graph
+from tests.flow.memory_errors import MEMORY_ERRORS
 from tests.flow.stages.test_pipeline import losses
 from tests.planner.division.cases import times
 from weft.core.division import Division, PhaseTime, PhaseTimes
@@ -107,13 +108,13 @@ def test_resuming_in_the_middle_of_an_epoch_gives_the_rest():
 class Failing:
     """A side that fails at one batch."""
 
-    def __init__(self, inner, method: str) -> None:
-        self._inner, self._method = inner, method
+    def __init__(self, inner, method: str, error: Exception | None = None) -> None:
+        self._inner, self._method, self._error = inner, method, error or ValueError("no more")
 
     def __getattr__(self, name):
         def call(item):
             if name == self._method and (getattr(item, "batch", None) or 0) >= 3:
-                raise ValueError("no more")
+                raise self._error
             return getattr(self._inner, name)(item)
 
         return call
@@ -130,6 +131,22 @@ def test_an_error_arrives_with_the_name_of_its_phase_and_ends_all_threads(method
     with pytest.raises(TrainingError, match=f"phase '{phase}' failed at batch .*ValueError: no more"):
         list(pipeline.run(order().epoch(0)))
     assert not set(threading.enumerate()) - before
+
+
+@pytest.mark.parametrize("kind", MEMORY_ERRORS)
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("method", ["prepare", "transfer", "batch", "read"])
+def test_memory_that_ran_out_stays_what_it_is_and_ends_all_threads(method, beside, kind):
+    host, device = sides()
+    error, division = MEMORY_ERRORS[kind](), Division(2, 2, workers=2, beside=beside)
+    pipeline = DividedPipeline(division, Failing(host, method, error), Failing(device, method, error))
+    before = set(threading.enumerate())
+    with pytest.raises(type(error)) as caught:
+        list(pipeline.run(order().epoch(0)))
+    assert caught.value is error
+    assert error.__cause__ is None
+    assert not set(threading.enumerate()) - before
+    assert host.slots.used == 0
 
 
 def test_leaving_early_ends_all_threads():

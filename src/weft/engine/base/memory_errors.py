@@ -11,8 +11,7 @@ import torch
 from weft.core.errors import OutOfMemoryError, WeftError
 from weft.engine.base.device import device_name
 from weft.engine.base.process_memory import give_back_heap
-
-OF_THE_HOST = ("can't allocate memory", "std::bad_alloc")  # torch's allocator, and its C++ for what is small
+from weft.flow.failures import is_memory_error
 
 
 @contextmanager
@@ -26,13 +25,6 @@ def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[
         if not is_memory_error(error):
             raise
         raise OutOfMemoryError(_message(names, device)) from error
-
-
-def is_memory_error(error: Exception) -> bool:
-    """Whether it says that memory ran out, on the device or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OF_THE_HOST)
 
 
 def give_back_memory(device: torch.device, gone: bool = False) -> None:

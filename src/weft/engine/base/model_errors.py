@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from weft.core.compatibility import function_name
 from weft.core.errors import ModelError, WeftError
 from weft.core.task import Task
-from weft.engine.base.memory_errors import is_memory_error
+from weft.flow.failures import is_memory_error
 from weft.runtime.user_modules.error_place import in_one_line, place_of
 
 FUNCTIONS = ("objective", "metric", "optimizer")

@@ -8,14 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from weft.core.errors import TrainingError, WeftError
+from weft.core.errors import WeftError
 from weft.flow.division.sides import DeviceSide, HostSide
+from weft.flow.failures import named_failures
 from weft.flow.sampling.seeds import SeedBatch
 
 if TYPE_CHECKING:
@@ -121,15 +120,8 @@ def with_named_failures(what: Profiled) -> Profiled:
     return replace(what, host=host, device=device, train=_named(f"training_{what.trainer}", what.train), alone=alone)
 
 
-@contextmanager
-def _phase(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (WeftError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        told = f"phase '{name}' failed while it was measured: {type(error).__name__}: {error}"
-        raise TrainingError(told) from error
+def _phase(name: str) -> AbstractContextManager[None]:
+    return named_failures(f"phase '{name}' failed while it was measured", besides=(WeftError,))
 
 
 def _named(phase: str, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from weft.core.division.dual_buffer import State
 from weft.core.errors import InputError, TrainingError
 from weft.flow.division.phase_log import PhaseLog
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSide
+from weft.flow.failures import failure, is_memory_error, named_failures
 from weft.flow.sampling.seeds import SeedBatch
 from weft.flow.stages.streams import arrived
 
@@ -78,8 +79,8 @@ class DividedPipeline:
     def run(self, source: Iterable[SeedBatch], then: Iterable[SeedBatch] = ()) -> Iterator[Any]:
         """The batches of ``source`` where they are trained; ``then``: those of the next run, if there will be one.
 
-        An error of a side is raised here as a TrainingError that names the phase. Leaving the loop early stops all
-        threads.
+        An error of a side is raised here as a TrainingError that names the phase; memory that ran out is raised as it
+        is. Leaving the loop early stops all threads.
         """
         running = self._begun(list(source), list(then) if self.division.elastic else [])
         schedule, goes_on = running.schedule, False  # of this run: another may follow before this one is closed
@@ -137,7 +138,7 @@ class _Running:
         self.schedule = DualBuffer(division, len(seeds), pipeline._seconds, len(then))
         self._keys = _Keys.of(division.trainer)
         self._changed, self._items = threading.Condition(), dict[int, Any]()
-        self._error: TrainingError | None = None
+        self._error: BaseException | None = None
         self._stopped = self._paused = False
         self._at_work = 0  # threads that have begun something
         self._submitted: deque[_Submitted] = deque()  # actions of the trainer
@@ -229,11 +230,9 @@ class _Running:
         device = self._pipeline.device
         assert device is not None
         self._preparing = self._pipeline.clock.mark() if self.schedule.claims is not None else None
-        try:
+        with named_failures(_failed(self._keys.batching, batch)):
             item = self._log.marked(self._keys.batching, device.batch, self._seeds[batch])
             item = self._log.marked(self._keys.reading, device.read, item)
-        except Exception as error:
-            raise _failure(self._keys.batching, batch, error) from error
         self._submitted.append(_Submitted(self._pipeline.clock.mark()))
         self._done(self._before + batch, item, DualBuffer.finished_on_device)
 
@@ -280,9 +279,11 @@ class _Running:
                 with self._changed:
                     item = self._items.pop(number)
                     self._changed.notify_all()  # a place in the host's buffer is free
-                self._run(number, seeds, work, item, DualBuffer.finished_transfer, "bus")
-                host.discard(item)
-                del item
+                try:
+                    self._run(number, seeds, work, item, DualBuffer.finished_transfer, "bus")
+                finally:
+                    host.discard(item)
+                    del item
 
     def _claim(self, begin: Callable[[], int | None], over: Callable[[], bool]) -> tuple[int, SeedBatch] | None:
         """The number of the next batch of a thread, and its seeds; None when there will be none."""
@@ -336,11 +337,9 @@ class _Running:
         self._done(number, made, finished)
 
     def _attempt(self, seeds: SeedBatch, work: partial[Any], item: Any) -> Any:
-        """``work(item)``; an error names the phase, which is the first argument of ``work``."""
-        try:
+        """``work(item)``; an error names the phase, which is the first argument of ``work``, unless memory ran out."""
+        with named_failures(_failed(work.args[0], seeds.batch)):
             return work(item)
-        except Exception as error:
-            raise _failure(work.args[0], seeds.batch, error) from error
 
     def _done(self, number: int, item: Any, finished: Finished) -> None:
         with self._changed:
@@ -357,9 +356,9 @@ class _Running:
         except TrainingError as error:
             self._fail(error)
         except BaseException as error:
-            self._fail(_failure("host", 0, error))
+            self._fail(error if is_memory_error(error) else failure(_failed("host", 0), error))
 
-    def _fail(self, error: TrainingError) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
@@ -412,5 +411,5 @@ def _names(seeds: Sequence[SeedBatch]) -> list[tuple[int, int]]:
     return [(one.epoch, one.batch) for one in seeds]
 
 
-def _failure(phase: str, batch: int, error: BaseException) -> TrainingError:
-    return TrainingError(f"phase '{phase}' failed at batch {batch}: {type(error).__name__}: {error}")
+def _failed(phase: str, batch: int) -> str:
+    return f"phase '{phase}' failed at batch {batch}"

@@ -20,12 +20,14 @@ from functools import partial
 from typing import Any
 
 from weft.core.errors import InputError, TrainingError
+from weft.flow.failures import failure, is_memory_error, named_failures
 from weft.flow.stages.channel import Channel, Closed
 from weft.flow.stages.pace import Pace
 from weft.flow.stages.streams import arrived
 from weft.flow.stages.workers import Workers
 
 JOIN_SECONDS = 5.0  # for a stage that is still at work when the pipeline is closed
+_END = object()  # of a source
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Pipeline:
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
         """The items of ``source`` after all stages.
 
-        An error in a stage, or in the source, is raised here as a TrainingError that names the stage. Leaving the loop
-        early (or closing the iterator) stops all threads.
+        An error in a stage, or in the source, is raised here as a TrainingError that names the stage; memory that ran
+        out is raised as it is. Leaving the loop early (or closing the iterator) stops all threads.
         """
         return self._synchronous(source) if self.depth == 1 else self._overlapped(source)
 
@@ -99,27 +101,23 @@ def named_errors(source: Iterable[Any]) -> Iterator[Any]:
     """The items of the source, its errors named like a stage's."""
     items, number = iter(source), 0
     while True:
-        try:
-            item = next(items)
-        except StopIteration:
+        with named_failures(_failed("source", number)):
+            item = next(items, _END)
+        if item is _END:
             return
-        except Exception as error:
-            raise _failure("source", number, error) from error
         yield item
         number += 1
 
 
-def _failure(stage: str, number: int, error: BaseException) -> TrainingError:
-    return TrainingError(f"stage '{stage}' failed at item {number}: {type(error).__name__}: {error}")
+def _failed(stage: str, number: int) -> str:
+    return f"stage '{stage}' failed at item {number}"
 
 
 def _timed(stage: Stage, report: StageReport, item: Any, number: int) -> Any:
-    """One item through one stage; whatever it raises becomes a TrainingError."""
+    """One item through one stage; an error names the stage, unless memory ran out."""
     start = time.perf_counter()
-    try:
+    with named_failures(_failed(stage.name, number)):
         result = stage.work(item)
-    except Exception as error:
-        raise _failure(stage.name, number, error) from error
     report.add(time.perf_counter() - start)
     return result
 
@@ -129,7 +127,7 @@ class _Running:
 
     def __init__(self, pipeline: Pipeline, source: Iterable[Any]) -> None:
         self._pipeline, self._lock = pipeline, threading.Lock()
-        self._error: TrainingError | None = None
+        self._error: BaseException | None = None
         self._channels = [Channel(pipeline.depth) for _ in range(len(pipeline.stages) + 1)]
         self._pools = [Workers(s.workers, f"weft-{s.name}") if s.workers > 1 else None for s in pipeline.stages]
         targets = [("source", lambda: self._feed(source))]
@@ -155,7 +153,7 @@ class _Running:
         item = self._channels[-1].take()
         try:
             return arrived(_settled(item))
-        except TrainingError as error:
+        except Exception as error:
             self._fail(error)
             raise Closed from None
 
@@ -172,7 +170,7 @@ class _Running:
         for report, channel in zip(self._pipeline.reports, self._channels[1:], strict=True):
             report.longest_queue = max(report.longest_queue, channel.longest)
 
-    def _fail(self, error: TrainingError) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._error = self._error or error
         for channel in self._channels:
@@ -189,7 +187,7 @@ class _Running:
         except BaseException as error:
             stages = ["source", *(stage.name for stage in self._pipeline.stages)]
             done = self._pipeline.reports[place - 1].items if place else 0
-            self._fail(_failure(stages[place], done, error))
+            self._fail(error if is_memory_error(error) else failure(_failed(stages[place], done), error))
         self._channels[place].close()
 
     def _feed(self, source: Iterable[Any]) -> None:
@@ -214,7 +212,7 @@ class _Running:
     def _by_worker(self, stage: Stage, report: StageReport, item: Any, number: int) -> Any:
         try:
             return _timed(stage, report, _settled(item), number)
-        except TrainingError as error:
+        except Exception as error:
             self._fail(error)  # at once, not when the next stage comes to this item
             raise
 

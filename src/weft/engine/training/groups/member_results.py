@@ -11,12 +11,12 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.memory_errors import is_memory_error
 from weft.engine.base.model_errors import what_was_raised
 from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.member_progress import MemberProgress
+from weft.flow.failures import is_memory_error
 from weft.runtime.group import GroupRun
 from weft.runtime.inference.trained_inputs import treat_inputs
 
