@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import weft
 from weft.cli.main import main
 from weft.cli.run import ranks_for
 from weft.core.errors import SpecError
@@ -86,3 +87,10 @@ def test_sampled_training_over_ranks_is_not_predicted(tmp_path, capsys, monkeypa
     code, words = planned(tmp_path, capsys, monkeypatch, "--gpus", "4", "--set", "train.mode=sampled", spec=LARGE)
     assert code == 2
     assert "sampled training over 4 ranks is not predicted" in words
+
+
+@pytest.mark.parametrize("places", [{"features": "cached"}, {"topology": "host"}, {"cache": "10KiB"}])
+def test_places_over_ranks_are_refused(places):
+    task = weft.Task(graph="demo", model="sage", mode="sampled", fanout=[3, 3], epochs=1)
+    with pytest.raises(SpecError, match=r"does not go with ranks=2: every rank has its part"):
+        weft.run(task, device="cpu", ranks=2, progress=False, **{"features": "cached", **places})

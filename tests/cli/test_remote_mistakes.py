@@ -244,3 +244,16 @@ def test_the_width_of_a_terminal(monkeypatch):
     assert terminal_width() is None
     monkeypatch.setattr(task_table.sys.stdout, "isatty", lambda: True, raising=False)
     assert terminal_width() == 77
+
+
+def test_what_can_be_fetched_is_fetched_and_the_rest_is_told(weft, monkeypatch):
+    class Client:
+        def fetch(self, task, _out):
+            if task == "b":
+                raise InputError("task 'b' was cancelled, so it has no result.json")
+            return f"results/{task}"
+
+    monkeypatch.setattr(remote, "_client", lambda *_given: Client())
+    code, out, err = weft("fetch", "a", "b", "c")
+    assert (code, out) == (2, "results/a\nresults/c\n")
+    assert "task 'b' was cancelled" in err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.scheduler_bench import Bench, FakeWorker
+from tests.serve.scheduler_bench import PLAN, Bench, FakeWorker
 from tests.serve.serving import opened
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
@@ -22,6 +22,7 @@ from weft.serve.supervision.group_endings import GroupEndings
 from weft.serve.supervision.task_planner import LOADING_SECONDS, PLANNING_SECONDS, TaskPlanner
 from weft.serve.supervision.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.supervisor import Supervisor
+from weft.serve.workers.source_files import stamps_of
 from weft.serve.workers.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.timeout(180)
@@ -229,3 +230,19 @@ def test_a_folder_that_cannot_be_read_keeps_its_checkpoints(tmp_path, monkeypatc
         patched.setattr(Path, "is_file", unreadable)
         assert drop_checkpoints(bench.db, tmp_path / "runs", group) == 0
     assert drop_checkpoints(bench.db, tmp_path / "runs", group) == 1
+
+
+def test_a_task_that_goes_on_with_another_graph_says_so_once(tmp_path):
+    bench = Bench(tmp_path)
+    file = tmp_path / "graph.npz"
+    file.write_bytes(b"old")
+    [name] = bench.planned(plan={**PLAN, "files": stamps_of([str(file)])})
+    bench.scheduler.schedule()
+    bench.db.release(name, "preempted")
+    file.write_bytes(b"another")
+    bench.pool.workers[PLANNER] = FakeWorker(PLANNER, "cpu")
+    planning = TaskPlanner(bench.state, bench.pool)
+    for _ in range(3):
+        planning.plan_queued()
+    bench.state.write_records()
+    assert bench.notes(name).count("goes on from its checkpoint with what is there now") == 1

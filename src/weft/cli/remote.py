@@ -196,17 +196,19 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 def cancel(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Cancel tasks; what depends on them fails."""
     client = _client(server, token)
-    _each(lambda task: _cancelled(task, client.cancel(task)), tasks)
+    _each(lambda task: _changed(task, _cancelled(task, client.cancel(task))), tasks)
 
 
 def pause(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Keep tasks from running; a running one saves a checkpoint first."""
-    _each(_client(server, token).pause, tasks)
+    client = _client(server, token)
+    _each(lambda task: _changed(task, client.pause(task)), tasks)
 
 
 def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Queue paused tasks again; they go on from their checkpoints."""
-    _each(_client(server, token).resume, tasks)
+    client = _client(server, token)
+    _each(lambda task: _changed(task, client.resume(task)), tasks)
 
 
 def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
@@ -224,20 +226,23 @@ def fetch(
 ) -> None:
     """Download what tasks left that are done: result.json, and weights or predictions."""
     client = _client(server, token)
-    for task in tasks:
-        print(client.fetch(task, out))
+    _each(lambda task: str(client.fetch(task, out)), tasks)
 
 
 def _say(sentence: str) -> None:
     print(f"weft: {plain_line(sentence)}", file=sys.stderr, flush=True)
 
 
-def _each(change: Callable[[str], dict[str, Any]], tasks: Sequence[str]) -> None:
-    """Change every task that can be; the others are told at the end."""
+def _changed(name: str, task: dict[str, Any]) -> str:
+    return f"{name}  {task['state']}"
+
+
+def _each(action: Callable[[str], str], tasks: Sequence[str]) -> None:
+    """Print what ``action`` says of every task that it can be done with; the others are told at the end."""
     wrong: list[InputError] = []
     for task in tasks:
         try:
-            print(f"{task}  {change(task)['state']}")
+            print(action(task))
         except InputError as error:
             wrong.append(error)
     for one in wrong[:-1]:

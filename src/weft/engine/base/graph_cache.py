@@ -13,6 +13,7 @@ from weft.core.placement import Placement, on_device
 from weft.core.task import Task
 from weft.engine.base.all_splits import check_split
 from weft.engine.base.graph_store import GraphStore
+from weft.flow.sampling.lone_nodes import has_batch_of_one, lone_node
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
@@ -150,8 +151,23 @@ def check_trainable(task: Task, found: Graph | GraphStats) -> None:
         )
     if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
         raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
+    if not isinstance(found, GraphStats):
+        _check_batch_norm(task, found)
     if task.patience is not None and not stats.num_val:
         raise SpecError(
             f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
             "leave patience out or give val="
+        )
+
+
+def _check_batch_norm(task: Task, graph: Graph) -> None:
+    """A clear error if batch norm would meet a batch of one node, which has no variance."""
+    if not task.sampled or task.norm != "batch" or not has_batch_of_one(graph, task.batch):
+        return
+    node = lone_node(graph)
+    if node is not None:
+        raise SpecError(
+            f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
+            f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} has "
+            "no neighbours; choose another batch, or norm='layer'"
         )

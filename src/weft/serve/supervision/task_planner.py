@@ -20,6 +20,10 @@ PLAN_TRIES = 2
 MOST_ESTIMATES = 10_000  # kept in memory
 PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
 LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
+CHANGED = (
+    "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
+    "its numbers are of both: cancel it and submit it again to train on the new one alone"
+)
 SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
 
 
@@ -46,6 +50,7 @@ class TaskPlanner:
         self._estimates: dict[str, Mapping[str, Any]] = {}
         self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
         self._stuck: set[str] = set()  # users whose last task never ended there
+        self._told: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
 
     def plan_queued(self) -> None:
         """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
@@ -55,6 +60,7 @@ class TaskPlanner:
             if task.plan is not None and unchanged(task.plan.get("files")):
                 plans.append((task.id, task.plan))
                 continue
+            self._tell_if_changed(task)
             key = estimate_key(task.spec)
             known = self._estimates.get(key)
             if known is not None and unchanged(known.get("files")):
@@ -66,6 +72,12 @@ class TaskPlanner:
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
+
+    def _tell_if_changed(self, task: QueueTask) -> None:
+        """Say of a task that goes on that its graph or its model is no longer what it began with."""
+        if task.plan is not None and task.attempts and self._told.get(task.id) != task.attempts:
+            self._told[task.id] = task.attempts
+            self._state.records.append((task.id, "note", {"message": CHANGED}))
 
     def _turn_of(self, task: QueueTask) -> tuple[bool, int, int]:
         """What comes first; after a task of theirs that hung, a user's are planned when there are no others."""
