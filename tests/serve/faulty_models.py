@@ -155,6 +155,16 @@ class Exits(Plain):
         os._exit(7)
 
 
+class LeavesPython(Plain):
+    def go_wrong(self, y):
+        raise SystemExit("had enough")
+
+
+class LeavesPythonWhenBuilt(Plain):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        raise SystemExit("had enough")
+
+
 class Crashes(Plain):
     def go_wrong(self, y):
         os.kill(os.getpid(), signal.SIGSEGV)

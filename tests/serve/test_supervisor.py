@@ -97,6 +97,15 @@ def test_a_model_that_goes_wrong_fails_with_the_reason_and_harms_nobody(queue, m
     assert told in failed.error
 
 
+@pytest.mark.parametrize("model", ["LeavesPython", "LeavesPythonWhenBuilt"])
+def test_a_model_that_calls_exit_fails_once_with_the_reason(queue, model):
+    lost = queue.supervisor.counters.workers_lost
+    [task] = queue.wait(submit_own(queue, own(model)))
+    assert (task.state, task.attempts <= 1) == ("failed", True)
+    assert "SystemExit: had enough" in task.error
+    assert queue.supervisor.counters.workers_lost == lost
+
+
 def test_what_a_model_prints_is_in_its_log(queue):
     names = submit_own(queue, own("Raises", seed=1))
     queue.wait(names)

@@ -252,3 +252,11 @@ def test_the_limit_is_that_of_other_counts():
 def test_more_are_refused(hop):
     with pytest.raises(SpecError, match=r"task 'a': fanout=.* are more than 10,000,000; -1 takes all"):
         weft.Task(graph="demo", model="rgcn", name="a", mode="sampled", fanout=[hop, 3])
+
+
+def test_a_group_of_one_is_the_task_alone():
+    """Also where its cache and its division are chosen for the group."""
+    settings = {"graph": "shape:ogbn-papers100M", "model": "sage", "mode": "sampled", "layers": 3, "hidden": 256}
+    report = weft.plan(weft.Task(**settings, fanout=[15, 10, 5]), machine="h200", budget="24GiB")
+    assert report.groups[0].plan.division is not None
+    assert report.tasks[0].cost == report.groups[0].cost

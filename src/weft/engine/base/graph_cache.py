@@ -168,6 +168,6 @@ def _check_batch_norm(task: Task, graph: Graph) -> None:
     if node is not None:
         raise SpecError(
             f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
-            f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} has "
-            "no neighbours; choose another batch, or norm='layer'"
+            f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} "
+            "has no neighbours; choose another batch, or norm='layer'"
         )

@@ -98,11 +98,14 @@ def report_on(
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
     suggestions = _nearest(by_name, groups, estimator, room)
+    # A group of one is that task alone, with its cache and division, which are chosen per group.
+    solo = {plan.members[0]: estimate for plan, estimate in found if len(plan.members) == 1}
+    each = [solo.get(task.label, estimate) for task, estimate in zip(tasks, alone, strict=True)]
     return PlanReport(
         name=name,
         machine=there,
         budget=room,
-        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, alone, strict=True)),
+        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, each, strict=True)),
         groups=tuple(groups),
         nearest=tuple(suggestions),
         notes=tuple(_notes(there, calibration, groups, suggestions)),

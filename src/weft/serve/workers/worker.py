@@ -186,7 +186,7 @@ class Worker:
             return {"plan": make(task, device, self._kept.store, message.get("bounds", True), told)}
         except WeftError as error:
             return {"error": str(error)}
-        except Exception as error:  # a user's model may raise anything when it is looked at
+        except (Exception, SystemExit) as error:  # a user's model may raise anything when it is looked at
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _learn(self, message: Mapping[str, Any]) -> None:
@@ -219,7 +219,7 @@ class Worker:
             return {"error": str(error), "kind": "failed"}
         except KeyboardInterrupt:
             return {"error": "interrupted", "kind": "preempted"}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             words = str(error).strip().splitlines()  # those of CUDA go on for lines, which are in the log
             return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "failed"}
 
