@@ -249,6 +249,7 @@ def test_workers_that_do_not_start_under_mps_start_without_it(control, tmp_path,
     assert started == [("planner", True), ("cuda:0/0", True), ("cuda:0/1", True)]
     ended = SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None)
     pool.replace(ended)
+    assert pool.start_missing(0.0) == ""
     assert started[3:] == [("cuda:0/0", False)]
     assert "going on without it" in capsys.readouterr().err
     assert control.read_text().splitlines()[-1].startswith(" quit ")

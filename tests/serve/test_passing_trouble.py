@@ -43,8 +43,14 @@ def fails_once(thing, name, error) -> list:
     return raised
 
 
-@pytest.mark.parametrize("error", [sqlite3.OperationalError("disk I/O error"), OSError(24, "Too many open files")])
-@pytest.mark.parametrize("method", ["stamps", "get", "in_turn"])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("stamps", sqlite3.OperationalError("disk I/O error")),
+        ("get", OSError(24, "Too many open files")),
+        ("in_turn", sqlite3.DatabaseError("file is locked by another")),
+    ],
+)
 def test_a_read_that_fails_is_tried_again(tmp_path, capsys, method, error):
     with opened(tmp_path) as queue:
         queue.wait(queue.submit({"epochs": 5}))
