@@ -45,7 +45,7 @@ def test_a_group_that_had_the_device_to_itself_teaches_how_long_epochs_take(queu
 
 def test_groups_that_shared_the_device_do_not(queue, tmp_path):
     queue.until(lambda: sum(worker.idle for worker in queue.supervisor.pool.workers.values()) == 3)
-    names = submit(queue, {"epochs": 3000}, {"epochs": 3000, "layers": 3})
+    names = submit(queue, {"epochs": 1000}, {"epochs": 1000, "layers": 3})
     assert [task.state for task in queue.wait(names)] == ["done"] * 2
     groups = queue.db.groups(limit=10)
     assert max(one.started for one in groups) < min(one.ended for one in groups), "they did not overlap"
