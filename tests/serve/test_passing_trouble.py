@@ -152,11 +152,7 @@ def test_a_result_that_waited_for_longer_than_its_lease_is_written(tmp_path):
                 raise WeftError(FULL)
             return plain(*given)
 
-        db.finish, db.requeue_expired, expired = finish, lambda: full[0] or requeue(), db.requeue_expired
-
-        def requeue():
-            return expired()
-
+        db.finish = finish
         [name] = queue.submit({"seed": 7, "epochs": 20})
         queue.until(lambda: bool(queue.supervisor._endings._unwritten))
         time.sleep(1.5)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.sched.admission import SAFETY_THRESHOLD
-from weft.serve.supervision.supervisor_state import Active, SupervisorState, fail_with, unless_lost
+from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import WorkerPool
 from weft.serve.workers.worker_process import WorkerProcess
 
@@ -53,7 +53,7 @@ class DeviceFaults:
         if active.fused:
             plan["from"] = active.group.folder
         reason = f"{told}; it is tried once more with the device to itself" if first else told
-        fail_with(plan, self._state, active, name, reason, retry=first)
+        self._state.fail(active, name, reason, first, plan)
         self._state.counters.tasks_requeued += first
 
 

@@ -13,7 +13,7 @@ from weft.core.units import show_bytes
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.supervision.device_faults import DeviceFaults, broke_device
-from weft.serve.supervision.supervisor_state import TROUBLE, Active, SupervisorState, fail_with, unless_lost
+from weft.serve.supervision.supervisor_state import TROUBLE, Active, SupervisorState, unless_lost
 from weft.serve.workers.worker_process import WorkerProcess
 
 GROWTH, DISK_WAIT = 1.5, 20.0
@@ -159,7 +159,7 @@ class GroupEndings:
         plan["failures"] = int(plan.get("failures", 0)) + 1
         if active.fused:
             plan |= {"alone": True, "from": active.group.folder}
-        fail_with(plan, self._state, active, name, reason, retry=True)
+        self._state.fail(active, name, reason, True, plan)
         self._state.counters.tasks_requeued += 1
 
     def _out_of_memory(self, active: Active, name: str, reason: str, measured: int | None) -> None:
@@ -172,7 +172,7 @@ class GroupEndings:
         if active.fused:
             plan["from"] = active.group.folder
         told = f"{reason}; the estimate is now {show_bytes(wanted)}" if first else reason
-        fail_with(plan, self._state, active, name, told, retry=first)
+        self._state.fail(active, name, told, first, plan)
         self._state.counters.memory_errors += 1
 
     def _charge(self, active: Active) -> None:

@@ -173,6 +173,17 @@ class SupervisorState:
         if task.state not in ENDED:
             self.shares.started(queued_task(task), time.time())
 
+    def fail(self, active: Active, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
+        """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
+
+        Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
+        """
+        try:
+            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
+        except LostClaimError:  # cancelled, or paused: then it goes on by this
+            self.db.replan(name, plan)
+            raise
+
     def write_records(self) -> None:
         """Write the events that were collected; they are kept if there is no room for them now."""
         if not self.records:
@@ -193,17 +204,3 @@ def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
         action(*arguments)
     except (LostClaimError, QueueError):
         return
-
-
-def fail_with(
-    plan: Mapping[str, Any], state: SupervisorState, active: Active, name: str, reason: str, retry: bool
-) -> None:
-    """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
-
-    Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
-    """
-    try:
-        state.db.fail(name, state.claimant(active.worker), active.attempts[name], reason, retry, plan)
-    except LostClaimError:  # cancelled, or paused: then it goes on by this
-        state.db.replan(name, plan)
-        raise

@@ -79,15 +79,12 @@ def machine_of(device: str) -> Machine:
     return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
 
 
-def inference_estimate(
-    task: Task,
-    device: str,
-    store: GraphStore | None = None,
-    bounds: bool = True,
-    loading: Callable[..., None] = nobody,
-) -> dict[str, Any]:
-    """The estimate of an inference task: one epoch of its training, which takes more than one forward pass."""
-    found = {**estimate_of(one_epoch(task), device, store, bounds, loading), "kind": "inference", "alone": True}
+def inference_estimate(task: Task, device: str, **about: Any) -> dict[str, Any]:
+    """The estimate of an inference task: one epoch of its training, which takes more than one forward pass.
+
+    ``about``: as of :func:`estimate_of`.
+    """
+    found = {**estimate_of(one_epoch(task), device, **about), "kind": "inference", "alone": True}
     return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
 
 

@@ -182,8 +182,9 @@ class Worker:
         try:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
-            told = partial(self._channel.say, "loading", id=message["id"])
-            return {"plan": make(task, device, self._kept.store, message.get("bounds", True), told)}
+            loading = partial(self._channel.say, "loading", id=message["id"])
+            bounds = message.get("bounds", True)
+            return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
         except WeftError as error:
             return {"error": str(error)}
         except (Exception, SystemExit) as error:  # a user's model may raise anything when it is looked at
