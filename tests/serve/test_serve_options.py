@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from weft.cli.app import app as cli
 from weft.core.errors import SpecError
+from weft.core.machine import gpus
 from weft.serve.http.tokens import Tokens
 from weft.serve.options import ServeOptions
 from weft.serve.server import check_devices, serve
@@ -98,6 +99,22 @@ def test_devices_that_are_not_there(tmp_path, monkeypatch, devices, count, missi
         with pytest.raises(SpecError, match=f"device '{missing}' is not there"):
             start()
     assert not options.db.exists()
+
+
+@pytest.mark.parametrize(("chosen", "names"), [
+    (None, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+    ("3", ("cuda:0",)),
+    ("2,0", ("cuda:0", "cuda:1")),
+    ("GPU-2", ("cuda:0",)),
+    ("", ("cpu",)),
+    ("9", ("cpu",)),
+])  # fmt: skip
+def test_auto_takes_the_gpus_that_cuda_shows(tmp_path, monkeypatch, chosen, names):
+    monkeypatch.setattr(gpus, "_in_files", lambda: [gpus.Gpu("NVIDIA H200", f"GPU-{place}") for place in range(4)])
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(gpus.VISIBLE, chosen)
+    assert ServeOptions(tmp_path / "q.db").device_names() == names
 
 
 def test_a_drain_from_python_that_is_no_number(tmp_path):

@@ -123,8 +123,8 @@ class ServeOptions:
         return min(self.workers * (self.keep_graphs + beside), room // 4) if self.reserved is None else self.reserved
 
     def device_names(self) -> tuple[str, ...]:
-        """The devices, with ``auto`` resolved to every GPU or the CPU."""
-        from weft.engine.base.home import gpu_names
+        """The devices, with ``auto`` resolved to every GPU that CUDA shows, or the CPU."""
+        from weft.core.machine.gpus import gpu_names
 
         if "auto" not in self.devices:
             return tuple(dict.fromkeys("cuda:0" if name == "cuda" else name for name in self.devices))

@@ -13,6 +13,7 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
+from weft.core.machine import gpus
 from weft.core.sweep import Sweep
 from weft.engine.base.home import machine_folder, machine_name
 from weft.engine.base.machines import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
@@ -200,6 +201,16 @@ def test_the_machine_at_hand_is_the_probed_one(monkeypatch):
     mine = replace(probed, name=machine_name("cpu"), measured=True).with_host(cores=77)
     keep_probe(mine)
     assert find_machine() == mine
+
+
+def test_the_machine_at_hand_has_the_first_gpu_that_cuda_shows(monkeypatch):
+    there = [gpus.Gpu("NVIDIA A100-SXM4-80GB", "GPU-1"), gpus.Gpu("NVIDIA H200", "GPU-2")]
+    monkeypatch.setattr(gpus, "_in_files", lambda: there)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setenv(gpus.VISIBLE, "1,0")
+    assert find_machine().name == machine_name("NVIDIA H200")
+    monkeypatch.setenv(gpus.VISIBLE, "")
+    assert find_machine().name == machine_name("cpu")
 
 
 def test_a_gpu_without_cuda_started(monkeypatch):

@@ -21,11 +21,12 @@ import torch
 from weft.core.errors import SpecError
 from weft.core.files import locked, write_text
 from weft.core.machine import Machine
+from weft.core.machine.gpus import gpu_names
 from weft.core.machine.host import Host
 from weft.core.machine.host_memory import host_bytes
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
-from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
+from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, machine_folder, machine_name
 from weft.engine.base.host import MIB, cpu_count
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput

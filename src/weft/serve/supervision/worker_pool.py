@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.core.errors import WeftError
+from weft.core.machine.gpus import without_gpus
 from weft.core.units import show_bytes
 from weft.serve.supervision.supervisor_state import SupervisorState
 from weft.serve.workers.mps import MPS
@@ -74,7 +75,7 @@ class WorkerPool:
             self._mps.stop()
 
     def _start(self, name: str, device: str, planner: bool = False) -> None:
-        environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
+        environment = dict(without_gpus()) if planner else dict(self._mps.environment if self._mps else {})
         options = self._state.options
         keep, there = (0, "cpu") if planner else (options.keep_graphs, device)
         pooled = options.pool and not planner

@@ -1,0 +1,95 @@
+"""The NVIDIA GPUs of this host that CUDA shows, found without starting CUDA: from the driver's files or its library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.core.machine.visible_gpus import names_uuids, visible_places
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+KNOWN = "WEFT_KNOWN_DEVICES"  # numbers of GPUs that a process is to know of, though CUDA shows it none
+FILES = Path("/proc/driver/nvidia/gpus")
+NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"  # comes with the driver
+TEXT_BYTES = 96
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as the driver describes it; ``uuid`` is empty where the driver does not say."""
+
+    name: str
+    uuid: str
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that CUDA shows to this process, ``cuda:0`` first."""
+    return [gpu.name for _, gpu in _shown()]
+
+
+def without_gpus() -> Mapping[str, str]:
+    """The environment of a process that CUDA shows no GPU; :func:`gpu_names` says there what it says here."""
+    return {VISIBLE: "", KNOWN: ",".join(str(place) for place, _ in _shown())}
+
+
+def _shown() -> list[tuple[int, Gpu]]:
+    """The GPUs with their places among all of the host."""
+    chosen = os.environ.get(KNOWN, os.environ.get(VISIBLE))
+    found = _listed(names_uuids(chosen))
+    return [(place, found[place]) for place in visible_places(chosen, [gpu.uuid for gpu in found])]
+
+
+def _listed(with_uuids: bool) -> list[Gpu]:
+    """All GPUs in the order of the bus, which is that of CUDA where they are alike.
+
+    The files may lack the UUID of a GPU that is not in use.
+    """
+    found = _in_files()
+    if found and not (with_uuids and any(not gpu.uuid for gpu in found)):
+        return found
+    return _by_library() or found
+
+
+def _in_files() -> list[Gpu]:
+    found = []
+    for card in sorted(FILES.glob("*/information")):
+        try:
+            text = card.read_text(encoding="utf-8")
+        except OSError:
+            continue
+        name = re.search(r"^Model:\s*(.+)$", text, flags=re.MULTILINE)
+        uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9A-Fa-f-]+)\s*$", text, flags=re.MULTILINE)
+        if name:
+            found.append(Gpu(name.group(1).strip(), uuid.group(1) if uuid else ""))
+    return found
+
+
+def _by_library() -> list[Gpu]:
+    """The same from the driver's library, for hosts that have no such files (some containers)."""
+    try:
+        driver = ctypes.CDLL(NVML)
+    except OSError:
+        return []
+    count, found = ctypes.c_uint(), []
+    if driver.nvmlInit_v2() or driver.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        if driver.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            return []
+        name = _text(driver.nvmlDeviceGetName, device)
+        if name is None:
+            return []
+        found.append(Gpu(name, _text(driver.nvmlDeviceGetUUID, device) or ""))
+    return found
+
+
+def _text(ask: ctypes._NamedFuncPointer, device: ctypes.c_void_p) -> str | None:
+    """What a function of the driver says of ``device``; None if it fails."""
+    text = ctypes.create_string_buffer(TEXT_BYTES)
+    return None if ask(device, text, ctypes.c_uint(TEXT_BYTES)) else text.value.decode(errors="replace")
