@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from weft.core.errors import InputError, SpecError
+from weft.core.machine import gpus
 from weft.core.settings.callback import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
@@ -202,10 +203,12 @@ def control(tmp_path, monkeypatch):
     """A program that stands in for NVIDIA's: it notes how it was called, and with which pipes."""
     told = tmp_path / "told"
     program = tmp_path / "nvidia-cuda-mps-control"
-    program.write_text(f'#!/bin/sh\necho "$* $(test -t 0 || cat) $CUDA_MPS_PIPE_DIRECTORY" >> {told}\n')
+    noted = "$* $(test -t 0 || cat) $CUDA_MPS_PIPE_DIRECTORY$CUDA_VISIBLE_DEVICES"
+    program.write_text(f'#!/bin/sh\necho "{noted}" >> {told}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", gpus.VISIBLE, gpus.KNOWN):
+        monkeypatch.delenv(name, raising=False)
     return told
 
 
@@ -219,6 +222,23 @@ def test_mps_is_started_and_stopped_with_the_workers(control):
     assert not service.running
     assert not Path(folder).exists()
     assert control.read_text().splitlines() == [f"-d  {folder}", f" quit {folder}"]
+
+
+@pytest.mark.parametrize(("chosen", "of_workers"), [("2,1", "0,1"), ("GPU-c,GPU-b", None), (None, None)])
+def test_workers_number_the_gpus_that_mps_was_shown(control, monkeypatch, chosen, of_workers):
+    monkeypatch.setattr(gpus, "_in_files", lambda: [gpus.Gpu(name, f"GPU-{name}") for name in "abc"])
+    if chosen:
+        monkeypatch.setenv(gpus.VISIBLE, chosen)
+    service = MPS(["cuda:0", "cuda:1"], 2)
+    assert service.start()
+    folder = service.environment["CUDA_MPS_PIPE_DIRECTORY"]
+    assert service.environment.get(gpus.VISIBLE) == of_workers
+    names, environment = gpus.gpu_names(), service.environment
+    service.stop()
+    assert control.read_text().splitlines() == [f"-d  {folder}{chosen or ''}", f" quit {folder}{chosen or ''}"]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert gpus.gpu_names() == names == (list("cb") if chosen else list("abc"))
 
 
 @pytest.mark.parametrize(("workers", "wanted"), [(1, True), (2, False)])

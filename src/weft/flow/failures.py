@@ -10,13 +10,15 @@ import torch
 from weft.core.errors import OutOfMemoryError, TrainingError
 
 OF_THE_HOST = ("can't allocate memory", "std::bad_alloc")  # torch's allocator, and its C++ for what is small
+# Not from torch's allocator: a context or a captured graph, the code of a kernel, handles of NVIDIA's libraries.
+OF_THE_DEVICE = ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "_STATUS_ALLOC_FAILED")
 
 
 def is_memory_error(error: BaseException) -> bool:
     """Whether it says that memory ran out, on the device or on the host."""
     if isinstance(error, (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OF_THE_HOST)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in (*OF_THE_HOST, *OF_THE_DEVICE))
 
 
 @contextmanager

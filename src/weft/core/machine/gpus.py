@@ -6,14 +6,14 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.core.machine.visible_gpus import names_uuids, visible_places
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-KNOWN = "WEFT_KNOWN_DEVICES"  # numbers of GPUs that a process is to know of, though CUDA shows it none
+KNOWN = "WEFT_KNOWN_DEVICES"  # numbers of the GPUs that a process is to know of, whatever CUDA shows it
 FILES = Path("/proc/driver/nvidia/gpus")
 NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"  # comes with the driver
 TEXT_BYTES = 96
@@ -34,7 +34,15 @@ def gpu_names() -> list[str]:
 
 def without_gpus() -> Mapping[str, str]:
     """The environment of a process that CUDA shows no GPU; :func:`gpu_names` says there what it says here."""
-    return {VISIBLE: "", KNOWN: ",".join(str(place) for place, _ in _shown())}
+    return {VISIBLE: "", KNOWN: _numbers(place for place, _ in _shown())}
+
+
+def renumbered() -> Mapping[str, str]:
+    """The environment of a process that numbers the GPUs shown here from 0; :func:`gpu_names` says there the same."""
+    chosen, shown = os.environ.get(VISIBLE), _shown()
+    if chosen is None or not chosen.strip()[:1].isdigit() or not shown:
+        return {}  # all of them, none, or chosen by names, which hold everywhere
+    return {VISIBLE: _numbers(range(len(shown))), KNOWN: _numbers(place for place, _ in shown)}
 
 
 def _shown() -> list[tuple[int, Gpu]]:
@@ -42,6 +50,10 @@ def _shown() -> list[tuple[int, Gpu]]:
     chosen = os.environ.get(KNOWN, os.environ.get(VISIBLE))
     found = _listed(names_uuids(chosen))
     return [(place, found[place]) for place in visible_places(chosen, [gpu.uuid for gpu in found])]
+
+
+def _numbers(places: Iterable[int]) -> str:
+    return ",".join(str(place) for place in places)
 
 
 def _listed(with_uuids: bool) -> list[Gpu]:

@@ -1,7 +1,8 @@
 """NVIDIA's multi-process service: started for the workers of a server where it is available, and stopped after them.
 
 With it kernels of several worker processes share a GPU; without it they take turns. Clients of one service share a
-context on the device: a kernel that faults ends all of them, and they are replaced like any lost worker.
+context on the device: a kernel that faults ends all of them, and they are replaced like any lost worker. The service
+numbers the GPUs that it was shown from 0, and so must its clients.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+
+from weft.core.machine.gpus import renumbered
 
 CONTROL = "nvidia-cuda-mps-control"
 SECONDS = 20.0
@@ -35,6 +38,10 @@ class MPS:
     @property
     def environment(self) -> Mapping[str, str]:
         """The variables that make a worker use it."""
+        return {**renumbered(), **self._pipes} if self.running else {}
+
+    @property
+    def _pipes(self) -> Mapping[str, str]:
         if self._folder is None:
             return {}
         return {"CUDA_MPS_PIPE_DIRECTORY": self._folder.name, "CUDA_MPS_LOG_DIRECTORY": self._folder.name}
@@ -45,7 +52,7 @@ class MPS:
         if not self._wanted or control is None or os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
             return False  # the last: an operator's own service, which workers use as they are
         self._folder = tempfile.TemporaryDirectory(prefix="weft-mps-", ignore_cleanup_errors=True)
-        environment = {**os.environ, **self.environment}
+        environment = {**os.environ, **self._pipes}
         try:
             # Not captured through pipes: the service would hold them open for as long as it runs.
             code = subprocess.run(
@@ -67,7 +74,7 @@ class MPS:
         """Stop it if it was started here."""
         if self._folder is None:
             return
-        environment = {**os.environ, **self.environment}
+        environment = {**os.environ, **self._pipes}
         try:
             subprocess.run(
                 [CONTROL],
