@@ -233,6 +233,37 @@ def test_a_key_with_other_settings_is_refused(server, anna):
         anna.infer(first["id"], key="ask", latency_target=61)
 
 
+def test_a_key_with_other_tasks_is_refused_as_a_whole(server, anna):
+    tasks = [weft.Task(**TASK, seed=seed) for seed in range(60, 63)]
+    submitted = [task["id"] for task in anna.submit(tasks, key="three", priority=-1)]
+    there = len(anna.tasks())
+    for other, told in (
+        (tasks[:2], "key='three' has 3 tasks in the queue, and 2 were submitted; choose another key"),
+        (tasks[:1], "key='three' has 3 tasks in the queue, and 1 was submitted; choose another key"),
+        ([*tasks, weft.Task(**TASK, seed=63)], "key='three' has 3 tasks in the queue, and 4 were submitted; choose"),
+        ([*tasks[:2], weft.Task(**TASK, seed=64)], "key='three' was used for task .* another spec; choose"),
+    ):
+        with pytest.raises(InputError, match=told):
+            anna.submit(other, key="three", priority=-1)
+    with pytest.raises(InputError, match="key='three' has 3 tasks in the queue, and 1 was submitted"):
+        anna.infer(submitted[0], key="three", priority=-1)
+    assert len(anna.tasks()) == there
+    assert [task["id"] for task in anna.submit(tasks, key="three", priority=-1)] == submitted
+
+
+def test_a_task_and_a_list_of_one_are_the_same_under_a_key(server, anna):
+    with http(server) as client:
+        body = {"key": "one", "priority": -1}
+        first = client.post("/api/tasks", json={**body, "task": {**TASK, "seed": 65}}).json()["tasks"][0]
+        again = client.post("/api/tasks", json={**body, "tasks": [{**TASK, "seed": 65}]}).json()["tasks"]
+        assert [task["id"] for task in again] == [first["id"]]
+        two = client.post("/api/tasks", json={**body, "tasks": [{**TASK, "seed": 65}, {**TASK, "seed": 66}]})
+        assert two.status_code == 409
+        assert "has 1 task in the queue, and 2 were submitted" in two.json()["error"]
+        part = client.post("/api/tasks", json={**body, "key": "one/0", "task": {**TASK, "seed": 67}})
+        assert part.status_code == 201  # a key of its own
+
+
 def test_tasks_without_a_result_say_why(server, anna):
     [cancelled] = anna.submit(weft.Task(**{**TASK, "epochs": 100_000}, seed=34))
     with pytest.raises(InputError, match=r"it has no result\.json yet"):

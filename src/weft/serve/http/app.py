@@ -72,7 +72,7 @@ SUBMISSION = {
                 "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
             },
         },
-        "key": {"type": "string", "description": "Queues the same tasks only once; refused with other settings."},
+        "key": {"type": "string", "description": "Queues the same tasks only once; others are refused."},
         "priority": {"type": "integer"},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
         "deadline": {"type": "number", "description": "Seconds since 1970."},
