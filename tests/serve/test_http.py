@@ -167,6 +167,20 @@ def test_commands(server, tmp_path, monkeypatch):
     call("watch", late, code=3)
 
 
+@pytest.mark.parametrize("wait", [[], ["--wait"]])
+def test_a_key_whose_task_was_cancelled_queues_nothing_and_says_so(server, anna, tmp_path, wait):
+    (tmp_path / "one.toml").write_text('graph = "demo"\n[model]\nname = "gcn"\n[train]\nepochs = 100000\n')
+    key = f"cancelled{''.join(wait)}"
+    words = ["submit", str(tmp_path / "one.toml"), "--key", key, "--server", server.url, "--token", ANNA]
+    name = CliRunner().invoke(cli, words).stdout.split()[0]
+    anna.cancel(name)
+    again = CliRunner().invoke(cli, [*words, *wait])
+    assert again.exit_code == 3
+    assert f"{name}  cancelled" in again.stdout
+    assert f"weft: task {name} cancelled; submit with another key to queue it again" in again.stderr
+    assert CliRunner().invoke(cli, ["watch", name, *words[-4:]]).exit_code == 3
+
+
 def test_metrics_and_openapi(server):
     with http(server) as client:
         text = client.get("/metrics").text
