@@ -105,6 +105,27 @@ def test_results_and_weights_can_be_fetched(anna, tmp_path):
     assert load_file(place / "model.safetensors")
 
 
+@pytest.mark.parametrize("beside", [[], [0.01]])  # alone, and in a group
+def test_the_best_weights_of_a_task_that_diverged_can_be_fetched(server, anna, tmp_path, beside):
+    shared = {**TASK, "layers": 3, "optimizer": "sgd", "epochs": 50}
+    tasks = anna.submit([weft.Task(**shared, lr=lr, name=f"rate {lr:g}") for lr in (1e14, *beside)])
+    ended = anna.wait(tasks, 60)
+    assert [task["state"] for task in ended] == ["failed", "done"][: len(tasks)]
+    assert "the best weights so far (epoch 1) are kept" in ended[0]["error"]
+    words = ["fetch", tasks[0]["id"], "--out", str(tmp_path), "--server", server.url, "--token", ANNA]
+    told = CliRunner().invoke(cli, words)
+    assert (told.exit_code, f"task {tasks[0]['id']} failed: " in told.stderr) == (0, True)
+    found = weft.load_result(tmp_path / tasks[0]["id"])
+    assert (found.name, found.status, found.metrics["best_epoch"]) == ("rate 1e+14", "diverged", 1)
+    assert all(weights.isfinite().all() for weights in found.model.state_dict().values())
+
+
+def test_a_task_that_diverged_in_its_first_epoch_has_nothing_to_fetch(anna, tmp_path):
+    [task] = anna.wait(anna.submit(weft.Task(**TASK, lr=1e20)), 60)
+    with pytest.raises(InputError, match=r"failed, so it has no result\.json: .* no epoch was usable"):
+        anna.fetch(task["id"], tmp_path)
+
+
 def test_what_a_module_keeps_is_fetched_with_its_weights(anna, tmp_path):
     [task] = anna.wait(anna.submit(weft.Task(graph="ours", model=f"{FAULTY}:Counts", epochs=3)), 60)
     assert task["state"] == "done", task["error"]

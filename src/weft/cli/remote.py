@@ -225,9 +225,20 @@ def fetch(
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Download what tasks left that are done: result.json, and weights or predictions."""
+    """Download what tasks left that are done: result.json, and weights or predictions.
+
+    Of a task whose loss became NaN these are the best weights from before; it is said that it failed.
+    """
     client = _client(server, token)
-    _each(lambda task: str(client.fetch(task, out)), tasks)
+    _each(lambda task: _fetched(client, task, out), tasks)
+
+
+def _fetched(client: Client, task: str, out: Path) -> str:
+    """Download what a task left; the folder."""
+    place, found = client.fetch(task, out), client.show(task)
+    if found["state"] == "failed":
+        _say(f"task {task} failed: {found['error']}")
+    return str(place)
 
 
 def _say(sentence: str) -> None:

@@ -263,7 +263,7 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
-    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done")
+    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done, or diverged")
     async def result(task: str) -> Response:
         path = await _in(service.reads, service.file, task, "result.json")
         return FileResponse(path, media_type="application/json")

@@ -190,15 +190,18 @@ class QueueDB:
         error: str,
         retry: bool = False,
         plan: Mapping[str, Any] | None = None,
+        result: Mapping[str, Any] | None = None,
     ) -> QueueTask:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
 
-        ``plan``: what is known of it now (None: as before).
+        ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
         """
         with transaction(self._db):
             held = self._held(task, worker, attempt)
             if plan is not None:
                 self._put_plan(task, plan)
+            if result is not None:
+                self._db.execute("UPDATE tasks SET result = ? WHERE id = ?", (_json(result), task))
             return self._lost(held, error, retry)
 
     def release(self, task: str, reason: str) -> QueueTask:
