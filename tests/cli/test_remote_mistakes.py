@@ -253,6 +253,9 @@ def test_what_can_be_fetched_is_fetched_and_the_rest_is_told(weft, monkeypatch):
                 raise InputError("task 'b' was cancelled, so it has no result.json")
             return f"results/{task}"
 
+        def show(self, _task):
+            return {"state": "done"}
+
     monkeypatch.setattr(remote, "_client", lambda *_given: Client())
     code, out, err = weft("fetch", "a", "b", "c")
     assert (code, out) == (2, "results/a\nresults/c\n")

@@ -105,6 +105,27 @@ def test_results_and_weights_can_be_fetched(anna, tmp_path):
     assert load_file(place / "model.safetensors")
 
 
+@pytest.mark.parametrize("beside", [[], [0.01]])  # alone, and in a group
+def test_the_best_weights_of_a_task_that_diverged_can_be_fetched(server, anna, tmp_path, beside):
+    shared = {**TASK, "layers": 3, "optimizer": "sgd", "epochs": 50}
+    tasks = anna.submit([weft.Task(**shared, lr=lr, name=f"rate {lr:g}") for lr in (1e14, *beside)])
+    ended = anna.wait(tasks, 60)
+    assert [task["state"] for task in ended] == ["failed", "done"][: len(tasks)]
+    assert "the best weights so far (epoch 1) are kept" in ended[0]["error"]
+    words = ["fetch", tasks[0]["id"], "--out", str(tmp_path), "--server", server.url, "--token", ANNA]
+    told = CliRunner().invoke(cli, words)
+    assert (told.exit_code, f"task {tasks[0]['id']} failed: " in told.stderr) == (0, True)
+    found = weft.load_result(tmp_path / tasks[0]["id"])
+    assert (found.name, found.status, found.metrics["best_epoch"]) == ("rate 1e+14", "diverged", 1)
+    assert all(weights.isfinite().all() for weights in found.model.state_dict().values())
+
+
+def test_a_task_that_diverged_in_its_first_epoch_has_nothing_to_fetch(anna, tmp_path):
+    [task] = anna.wait(anna.submit(weft.Task(**TASK, lr=1e20)), 60)
+    with pytest.raises(InputError, match=r"failed, so it has no result\.json: .* no epoch was usable"):
+        anna.fetch(task["id"], tmp_path)
+
+
 def test_what_a_module_keeps_is_fetched_with_its_weights(anna, tmp_path):
     [task] = anna.wait(anna.submit(weft.Task(graph="ours", model=f"{FAULTY}:Counts", epochs=3)), 60)
     assert task["state"] == "done", task["error"]
@@ -165,6 +186,20 @@ def test_commands(server, tmp_path, monkeypatch):
     assert "queued" in call("resume", late)
     assert "cancelled" in call("cancel", late)
     call("watch", late, code=3)
+
+
+@pytest.mark.parametrize("wait", [[], ["--wait"]])
+def test_a_key_whose_task_was_cancelled_queues_nothing_and_says_so(server, anna, tmp_path, wait):
+    (tmp_path / "one.toml").write_text('graph = "demo"\n[model]\nname = "gcn"\n[train]\nepochs = 100000\n')
+    key = f"cancelled{''.join(wait)}"
+    words = ["submit", str(tmp_path / "one.toml"), "--key", key, "--server", server.url, "--token", ANNA]
+    name = CliRunner().invoke(cli, words).stdout.split()[0]
+    anna.cancel(name)
+    again = CliRunner().invoke(cli, [*words, *wait])
+    assert again.exit_code == 3
+    assert f"{name}  cancelled" in again.stdout
+    assert f"weft: task {name} cancelled; submit with another key to queue it again" in again.stderr
+    assert CliRunner().invoke(cli, ["watch", name, *words[-4:]]).exit_code == 3
 
 
 def test_metrics_and_openapi(server):
@@ -231,6 +266,37 @@ def test_a_key_with_other_settings_is_refused(server, anna):
     assert anna.infer(first["id"], key="ask", latency_target=60)["id"] == asked["id"]
     with pytest.raises(InputError, match="key='ask' was used"):
         anna.infer(first["id"], key="ask", latency_target=61)
+
+
+def test_a_key_with_other_tasks_is_refused_as_a_whole(server, anna):
+    tasks = [weft.Task(**TASK, seed=seed) for seed in range(60, 63)]
+    submitted = [task["id"] for task in anna.submit(tasks, key="three", priority=-1)]
+    there = len(anna.tasks())
+    for other, told in (
+        (tasks[:2], "key='three' has 3 tasks in the queue, and 2 were submitted; choose another key"),
+        (tasks[:1], "key='three' has 3 tasks in the queue, and 1 was submitted; choose another key"),
+        ([*tasks, weft.Task(**TASK, seed=63)], "key='three' has 3 tasks in the queue, and 4 were submitted; choose"),
+        ([*tasks[:2], weft.Task(**TASK, seed=64)], "key='three' was used for task .* another spec; choose"),
+    ):
+        with pytest.raises(InputError, match=told):
+            anna.submit(other, key="three", priority=-1)
+    with pytest.raises(InputError, match="key='three' has 3 tasks in the queue, and 1 was submitted"):
+        anna.infer(submitted[0], key="three", priority=-1)
+    assert len(anna.tasks()) == there
+    assert [task["id"] for task in anna.submit(tasks, key="three", priority=-1)] == submitted
+
+
+def test_a_task_and_a_list_of_one_are_the_same_under_a_key(server, anna):
+    with http(server) as client:
+        body = {"key": "one", "priority": -1}
+        first = client.post("/api/tasks", json={**body, "task": {**TASK, "seed": 65}}).json()["tasks"][0]
+        again = client.post("/api/tasks", json={**body, "tasks": [{**TASK, "seed": 65}]}).json()["tasks"]
+        assert [task["id"] for task in again] == [first["id"]]
+        two = client.post("/api/tasks", json={**body, "tasks": [{**TASK, "seed": 65}, {**TASK, "seed": 66}]})
+        assert two.status_code == 409
+        assert "has 1 task in the queue, and 2 were submitted" in two.json()["error"]
+        part = client.post("/api/tasks", json={**body, "key": "one/0", "task": {**TASK, "seed": 67}})
+        assert part.status_code == 201  # a key of its own
 
 
 def test_tasks_without_a_result_say_why(server, anna):

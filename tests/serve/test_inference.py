@@ -200,5 +200,5 @@ def test_what_can_be_asked_for(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"")
     body = {"task": TASK, "infer": {"weights": "w.safetensors", "latency_target": 2}, "key": "k"}
     (two,) = read_submissions(body, Registry(graphs=tmp_path), "me", KNOWN.__getitem__)
-    assert two.key == "me/k"
+    assert two.key == "me/k/0"
     assert two.spec["infer"]["weights"] == str(tmp_path / "w.safetensors")

@@ -8,8 +8,10 @@ import pytest
 
 from tests.serve.scheduler_bench import PLAN, Bench
 from weft.sched.policies.backfill import Backfill
+from weft.sched.user_shares import UserShares
 from weft.serve.supervision.device_faults import DeviceFaults
 from weft.serve.supervision.group_endings import GroupEndings
+from weft.serve.supervisor import Supervisor
 
 AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels
 
@@ -68,6 +70,35 @@ def test_a_paused_task_has_not_waited_while_it_ran(bench):
     end(bench, "preempted")
     bench.scheduler.schedule()
     assert bench.states([name, *other]) == ["planned", "running"]
+
+
+def restart(bench) -> None:
+    """End the server as ``kill -9`` does, after a heartbeat, and let the next one take over."""
+    bench.leaving.heartbeat()
+    supervisor = Supervisor(bench.state.options)
+    for worker in bench.pool.workers.values():
+        worker.group = ""
+    bench.state.active.clear()
+    bench.state.shares = UserShares(bench.db.shares())
+    supervisor.state = bench.state
+    supervisor._recover()
+    bench.db.plan_many([(task.id, task.plan) for task in bench.db.tasks(state="queued")])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_former_server_ran_has_not_waited_while_it_ran(bench, count):
+    names = started(bench, count)
+    urgent = bench.planned(user="bob", priority=1)
+    restart(bench)
+    bench.scheduler.schedule()
+    assert bench.states(urgent + names) == ["running"] + ["planned"] * count
+
+
+def test_when_a_lane_was_last_served_before_a_restart_is_in_the_file(bench):
+    started(bench)
+    before = time.time()
+    restart(bench)
+    assert before <= bench.db.shares()[0].last_start["0"] <= time.time()
 
 
 def test_when_a_lane_was_last_served_is_in_the_file(bench):

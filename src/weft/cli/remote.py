@@ -88,7 +88,8 @@ def submit(
     """Queue the task or every task of the sweep in SPEC, and print their ids.
 
     With --infer TASK, or SPEC and --weights FILE, queue an inference task; `weft fetch` downloads its predictions.
-    Exit codes: 0 queued (with --wait: all done), 2 refused, 3 one of them failed.
+    Exit codes: 0 queued (with --wait: all done), 2 refused, 3 one of them failed or was cancelled, also when it was
+    submitted with the same --key before.
     """
     client = _client(server, token)
     common: dict[str, Any] = {"key": key, "priority": priority, "after": after or (), "user": user}
@@ -108,7 +109,7 @@ def submit(
     else:
         for one in found:
             print(plain_line(f"{one['id']}  {one['state']}  {one['name']}".rstrip()))
-    _exit_if_failed(found if wait else [])
+    _exit_if_failed(found, "" if key is None else "; submit with another key to queue it again")
 
 
 def _training_spec(spec: Path | None, asked: dict[str, Any]) -> Path:
@@ -224,9 +225,20 @@ def fetch(
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Download what tasks left that are done: result.json, and weights or predictions."""
+    """Download what tasks left that are done: result.json, and weights or predictions.
+
+    Of a task whose loss became NaN these are the best weights from before; it is said that it failed.
+    """
     client = _client(server, token)
-    _each(lambda task: str(client.fetch(task, out)), tasks)
+    _each(lambda task: _fetched(client, task, out), tasks)
+
+
+def _fetched(client: Client, task: str, out: Path) -> str:
+    """Download what a task left; the folder."""
+    place, found = client.fetch(task, out), client.show(task)
+    if found["state"] == "failed":
+        _say(f"task {task} failed: {found['error']}")
+    return str(place)
 
 
 def _say(sentence: str) -> None:
@@ -258,11 +270,12 @@ def _cancelled(name: str, task: dict[str, Any]) -> dict[str, Any]:
     return task
 
 
-def _exit_if_failed(tasks: Sequence[dict[str, Any]]) -> None:
+def _exit_if_failed(tasks: Sequence[dict[str, Any]], then: str = "") -> None:
+    """Say which of ``tasks`` failed or were cancelled, and what to do ``then``."""
     wrong = [task for task in tasks if task["state"] in ("failed", "cancelled")]
     for task in wrong:
         told = f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": ")
-        print(plain_text(told), file=sys.stderr)
+        print(plain_text(told + then), file=sys.stderr)
     if wrong:
         raise typer.Exit(FAILED)
 

@@ -173,13 +173,14 @@ class Client:
         return found
 
     def result(self, task: TaskId) -> dict[str, Any]:
-        """Settings, metrics and history of a task that is done: what is in its ``result.json``."""
+        """Settings, metrics and history of a task that is done, or diverged: what is in its ``result.json``."""
         found: dict[str, Any] = self._json("GET", f"/api/tasks/{task_id(task)}/result")
         return found
 
     def fetch(self, task: TaskId, folder: str | os.PathLike[str]) -> Path:
         """Download the files of a task that is done into ``folder/TASK``; returns that folder.
 
+        Of a task whose loss became NaN they have the best weights from before, and ``"status": "diverged"``.
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
         weights, if it does.

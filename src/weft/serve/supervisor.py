@@ -132,11 +132,14 @@ class Supervisor:
 
     def _recover(self) -> None:
         """Take over from a server that ended: its tasks are queued again, its fused groups go on as they were."""
-        for task in self.state.db.tasks(state="running", limit=1_000_000):
+        ran = self.state.db.tasks(state="running", limit=1_000_000)
+        self.state.count_as_served_before(ran)
+        shares = [self.state.shares.of(user) for user in dict.fromkeys(task.user for task in ran)]
+        for task in ran:
             self.state.db.release(task.id, "the server was restarted")
         for group in self.state.db.groups("running", limit=1_000_000):
             fused = len(group.members) > 1
-            self.state.db.end_group(group.id, "preempted" if fused else "dissolved", "the server was restarted")
+            self.state.db.end_group(group.id, "preempted" if fused else "dissolved", "the server was restarted", shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
     def _finished(self) -> bool:

@@ -72,7 +72,7 @@ SUBMISSION = {
                 "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
             },
         },
-        "key": {"type": "string", "description": "Queues the same tasks only once; refused with other settings."},
+        "key": {"type": "string", "description": "Queues the same tasks only once; others are refused."},
         "priority": {"type": "integer"},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
         "deadline": {"type": "number", "description": "Seconds since 1970."},
@@ -263,7 +263,7 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
-    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done")
+    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done, or diverged")
     async def result(task: str) -> Response:
         path = await _in(service.reads, service.file, task, "result.json")
         return FileResponse(path, media_type="application/json")

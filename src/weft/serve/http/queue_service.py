@@ -174,9 +174,9 @@ class QueueService:
         return "\n".join(texts)
 
     def file(self, task: str, name: str) -> Path:
-        """A file that a task left behind; an error while it has not."""
+        """A file that a task left behind, also one that diverged after its best epoch; an error while it has not."""
         found = self._task(task)
-        if found.state != "done" or not found.result:
+        if found.state not in ENDED or not found.result:
             raise BadRequestError(self._hidden.text(_no_file(found, name)), 409)
         path = (self.options.runs / str(found.result["folder"]) / name).resolve()
         if not path.is_relative_to(self.options.runs.resolve()) or not path.is_file():

@@ -151,7 +151,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
     if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
         raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
     common, key = _common(body, user), _text(body, "key")
-    keys = [None if key is None else f"{user}/{key}" if not several else f"{user}/{key}/{i}" for i in range(len(tasks))]
+    keys = [None if key is None else f"{user}/{key}/{i}" for i in range(len(tasks))]
     limits = _limits(body)
     return [
         Submission({"task": _settings(task), **_graph(task, registry), **limits}, key=one, **common)
@@ -170,7 +170,7 @@ def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Fin
     common, key = _common(body, user), _text(body, "key")
     if of is not None:
         common["after"] = tuple(dict.fromkeys((*common["after"], of)))
-    return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}", **common)
+    return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}/0", **common)
 
 
 def _graph(task: Any, registry: Registry) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from weft.serve.queue.task_states import (
     check_change,
     storable,
 )
+from weft.serve.queue.used_keys import check_whole
 
 CLAIMABLE = """
 SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
@@ -72,7 +73,7 @@ class QueueDB:
     def submit_many(self, submissions: Iterable[Submission]) -> list[QueueTask]:
         """Queue several tasks in one transaction: all of them or none."""
         with transaction(self._db):
-            return [self._submit(submission) for submission in submissions]
+            return self._submit_all(list(submissions))
 
     def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
         """Queue several batches in one transaction, each as a whole or not at all; per batch what became of it."""
@@ -82,12 +83,16 @@ class QueueDB:
     def _submit_batch(self, batch: Sequence[Submission]) -> list[QueueTask] | QueueError:
         self._db.execute("SAVEPOINT batch")
         try:
-            return [self._submit(submission) for submission in batch]
+            return self._submit_all(batch)
         except QueueError as error:
             self._db.execute("ROLLBACK TO batch")
             return error
         finally:
             self._db.execute("RELEASE batch")
+
+    def _submit_all(self, batch: Sequence[Submission]) -> list[QueueTask]:
+        check_whole(self._db, batch)
+        return [self._submit(submission) for submission in batch]
 
     def _submit(self, new: Submission) -> QueueTask:
         known = self._by_key(new)
@@ -185,15 +190,18 @@ class QueueDB:
         error: str,
         retry: bool = False,
         plan: Mapping[str, Any] | None = None,
+        result: Mapping[str, Any] | None = None,
     ) -> QueueTask:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
 
-        ``plan``: what is known of it now (None: as before).
+        ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
         """
         with transaction(self._db):
             held = self._held(task, worker, attempt)
             if plan is not None:
                 self._put_plan(task, plan)
+            if result is not None:
+                self._db.execute("UPDATE tasks SET result = ? WHERE id = ?", (_json(result), task))
             return self._lost(held, error, retry)
 
     def release(self, task: str, reason: str) -> QueueTask:

@@ -63,7 +63,7 @@ class GroupEndings:
         if broke_device(message) and self._faults.try_apart(active, message):
             return
         if "error" in message:
-            self._group_failed(active, str(message["kind"]), str(message["error"]))
+            self._group_failed(active, str(message["kind"]), str(message["error"]), message.get("members", {}))
         else:
             self._members_done(active, message["members"])
 
@@ -91,9 +91,7 @@ class GroupEndings:
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         try:
             if status in ("finished", "stopped", "pruned"):
-                place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
-                result = {"status": status, "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
-                result |= {"peak_bytes": outcome.get("peak_bytes"), "took": active.took}
+                result = _result(active, outcome)
                 if active.kind == "inference":
                     result |= self._latency(name)
                 self._state.db.finish(name, worker, attempt, finite(result))
@@ -109,10 +107,17 @@ class GroupEndings:
             elif status == "failed" and "memory" in told and ("not enough" in told or "ran out of" in told):
                 self._out_of_memory(active, name, told, None)
             else:
-                self._state.db.fail(name, worker, attempt, told or status)
+                self._fail(active, name, told or status, outcome)
         except (LostClaimError, QueueError):
             return False  # cancelled or paused meanwhile
         return False
+
+    def _fail(self, active: Active, name: str, told: str, outcome: Mapping[str, Any]) -> None:
+        """Write that a member failed, and of one that diverged where its best weights from before are."""
+        worker, attempt = self._state.claimant(active.worker), active.attempts[name]
+        kept = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
+        result = finite(_result(active, outcome)) if kept else None
+        self._state.db.fail(name, worker, attempt, told, result=result)
 
     def _latency(self, name: str) -> dict[str, Any]:
         """Seconds from submission to answer, and whether that is within the target, if there is one."""
@@ -120,7 +125,7 @@ class GroupEndings:
         took, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
         return {"latency_seconds": took, "late": target is not None and took > target}
 
-    def _group_failed(self, active: Active, kind: str, error: str) -> None:
+    def _group_failed(self, active: Active, kind: str, error: str, outcomes: Mapping[str, Any]) -> None:
         """The run as a whole failed: members of a group are tried once more alone, a task alone has failed."""
         fused = active.fused
         if kind == "preempted":
@@ -134,8 +139,7 @@ class GroupEndings:
             elif fused:
                 unless_lost(self._lost, active, name, error)
             else:
-                worker, attempt = self._state.claimant(active.worker), active.attempts[name]
-                unless_lost(self._state.db.fail, name, worker, attempt, error)
+                unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
         self._state.end_group(active, "dissolved" if fused else "ended", error)
 
     def _wait_for_room(self, active: Active, name: str, error: str) -> None:
@@ -198,6 +202,13 @@ class GroupEndings:
             else:
                 unless_lost(self._lost, active, name, reason)
         self._state.end_group(active, "dissolved", reason)
+
+
+def _result(active: Active, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What the queue keeps of how a member ended, and the folder of its files."""
+    place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
+    found = {"status": outcome["status"], "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
+    return {**found, "peak_bytes": outcome.get("peak_bytes"), "took": active.took}
 
 
 def is_full_disk(error: str) -> bool:

@@ -20,6 +20,7 @@ from weft.serve.queue.task_states import ENDED, QueueTask
 from weft.serve.supervision.group_starts import GroupStarts
 from weft.serve.supervision.leaving import Leaving, known_tasks
 from weft.serve.supervision.queue_views import queued_task
+from weft.serve.supervision.seconds_left import has_begun
 from weft.serve.supervision.supervisor_state import SupervisorState
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 
@@ -67,8 +68,9 @@ class Preempted:
         draft = GroupDraft(SAFETY_THRESHOLD, Interference())
         for one in members:
             draft.add(one)
-        seconds = max(self.group.seconds, draft.start_seconds)
         shape = draft.footprint(time.time())
+        begun = any(has_begun(task) for task in self.present)
+        seconds = max(shape.seconds if begun else self.group.seconds, draft.start_seconds)
         first = max(members, key=lambda one: (one.priority, -one.must_end_by))
         return replace(
             first,
@@ -115,6 +117,7 @@ class PreemptedGroups:
         self._leaving.split(group, [task.id for task in one.paused])  # what the group saves next is without them
         gone = [*known_tasks(self._state.db, [task.id for task in one.paused]), *one.left]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
+        again = replace(again, seconds=start.seconds)  # of what is left
         if self._starts.launch(again, worker, one.present, start.utilisation, gone):
             del self._state.resumable[group.id]
         else:

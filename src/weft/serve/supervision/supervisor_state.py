@@ -8,7 +8,7 @@ import statistics
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_groups import Group
-from weft.serve.queue.task_states import ENDED, LostClaimError, QueueError
+from weft.serve.queue.task_states import ENDED, LostClaimError, QueueError, QueueTask
 from weft.serve.supervision.queue_views import queued_task
 from weft.serve.workers.run_events import Record
 from weft.serve.workers.worker_process import WorkerProcess
@@ -172,6 +172,13 @@ class SupervisorState:
         task = self.db.get(name)
         if task.state not in ENDED:
             self.shares.started(queued_task(task), time.time())
+
+    def count_as_served_before(self, tasks: Sequence[QueueTask]) -> None:
+        """Lanes of tasks that a former server ran were served until its last heartbeat; they have waited since."""
+        lease = self.options.lease_seconds
+        last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in tasks}
+        for task in sorted(tasks, key=lambda one: last[one.id]):
+            self.shares.started(queued_task(task), min(last[task.id], time.time()))
 
     def fail(self, active: Active, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.

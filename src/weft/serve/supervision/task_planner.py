@@ -10,6 +10,7 @@ from typing import Any
 from weft.core.units import show_bytes
 from weft.serve.queue.task_states import QueueError, QueueTask
 from weft.serve.supervision.queue_views import estimate_key, is_inference, worker_settings
+from weft.serve.supervision.seconds_left import with_seconds_left
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 from weft.serve.workers.source_files import unchanged
@@ -58,7 +59,7 @@ class TaskPlanner:
         unknown: list[tuple[QueueTask, str]] = []
         for task in self._state.db.in_turn("queued", PLANNED_AT_ONCE):
             if task.plan is not None and unchanged(task.plan.get("files")):
-                plans.append((task.id, task.plan))
+                plans.append((task.id, with_seconds_left(self._state.db, task, task.plan)))
                 continue
             self._tell_if_changed(task)
             key = estimate_key(task.spec)
@@ -133,7 +134,7 @@ class TaskPlanner:
 
     def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
-        limit = task.spec.get("budget")
+        limit, plan = task.spec.get("budget"), with_seconds_left(self._state.db, task, plan)
         if limit is None:
             return [(task.id, plan)]
         if plan.get("guess"):

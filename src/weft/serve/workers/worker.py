@@ -215,7 +215,7 @@ class Worker:
         except OutOfMemoryError as error:
             return {"error": str(error), "kind": "memory"}
         except DivergedError as error:
-            return {"error": str(error), "kind": "diverged"}
+            return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
         except WeftError as error:
             return {"error": str(error), "kind": "failed"}
         except KeyboardInterrupt:
@@ -310,6 +310,19 @@ def _outcome(result: Any, folder: str) -> dict[str, Any]:
         "folder": folder,
         "peak_bytes": peak,
     }
+
+
+def _diverged(message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The outcome of a task that was alone and has diverged, by its name: its best weights from before are kept."""
+    from weft.engine.results.result import RESULT
+
+    tasks, file = message.get("tasks", ()), folder / RESULT
+    found = json.loads(file.read_text(encoding="utf-8")) if len(tasks) == 1 and file.is_file() else {}
+    if found.get("status") != "diverged":
+        return {}
+    members = {tasks[0]["name"]: {name: found[name] for name in ("status", "message", "metrics")} | {"folder": ""}}
+    _give_own_names(message, folder, members)
+    return members
 
 
 def _give_own_names(message: Mapping[str, Any], folder: Path, members: Mapping[str, Mapping[str, Any]]) -> None:
