@@ -17,7 +17,6 @@ from weft.serve.workers.source_files import unchanged
 from weft.serve.workers.worker_process import WorkerProcess
 
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
-PLAN_TRIES = 2
 MOST_ESTIMATES = 10_000  # kept in memory
 PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
 LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
@@ -162,7 +161,8 @@ class TaskPlanner:
     def planner_gone(self, reason: str) -> None:
         """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
         asked, self._planning = self._planning, None
-        if asked is None or asked.withdrawn or self._waiting(asked.task) is None:
+        task = None if asked is None or asked.withdrawn else self._waiting(asked.task)
+        if asked is None or task is None:
             return
         if asked.overdue:
             self._stuck.add(asked.user)
@@ -172,8 +172,8 @@ class TaskPlanner:
             unless_lost(self._state.db.refuse, asked.task, told)
             return
         tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1
-        if tries >= PLAN_TRIES:
-            told = f"planning it ended the planner {PLAN_TRIES} times: {reason}"
+        if tries >= task.max_attempts:
+            told = f"planning it ended the planner {tries} time{'s' if tries > 1 else ''}: {reason}"
             unless_lost(self._state.db.refuse, asked.task, told)
 
     def _waiting(self, name: str) -> QueueTask | None:
