@@ -241,7 +241,7 @@ class QueueServer:
             for group in groups
         )  # fmt: skip
         device = self.device_state()
-        busy = sum(_trained(task) for task in done)
+        busy = sum(_trained(task)["trained_seconds"] for task in done)
         outcome = Simulation(
             name, runs, rows, budget_bytes=device.task_bytes, busy_seconds=busy, peak_bytes=peak_bytes(rows),
             decisions=len(groups),
@@ -272,9 +272,11 @@ def _spec(settings: Settings) -> dict[str, Any]:
     return {"task": dict(settings), **({"graph_path": path} if path else {})}
 
 
-def _trained(task: QueueTask) -> float:
+def _trained(task: QueueTask) -> dict[str, float]:
+    """Seconds of an epoch after the first, and of as many as it trained."""
     metrics = (task.result or {}).get("metrics", {})
-    return float(metrics.get("epochs_run") or 0) * float(metrics.get("seconds_per_epoch") or 0.0)
+    epoch = float(metrics.get("seconds_per_epoch") or 0.0)
+    return {"trained_seconds": float(metrics.get("epochs_run") or 0) * epoch, "epoch_seconds": epoch}
 
 
 def _time_of(events: Sequence[QueueEvent], kind: str) -> float:
@@ -284,8 +286,7 @@ def _time_of(events: Sequence[QueueEvent], kind: str) -> float:
 def _details(task: QueueTask, events: Sequence[QueueEvent]) -> dict[str, float]:
     result = task.result or {}
     took = result.get("took") or {}
-    about = {"seconds": task.updated - _time_of(events, "running"), "trained_seconds": _trained(task)}
-    about |= parts_of(events)
+    about = {"seconds": task.updated - _time_of(events, "running")} | _trained(task) | parts_of(events)
     about |= {name: float(took.get(name) or 0.0) for name in ("cpu_seconds", "waited_seconds")}
     return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
 

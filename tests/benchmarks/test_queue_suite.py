@@ -16,10 +16,16 @@ import pytest
 from benchmarks.queue_runs import queue_server, queue_tables, training_times
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.interference_fit import Pair, alone, fit, side_by_side, together
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, fit, side_by_side, together
 from benchmarks.queue_runs.queue_plots import write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
-from benchmarks.queue_runs.queue_simulations import add_simulations, launches_of, measured_alone, starts_beside
+from benchmarks.queue_runs.queue_simulations import (
+    add_simulations,
+    launches_of,
+    measured_alone,
+    simulated,
+    starts_beside,
+)
 from benchmarks.queue_runs.start_parts import PARTS
 from benchmarks.suites import queues
 from weft.sched.queue_state import DeviceState, QueuedTask
@@ -201,6 +207,22 @@ def test_on_a_gpu_the_epochs_of_pairs_tell_the_interference():
         found.append(cells[1]["simulated_makespan"])
     assert found[0] == pytest.approx(5.0)  # no epoch took longer than alone
     assert found[1] > 5.5  # a file of before that has ends alone: the late start counts as interference
+
+
+def test_the_run_before_a_capture_waits_for_the_device_as_epochs_do():
+    predicted = [QueuedTask(name, 1, 9.0).to_dict() for name in "ab"]
+    found = []
+    for epoch in (0.0, 0.5, 9.0):
+        base = cell(
+            "pipeswitch", 4.0, (2.0, 2.0), predicted=predicted, device=DeviceState("cuda:0", 100, workers=2).to_dict()
+        )
+        for took in base["took"].values():
+            took |= {"trained_seconds": 1.0, "epoch_seconds": epoch}
+        starts = {"a": 1.0, "b": 1.0}
+        found.append(
+            simulated("mps", cell("mps", 3.0, (3.0, 3.0)), base, Fit(0.0, 0.0, 1), starts)["simulated_makespan"]
+        )
+    assert found == [pytest.approx(3.0), pytest.approx(3.5), pytest.approx(4.0)], "no more than a start takes"
 
 
 def test_contention_is_found_again():
