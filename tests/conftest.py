@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
+from weft.core.lazy.names import leave_out_of_collections
 from weft.engine.base.home import HOME_VARIABLE
 from weft.engine.probing.start import VARIABLE
 
@@ -19,6 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in long]
     for place, item in enumerate(long):
         items.insert(place * LONG_APART, item)
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests stay: no collection of garbage looks through them, as in every process that runs Weft."""
+    leave_out_of_collections()
+
+
+def pytest_unconfigure() -> None:
+    """So that what libraries hold is let go of in order when Python ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ import pytest
 
 import weft
 from tests.serve.serving import TASK, Queue, history_of
+from tests.serve.warm_spawners import real_spawners
 from weft.core.errors import WeftError
 from weft.serve.queue.queue_db import Submission
 from weft.serve.queue.queue_retention import problems
@@ -26,7 +27,12 @@ KINDS = ({"model": "gcn"}, {"model": "sage", "layers": 3}, {"model": "gin"})
 
 
 def test_killed_at_fifty_moments(tmp_path):
-    queue, draw = Queue(tmp_path, checkpoint_seconds=0.05, workers=2), random.Random(3)
+    with real_spawners():
+        kill_again_and_again(Queue(tmp_path, checkpoint_seconds=0.05, workers=2), random.Random(3))
+
+
+def kill_again_and_again(queue: Queue, draw: random.Random) -> None:
+    """Kill something ``KILLS`` times while the queue is kept busy, and look at every task."""
     names: list[str] = []
     try:
         for number in range(KILLS):

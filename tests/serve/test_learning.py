@@ -45,7 +45,7 @@ def test_a_group_that_had_the_device_to_itself_teaches_how_long_epochs_take(queu
 
 def test_groups_that_shared_the_device_do_not(queue, tmp_path):
     queue.until(lambda: sum(worker.idle for worker in queue.supervisor.pool.workers.values()) == 3)
-    names = submit(queue, {"epochs": 1000}, {"epochs": 1000, "layers": 3})
+    names = submit(queue, {"epochs": 400}, {"epochs": 400, "layers": 3})
     assert [task.state for task in queue.wait(names)] == ["done"] * 2
     queue.until(lambda: all(one.ended is not None for one in queue.db.groups(limit=10)))  # written after its tasks
     groups = queue.db.groups(limit=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from types import SimpleNamespace
 
@@ -34,10 +33,8 @@ def kept(reserved, monkeypatch):
     found = KeptGraphs("cuda:0", 1 << 30)
     monkeypatch.setattr(found.store, "reserved_bytes", lambda: reserved["graphs"])
     monkeypatch.setattr(found.store, "clear", lambda: reserved.update(graphs=0))
-    before = names._Collector.frozen
     yield found
-    names._Collector.frozen = before
-    gc.unfreeze()
+    names.leave_out_of_collections()
 
 
 def test_workspaces_and_ends_of_segments_are_none_of_the_next_run(kept, reserved):

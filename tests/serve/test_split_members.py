@@ -48,10 +48,10 @@ def test_members_of_other_widths_and_epochs_go_on_alone(tmp_path, model):
         alone = weft.run(task, out=tmp_path / task.name, resume=True, progress=False, device="cpu",
                          on_event=lambda event, notes=notes: notes.append(str(event.data.get("message"))))  # fmt: skip
         (after,) = (int(found[1]) for note in notes if (found := re.search(r"resumed after epoch (\d+)", note)))
-        whole = weft.run(task, progress=False, device="cpu")
         until = min(after + 10, task.epochs)  # rounding differs in a group, and grows
+        whole = weft.run(task.with_values(epochs=until), progress=False, device="cpu")
         for name in ("train_loss", "val_loss"):
-            assert alone.history[name][:until] == pytest.approx(whole.history[name][:until], rel=5e-3, abs=1e-3)
+            assert alone.history[name][:until] == pytest.approx(whole.history[name], rel=5e-3, abs=1e-3)
         assert len(alone.history["train_loss"]) == task.epochs
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,27 +16,37 @@ from weft.serve import client as client_module
 from weft.serve.client import UnreachableError
 
 
+@contextmanager
 def watching(server, name):
-    """``weft watch`` as a process."""
+    """``weft watch`` as a process, which is ended at the latest with the block."""
     command = [sys.executable, "-m", "weft", "watch", name, "--server", server.url]
     found = {**os.environ, **environment(server.folder)}
-    return subprocess.Popen(command, env=found, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=found, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_watch_goes_on_after_the_server_was_killed(tmp_path):
     server = ServeProcess(tmp_path, "--no-auth", "--checkpoint-seconds", "0.1").start()
     try:
         client = weft.Client(server.url)
-        [task] = client.submit(weft.Task(**{**TASK, "epochs": 1500, "hidden": 32}))
-        watch = watching(server, task["id"])
-        while client.show(task["id"])["state"] != "running":
+        [before] = client.submit(weft.Task(**{**TASK, "epochs": 1_000_000}))
+        while client.show(before)["state"] != "running":
             time.sleep(0.05)
-        time.sleep(1.0)
-        server.kill()
-        time.sleep(1.5)
-        server.start()
-        out, told = watch.communicate(timeout=90)
-        assert watch.returncode == 0, told
+        [task] = client.submit(weft.Task(**{**TASK, "epochs": 400, "hidden": 32}))
+        with watching(server, task["id"]) as watch:
+            out = watch.stdout.readline()
+            client.cancel(before)  # not before the other is watched, which begins now
+            while "  checkpoint" not in out and (line := watch.stdout.readline()):  # until it trains
+                out += line
+            server.kill()
+            time.sleep(1.5)
+            server.start()
+            out += watch.stdout.read()
+            told = watch.stderr.read()
+            assert watch.wait(30) == 0, told
         lines = [line for line in out.splitlines() if line.startswith(task["id"])]
         assert lines[-1].split()[1] == "done"
         assert sum(line.split()[1] == "running" for line in lines) == 2
