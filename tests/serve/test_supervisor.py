@@ -244,12 +244,13 @@ def test_a_crash_leaves_the_place_in_libraries_if_that_is_asked_for(tmp_path):
         queue.close()
 
 
-def test_a_model_that_ends_the_planner_is_refused(queue):
-    bad = submit_own(queue, own("exits_when_built"))
+@pytest.mark.parametrize(("attempts", "times"), [(3, 3), (1, 2)])
+def test_a_model_that_ends_the_planner_is_refused(queue, attempts, times):
+    bad = submit_own(queue, own("exits_when_built"), max_attempts=attempts)
     good = queue.submit({"seed": 5, "layers": 4})
     [failed], [done] = queue.wait(bad), queue.wait(good)
     assert (failed.state, done.state) == ("failed", "done")
-    assert "ended the planner 3 times" in failed.error
+    assert f"ended the planner {times} times" in failed.error
 
 
 def test_a_model_that_hangs_is_ended(queue, monkeypatch):

@@ -16,6 +16,7 @@ from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 from weft.serve.workers.source_files import unchanged
 from weft.serve.workers.worker_process import WorkerProcess
 
+PLAN_TRIES = 2  # at least: what ended the planner may be no fault of the task that it planned
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 MOST_ESTIMATES = 10_000  # kept in memory
 PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
@@ -172,8 +173,8 @@ class TaskPlanner:
             unless_lost(self._state.db.refuse, asked.task, told)
             return
         tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1
-        if tries >= task.max_attempts:
-            told = f"planning it ended the planner {tries} time{'s' if tries > 1 else ''}: {reason}"
+        if tries >= max(PLAN_TRIES, task.max_attempts):
+            told = f"planning it ended the planner {tries} times: {reason}"
             unless_lost(self._state.db.refuse, asked.task, told)
 
     def _waiting(self, name: str) -> QueueTask | None:
