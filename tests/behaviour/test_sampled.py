@@ -60,7 +60,7 @@ def test_batches_of_a_loader_of_ones_own():
         n_id=nodes, x=data.x[nodes], y=data.y[nodes], edge_index=edges, batch_size=data.train.numel()
     )
     shared = {"model": modules.PygSAGE, "convert": False}
-    found = calls.run(task(**shared, mode="sampled"), batches=[whole])
+    found = calls.run(task(**shared, mode="sampled", fanout=(-1, -1), batch=40), batches=[whole])
     assert_losses(found.history["loss"], calls.run(task(**shared, mode="full")).history["loss"])
 
 
