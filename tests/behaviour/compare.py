@@ -123,6 +123,7 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, floa
             yield where, ALL_APART
         elif not torch.equal(_bits(old), _bits(new)):
             apart = (old.detach().to(torch.complex128) - new.detach().to(torch.complex128)).abs()
+            apart[old.isnan() & new.isnan()] = 0.0  # epochs without an evaluation
             yield where, float(apart.nan_to_num(ALL_APART).max())
     elif isinstance(old, int | float) and isinstance(new, int | float) and not isinstance(old, bool):
         allowed = BYTES_APART * abs(old) if where.endswith("bytes") else 0.0
