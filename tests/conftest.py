@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.core.lazy.names import leave_out_of_collections
-from weft.engine.base.home import HOME_VARIABLE
-from weft.engine.probing.start import VARIABLE
+from weft.core.startup import leave_out_of_collections
+from weft.engine.background_probe import VARIABLE
+from weft.engine.home import HOME_VARIABLE
 
 LONG_APART = 20  # a worker of pytest-xdist is first given fewer tests in a row
 

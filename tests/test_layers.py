@@ -123,7 +123,7 @@ def test_extras_are_imported_where_they_are_used(path):
 # ---- folders, sub-packages with them -----------------------------------------------------------------------
 
 MOST_FILES = 18  # of a folder, its __init__ aside
-WEAVERS = ("weave/", "engine/base/merger.py")  # who may import weft.weave
+WEAVERS = ("weave/", "engine/merger.py")  # who may import weft.weave
 MODULES = {".".join(["weft", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
 MODULES |= {name.removesuffix(".__init__"): path for name, path in MODULES.items() if name.endswith(".__init__")}
 
@@ -177,7 +177,7 @@ def test_weaving_is_imported_on_request_alone(path):
     place = str(path.relative_to(PACKAGE)).replace(os.sep, "/")
     if not place.startswith(WEAVERS):
         woven = [name for name in modules_imported(path, top_level_only=False) if name.startswith("weft.weave")]
-        assert not woven, f"{place} imports {woven[0]}; weft.engine.base.merger does that for plans that ask for it"
+        assert not woven, f"{place} imports {woven[0]}; weft.engine.merger does that for plans that ask for it"
 
 
 def test_a_default_run_imports_nothing_of_weaving(tmp_path):
@@ -195,4 +195,4 @@ def test_a_default_run_imports_nothing_of_weaving(tmp_path):
 
 def test_nothing_imports_the_http_app_at_its_own_import():
     for path in FILES:
-        assert "weft.serve.http.app" not in imports(path, top_level_only=True), path.name
+        assert "weft.serve.app" not in imports(path, top_level_only=True), path.name

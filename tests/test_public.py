@@ -39,5 +39,5 @@ def test_run_stays_the_function_whatever_is_imported():
         importlib.import_module(module.name)
     assert callable(weft.run)
     assert weft.run.__module__ == "weft.engine.run"
-    assert weft.plan.__module__ == "weft.engine.planning.plan_report_builder"
+    assert weft.plan.__module__ == "weft.engine.plan"
     assert weft.open is not open

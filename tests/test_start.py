@@ -20,8 +20,8 @@ NOT_ON_A_CPU = (
     *(
         "weft.capture",
         "weft.weave",
-        "weft.flow.sampling.sampler",
-        "weft.flow.stages.pipeline",
+        "weft.batches.sampler",
+        "weft.batches.pipeline",
         "weft.serve",
         "weft.dist.launch",
         "weft.dist.ranks",
@@ -66,7 +66,7 @@ def test_a_run_adds_nothing_to_what_torch_imports_of_its_distributed_package(tmp
 def test_a_step_on_a_gpu_needs_no_numba():
     """As far as that can be seen without one: the launchers on meta tensors, and the CPU kernels' package."""
     code = (
-        "from weft.engine.planning.plan_report_builder import plan; from weft.core.task import Task\n"
+        "from weft.engine.plan import plan; from weft.core.task import Task\n"
         "plan(Task(graph='shape:cora', model='gat'), machine='h200')"
     )
     assert under(modules_after(code, home=Path(os.devnull)), ("numba", "torch._dynamo", "sympy")) == []

@@ -29,8 +29,8 @@ from torch.nn import functional as F
 from benchmarks.baselines.captured import CapturedEpoch, capturable_adam, captured
 from benchmarks.baselines.cusparse_models import SparseGNN, SparseGraph
 from benchmarks.harness.recorder import NotHere
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
 
 MODELS = ("gcn", "sage", "gin", "gat")
 Epoch = Callable[[], None]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.baselines.epochs import dense_features
 from benchmarks.harness.recorder import NotHere
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 
 def check_pyg_samples() -> str:

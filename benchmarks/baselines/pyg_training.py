@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from benchmarks.baselines.epochs import dense_features
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 NORMS: dict[str | None, dict[str, Any]] = {
     None: {},

@@ -21,19 +21,19 @@ from benchmarks.harness.busy import profile
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.timing import synchronize
+from weft.batches.division.measuring import all_at_once
+from weft.batches.division.source import DividedSampled, DividedSampling
+from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.batches.placing import place_graph
+from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow.division.background import all_at_once
-from weft.flow.division.thread_accelerator import ThreadAccelerator
-from weft.graph.data.graph import Graph
 from weft.graph.generate import citation
+from weft.graph.graph import Graph
 from weft.planner.division.partitioner import Limits, Partition, overlap_for, partition
 from weft.planner.division.simulator import simulate
-from weft.runtime.batches.divided_source import DividedSampled, DividedSampling
-from weft.runtime.batches.placing import place_graph
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source, profile_group
 

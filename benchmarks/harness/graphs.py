@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from weft.graph.catalog import shapes
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
 from weft.graph.readers import read
+from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 
 ALIASES = {"arxiv": "ogbn-arxiv", "products": "ogbn-products", "papers100m": "ogbn-papers100M"}

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from benchmarks.harness.timing import synchronize, time_calls
 from weft import ops
-from weft.dist.partition_arrays import halo_of, own_rows, to_block
-from weft.dist.shard_csr import shard_csr
+from weft.dist.partition import halo_of, own_rows, to_block
+from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
-from weft.dist.tiled_csr import tiled_csr
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table, pipelined_seconds
 from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
-from weft.ops.sharded.tiling import pipelined_seconds
 from weft.ops.sparse.spmm_triton import spmm_triton
 from weft.planner.kernel_tuner import KernelShape
 from weft.planner.partition import split_by_edges

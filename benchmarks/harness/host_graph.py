@@ -11,10 +11,10 @@ from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.timing import synchronize
-from weft.core.machine.host_memory import free_host_bytes
-from weft.graph.data.graph import Graph
-from weft.graph.data.splits import SPLITS
-from weft.runtime.batches.pinned import pinned, touched
+from weft.batches.placing import pinned, touched
+from weft.core.host_memory import free_host_bytes
+from weft.graph.graph import Graph
+from weft.graph.labels import SPLITS
 
 PAPERS, NODES, ROW_BYTES = "papers100m", 111_059_956, 128 * 4
 EDGE_BYTES = 8 << 30  # of the edges in host memory

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.division_case import Case, train_batches
-from weft.core.division import PhaseTimes
-from weft.core.division.phase_times import EPOCH
+from weft.core.division import EPOCH, PhaseTimes
 from weft.planner.division.adapting import Adapter
 
 CALM, BUSY = 3, 5  # epochs

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.division_case import Case, batches_of_cell, measure, train_batches
-from weft.core.division import Division
-from weft.core.division.phase_times import EPOCH
+from weft.core.division import EPOCH, Division
 from weft.planner.division.adapting import Adapter
 
 MOST_EPOCHS = 6  # until then it has settled, or is as it is

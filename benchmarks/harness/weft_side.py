@@ -12,10 +12,10 @@ from benchmarks.harness.timing import Memory
 from weft.core.models import traits_of
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.base.merger import merger_for
-from weft.graph.data.graph import Graph
+from weft.engine.merger import merger_for
+from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.runtime.device.threads import cpu_threads
+from weft.runtime.device.process import cpu_threads
 from weft.runtime.group import GroupRun
 
 MOST_EPOCHS = 2000  # rows of the table of rates; the benchmark trains fewer

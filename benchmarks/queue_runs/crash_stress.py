@@ -4,7 +4,7 @@
     python -m benchmarks.queue_runs.crash_stress --device cpu --workers 2 --reserved-gib 2 --nodes 300 --seconds 10
 
 In one of some 160 to 500 trainings of ``benchmarks.suites.queues`` on an H200 a worker ended with a segmentation fault,
-by a number that torch freed twice (``weft.engine.base.graph_store.unused_bytes``). It comes to light after some hundred
+by a number that torch freed twice (``weft.engine.graphs.unused_bytes``). It comes to light after some hundred
 trainings of one process, which take a minute here. ``--check-memory`` lets Python's allocator check each object that is
 freed, and whether its thread may touch objects at all; it did not find that fault, since an object that was freed then
 looks as if it were never to be.
@@ -39,8 +39,8 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.queue_runs.queue_server import QueueServer
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
-from weft.serve.supervision.worker_pool import PLANNER
-from weft.serve.workers.worker import NATIVE_STACKS
+from weft.serve.worker import NATIVE_STACKS
+from weft.serve.worker_pool import PLANNER
 
 GIB = 1 << 30
 SHAPES = ("cora", "pubmed", "proteins", "artist", "soc-blog", "dd", "ovcar-8h")

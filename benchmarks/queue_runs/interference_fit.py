@@ -18,11 +18,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.sched.baselines import MPSNoAdmission
 from weft.sched.interference import Interference
-from weft.sched.policies.mps_no_admission import MPSNoAdmission
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.simulation import Simulation
-from weft.sched.simulator import Conditions, simulate
+from weft.sched.simulator import Conditions, Simulation, simulate
 
 STEP, MOST = 0.025, 1.5
 SIMPLER = 0.006  # squared log ratio per unit of contention, or of share below 1, that a fit has to save

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import GroupRun, Simulation, TaskRun
 
 Settings = Mapping[str, Any]
 LEFT_BYTES = 256 << 20  # more than the workspaces of libraries, which stay

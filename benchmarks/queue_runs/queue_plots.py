@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from weft.sched.gantt import gantt_svg
-from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import GroupRun, Simulation, TaskRun
 
 Cell = Mapping[str, Any]
 

@@ -17,16 +17,16 @@ from typing import Any
 
 from benchmarks.queue_runs.outside_load import background, busy_seconds
 from benchmarks.queue_runs.start_parts import parts_of
+from weft.sched.admission import Policy, Tasks
 from weft.sched.policies import find_policy
-from weft.sched.policies.policy import Policy, Tasks
 from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
-from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import GroupRun, Simulation, TaskRun
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import ENDED, QueueError, QueueEvent, QueueTask
-from weft.serve.supervision.queue_views import queued_task
-from weft.serve.supervision.worker_pool import PLANNER
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_file import ENDED, QueueError, QueueEvent, QueueTask
+from weft.serve.state import queued_task
 from weft.serve.supervisor import Supervisor
+from weft.serve.worker_pool import PLANNER
 
 Settings = Mapping[str, Any]
 READY_SECONDS, PLAN_SECONDS = 240.0, 240.0

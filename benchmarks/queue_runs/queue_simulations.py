@@ -29,11 +29,10 @@ from benchmarks.queue_runs.interference_fit import (
     side_by_side,
 )
 from weft.core.models import BUILT_IN
-from weft.planner.cost.rule_of_thumb import LAUNCHES_AROUND
+from weft.planner.cost.rule import LAUNCHES_AROUND
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.simulation import Metrics
-from weft.sched.simulator import Conditions, simulate
+from weft.sched.simulator import Conditions, Metrics, simulate
 
 ONE, PAIRS = "pipeswitch", "pairs"
 Cell = dict[str, Any]

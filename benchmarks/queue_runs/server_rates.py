@@ -25,7 +25,7 @@ from benchmarks.harness.recorder import print_table
 from weft.planner.machine_profiles import profile
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState
-from weft.sched.synthetic_queue import random_queue
+from weft.sched.queues import random_queue
 
 CLIENTS, EACH, LISTED, WAITING = 8, 100, 10_000, 1_000
 JSON = {"Content-Type": "application/json"}

@@ -41,7 +41,7 @@ from benchmarks.queue_runs.interference_fit import Fit, calibrated, replayed
 from benchmarks.queue_runs.queue_server import QueueServer
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.recorded_queue import RecordedQueue
+from weft.sched.queues import RecordedQueue
 from weft.sched.simulator import Conditions, simulate
 
 ONE = "pipeswitch"  # one task at a time

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.serve.queue.task_states import QueueEvent
+from weft.serve.queue_file import QueueEvent
 
 PARTS = ("ready_seconds", "built_seconds", "first_seconds", "after_seconds")
 

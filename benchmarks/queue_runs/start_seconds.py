@@ -20,10 +20,10 @@ import torch
 from benchmarks.harness.recorder import print_table
 from weft.core.event import Event
 from weft.core.task import Task
-from weft.engine.base.control import Control
-from weft.engine.base.graph_store import GraphStore, sharing
+from weft.engine.control import Control
+from weft.engine.graphs import GraphStore, sharing
 from weft.engine.run import run
-from weft.serve.workers.prepared_starts import PreparedStarts
+from weft.serve.worker_memory import PreparedStarts
 
 
 def seconds_of(task: Task, out: Path, prepared: PreparedStarts | None, store: GraphStore, device: str) -> float:

@@ -22,8 +22,8 @@ import torch
 from benchmarks.harness.recorder import print_table
 from benchmarks.queue_runs.queue_server import QueueServer
 from weft.sched.policies import find_policy
-from weft.serve.queue.queue_db import Submission
-from weft.serve.queue.task_states import ENDED
+from weft.serve.queue_db import Submission
+from weft.serve.queue_file import ENDED
 
 GIB = 1 << 30
 WANTED_MS = 100.0

@@ -23,7 +23,7 @@ from benchmarks.harness.graphs import read_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 GRAPHS = "cora,citeseer,facebook,squirrel,twitch_de"
 COMMON = {"layers": 2, "weight_decay": 5e-4}

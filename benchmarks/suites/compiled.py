@@ -25,9 +25,9 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import Memory, time_until
 from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from weft.core.task import Task
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.planning.estimator import Estimator
-from weft.graph.data.graph import Graph
+from weft.engine.estimator import Estimator
+from weft.engine.graphs import Graphs
+from weft.graph.graph import Graph
 from weft.nn import GCNConv
 from weft.ops import Adjacency
 from weft.planner.grouping.groups import plan_as_one_group

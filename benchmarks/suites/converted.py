@@ -22,7 +22,7 @@ from torch import nn
 
 import weft
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 Maker = Callable[[int, int], nn.Module]
 SIDES = {"kept": False, "converted": None}

@@ -59,10 +59,10 @@ from benchmarks.harness.speed_plot import speed_svg
 from benchmarks.harness.steady_division import measure_steady
 from weft.core.placement import Placement
 from weft.core.units import parse_bytes
-from weft.engine.base.machines import find_machine
-from weft.engine.base.memory_budget import memory_cap
-from weft.engine.planning.plan_report_builder import plan as make_plan
-from weft.graph.data.graph import Graph
+from weft.engine.machine import find_machine
+from weft.engine.memory_budget import memory_cap
+from weft.engine.plan import plan as make_plan
+from weft.graph.graph import Graph
 
 BATCHES, QUICK_BATCHES = 193, 24  # of an epoch; products has 193
 OTHERWISE = ("0.33", "0.67")  # shares that are also measured the other way, inside of steps or beside them

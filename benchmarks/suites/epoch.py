@@ -31,8 +31,8 @@ from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, time_calls
 from benchmarks.harness.weft_side import weft_epoch
-from weft.graph.data.graph import Graph
-from weft.runtime.device.precision import matmul_precision
+from weft.graph.graph import Graph
+from weft.runtime.device.process import matmul_precision
 
 LAYERS = {"cora": 2, "pubmed": 4, "arxiv": 3, "products": 3}
 BASELINES = ("pyg", "adj_t", "compiled", "compiled-graphs", "captured", "cusparse", "cusparse-captured")

@@ -158,7 +158,7 @@ def epochs_alone(task: Any, plan: Any, device: Any) -> float:
     """The task's epochs with their evaluations, as replayed, without anything before the first."""
     from benchmarks.harness.graphs import fresh
     from benchmarks.harness.timing import synchronize
-    from weft.runtime.device.threads import cpu_threads
+    from weft.runtime.device.process import cpu_threads
     from weft.runtime.group import GroupRun
 
     graph = fresh(task.graph).to(device)

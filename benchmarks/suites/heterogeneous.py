@@ -35,8 +35,8 @@ from benchmarks.suites.whole_runs import PARTS, RUNS, SHELLS, measure_runs, meas
 from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.base.merger import merger_for
-from weft.graph.data.graph import Graph
+from weft.engine.merger import merger_for
+from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
 from weft.weave.step import merged

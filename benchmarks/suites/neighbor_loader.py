@@ -30,11 +30,11 @@ from torch.nn import functional as F
 from benchmarks.baselines.neighbor_loader import check_pyg_samples, has_hop_sizes, pyg_loader, train_steps
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from weft.batches import NeighbourSampler, Pipeline, SeedOrder, Stage
+from weft.batches.sampled import Sampling
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow import NeighbourSampler, Pipeline, SeedOrder, Stage
-from weft.graph.data.graph import Graph
-from weft.runtime.batches.sampled_source import Sampling
+from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
 
 MOST_EPOCHS = 100_000  # more than are trained: nothing is evaluated

@@ -20,7 +20,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, print_table
 from benchmarks.harness.timing import Memory, synchronize
 from weft import ops
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 from weft.nn import GCN, GCNConv
 from weft.ops.csr.adjacency import Adjacency
 

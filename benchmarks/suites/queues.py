@@ -51,7 +51,7 @@ from benchmarks.queue_runs.queue_tables import print_tables
 from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
-from weft.sched.simulation import Simulation
+from weft.sched.simulator import Simulation
 
 PYG = ("pyg", "pyg_mps")
 WEFT = (("pipeswitch", "backfill", "lmcf", "bmc"), ("base", "mps"))  # of all queues the first, then of all the rest

@@ -26,12 +26,12 @@ from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import Memory, synchronize, time_until
 from benchmarks.harness.weft_side import eager_memory, group_epoch
+from weft.batches.sampled import Sampling
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.runtime.batches.sampled_source import Sampling
-from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.process import matmul_precision
 from weft.runtime.group import GroupRun
 
 MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated

@@ -28,7 +28,7 @@ from benchmarks.harness.recorder import Recorder, common_arguments, listed, prin
 from benchmarks.suites.accuracy import row
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 SETTINGS: dict[str, Any] = {
     "layers": 2, "hidden": 64, "dropout": 0.5, "lr": 0.01, "weight_decay": 5e-4, "fanout": (10, 10), "batch": 1024,

@@ -36,17 +36,16 @@ from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, lis
 from benchmarks.harness.sampled_ratios import ratios
 from benchmarks.harness.timing import Memory, synchronize
 from benchmarks.suites import sampled_papers
+from weft.batches.sampled import Sampling
+from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import WeftError
 from weft.core.placement import Placement, on_device
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.planning.plan_report_builder import plan as make_plan
-from weft.flow.sampling.sampler import NeighbourSampler
-from weft.flow.sampling.seeds import SeedOrder
-from weft.graph.data.graph import Graph
+from weft.engine.plan import plan as make_plan
+from weft.graph.graph import Graph
 from weft.ops.sampling import gather_rows_triton
-from weft.runtime.batches.sampled_source import Sampling
-from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.process import matmul_precision
 from weft.runtime.group import GroupRun
 
 SHAPE_PARTS = {"papers100m": "papers"}

@@ -21,16 +21,16 @@ from benchmarks.harness.division_case import measure as measure_division
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import Recorder
 from benchmarks.harness.timing import synchronize
-from weft.core.machine.host_memory import free_host_bytes
+from weft.batches.placing import place_graph
+from weft.batches.sampled import source_for
+from weft.core.host_memory import free_host_bytes
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
-from weft.engine.base.machines import machine_with
-from weft.engine.base.memory_budget import memory_cap
-from weft.engine.planning.plan_report_builder import plan as make_plan
-from weft.graph.data.graph import Graph
-from weft.runtime.batches.placing import place_graph
-from weft.runtime.batches.sampled_source import source_for
+from weft.engine.machine import machine_with
+from weft.engine.memory_budget import memory_cap
+from weft.engine.plan import plan as make_plan
+from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
 
 WARMUP = 10  # steps

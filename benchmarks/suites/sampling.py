@@ -27,17 +27,20 @@ from torch import Tensor
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import record_graph, time_until
-from weft.flow.sampling.hops import CpuHops
+from weft.batches.sampler import CpuHops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
-from weft.ops.sampling.hop import HopSample
-from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
-from weft.ops.sampling.paper_triton import sample_paper_triton
-from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.paper_triton import (
+    ThreadsLaunch,
+    sample_classes_triton,
+    sample_paper_triton,
+    sample_threads_triton,
+)
+from weft.ops.sampling.reference import HopSample, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 

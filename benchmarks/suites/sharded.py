@@ -43,8 +43,8 @@ from benchmarks.harness.sharded_verdicts import (
     verdicts,
 )
 from benchmarks.harness.timing import time_until
-from weft.dist.partition_arrays import count_remote, neighbour_pieces, own_rows, split_edges
-from weft.graph.data.graph import Graph
+from weft.dist.partition import count_remote, neighbour_pieces, own_rows, split_edges
+from weft.graph.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sharded.shard import ShardedLaunch
 from weft.ops.sharded.sharded_spmm import PER_EDGE

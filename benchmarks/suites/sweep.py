@@ -24,8 +24,8 @@ from benchmarks.harness.weft_side import eager_memory, group_epoch, weft_task
 from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, LABELS, faster_order, left_out
 from benchmarks.suites.epoch import measure as measure_one
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
-from weft.runtime.device.precision import matmul_precision
+from weft.graph.graph import Graph
+from weft.runtime.device.process import matmul_precision
 
 SIDES = ("weft", *BASELINES)
 IN_PRECISION = ("pyg", "compiled", "captured")  # sides that are measured in tf32 and bf16 as well

@@ -33,11 +33,11 @@ import weft
 from benchmarks.harness.graphs import fresh
 from benchmarks.harness.timing import synchronize
 from weft.core.task import Task, rules
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.home import HOME_VARIABLE
-from weft.engine.results.result import Result
-from weft.engine.training.job import Job
-from weft.graph.data.graph import Graph
+from weft.engine.graphs import Graphs
+from weft.engine.home import HOME_VARIABLE
+from weft.engine.job import Job
+from weft.engine.result import Result
+from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
 from weft.weave import step as weaving
 

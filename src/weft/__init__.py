@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weft.core.lazy.names import gc_paused
+from weft.core.startup import gc_paused
 from weft.core.version import __version__
 
 if TYPE_CHECKING:
@@ -29,23 +29,21 @@ if TYPE_CHECKING:
     from weft.core.event import Event
     from weft.core.machine import Machine
     from weft.core.plan import Plan
-    from weft.core.settings.callback import Callback, Moment
-    from weft.core.settings.search_space import choice, loguniform, uniform
-    from weft.core.settings.spec_file import read_spec
+    from weft.core.search_space import choice, loguniform, uniform
+    from weft.core.settings import Callback, Moment
+    from weft.core.spec_file import read_spec
     from weft.core.sweep import Sweep
     from weft.core.task import Task
-    from weft.engine.base.cancel import Cancel
-    from weft.engine.base.control import Control
-    from weft.engine.planning.plan_file import read_plan
-    from weft.engine.planning.plan_report_builder import plan
-    from weft.engine.results.loading import load_result
-    from weft.engine.results.result import Result
-    from weft.engine.results.sweep_result import SweepResult
+    from weft.engine.control import Cancel, Control
+    from weft.engine.loading import load_result
+    from weft.engine.plan import plan, read_plan
+    from weft.engine.result import Result
     from weft.engine.run import run
+    from weft.engine.sweep_result import SweepResult
     from weft.graph.catalog.names import load
-    from weft.graph.data.graph import Graph
-    from weft.graph.data.sparse_features import SparseFeatures
+    from weft.graph.graph import Graph
     from weft.graph.readers import read as open
+    from weft.graph.sparse_features import SparseFeatures
     from weft.planner.pruning import MedianPruner
     from weft.planner.report.plan_report import PlanReport
     from weft.serve.client import Client
@@ -53,39 +51,39 @@ if TYPE_CHECKING:
 # Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
 # answer at once.
 _PLACES = {
-    "Callback": ("weft.core.settings.callback", "Callback"),
-    "Cancel": ("weft.engine.base.cancel", "Cancel"),
+    "Callback": ("weft.core.settings", "Callback"),
+    "Cancel": ("weft.engine.control", "Cancel"),
     "Client": ("weft.serve.client", "Client"),
-    "Control": ("weft.engine.base.control", "Control"),
+    "Control": ("weft.engine.control", "Control"),
     "DivergedError": ("weft.core.errors", "DivergedError"),
     "Event": ("weft.core.event", "Event"),
-    "Graph": ("weft.graph.data.graph", "Graph"),
+    "Graph": ("weft.graph.graph", "Graph"),
     "GraphError": ("weft.core.errors", "GraphError"),
     "InputError": ("weft.core.errors", "InputError"),
     "Machine": ("weft.core.machine", "Machine"),
     "MedianPruner": ("weft.planner.pruning", "MedianPruner"),
-    "Moment": ("weft.core.settings.callback", "Moment"),
+    "Moment": ("weft.core.settings", "Moment"),
     "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
     "Plan": ("weft.core.plan", "Plan"),
     "PlanReport": ("weft.planner.report.plan_report", "PlanReport"),
-    "Result": ("weft.engine.results.result", "Result"),
-    "SparseFeatures": ("weft.graph.data.sparse_features", "SparseFeatures"),
+    "Result": ("weft.engine.result", "Result"),
+    "SparseFeatures": ("weft.graph.sparse_features", "SparseFeatures"),
     "SpecError": ("weft.core.errors", "SpecError"),
     "Sweep": ("weft.core.sweep", "Sweep"),
-    "SweepResult": ("weft.engine.results.sweep_result", "SweepResult"),
+    "SweepResult": ("weft.engine.sweep_result", "SweepResult"),
     "Task": ("weft.core.task", "Task"),
     "TrainingError": ("weft.core.errors", "TrainingError"),
     "WeftError": ("weft.core.errors", "WeftError"),
-    "choice": ("weft.core.settings.search_space", "choice"),
+    "choice": ("weft.core.search_space", "choice"),
     "load": ("weft.graph.catalog.names", "load"),
-    "load_result": ("weft.engine.results.loading", "load_result"),
-    "loguniform": ("weft.core.settings.search_space", "loguniform"),
+    "load_result": ("weft.engine.loading", "load_result"),
+    "loguniform": ("weft.core.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
-    "plan": ("weft.engine.planning.plan_report_builder", "plan"),
-    "read_plan": ("weft.engine.planning.plan_file", "read_plan"),
-    "read_spec": ("weft.core.settings.spec_file", "read_spec"),
+    "plan": ("weft.engine.plan", "plan"),
+    "read_plan": ("weft.engine.plan", "read_plan"),
+    "read_spec": ("weft.core.spec_file", "read_spec"),
     "run": ("weft.engine.run", "run"),
-    "uniform": ("weft.core.settings.search_space", "uniform"),
+    "uniform": ("weft.core.search_space", "uniform"),
 }
 _PACKAGES = ("nn", "ops")
 

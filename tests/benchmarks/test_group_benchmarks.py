@@ -14,7 +14,7 @@ from benchmarks.baselines import mps
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.recorder import NotHere
 from benchmarks.suites import heterogeneous, sweep, whole_runs
-from weft.core.settings.spec_file import read_spec
+from weft.core.spec_file import read_spec
 from weft.core.task import Task
 from weft.graph.generate import citation
 

@@ -29,7 +29,7 @@ from benchmarks.queue_runs.queue_simulations import (
 from benchmarks.queue_runs.start_parts import PARTS
 from benchmarks.suites import queues
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.simulation import GroupRun
+from weft.sched.simulator import GroupRun
 
 RESULTS = Path(queues.__file__).parents[1] / "results"
 NEWEST, AGAIN = (json.loads((RESULTS / name).read_text())["cells"] for name in ("queues.json", "queues_again.json"))

@@ -20,7 +20,7 @@ from weft.core.errors import SpecError
 from weft.sched.interference import Interference
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.recorded_queue import RecordedQueue, read_recorded
+from weft.sched.queues import RecordedQueue, read_recorded
 from weft.sched.simulator import Conditions, simulate
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.queue_runs import slow_starts
 from benchmarks.queue_runs.queue_simulations import add_simulations
 from benchmarks.queue_runs.start_parts import PARTS, parts_of
-from weft.serve.queue.task_states import QueueEvent
+from weft.serve.queue_file import QueueEvent
 
 RECORDED = Path(__file__).parents[1] / "sched" / "recorded_run.json"  # from before parts were recorded
 

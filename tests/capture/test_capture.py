@@ -22,7 +22,7 @@ from weft.core.program import MARKER_KEPT, Program
 from weft.core.task import Task
 from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
-from weft.weave.weaver import Weaver
+from weft.weave.step import Weaver
 
 VARIANTS = [{}, {"norm": "batch", "residual": True}, {"norm": "layer", "input_dropout": 0.3}, {"optimizer": "sgd"}]
 

@@ -12,15 +12,14 @@ import weft.ops
 import weft.weave
 from tests.graphs_for_tests import random_graph
 from weft import ops
-from weft.capture.costs_aten import ATEN, FAMILIES
-from weft.capture.costs_weft import WEFT
-from weft.capture.gpu_rules import gpu_rules
+from weft.batches.block import PaddedAdjacency
+from weft.capture.costs import ATEN, FAMILIES, WEFT
 from weft.capture.meta_graph import meta_graph
+from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import Call, Observer
 from weft.capture.program_builder import work_of
-from weft.flow.sampling.padded import PaddedAdjacency
 from weft.ops.launch.backend import meta_means_gpu
-from weft.weave.costs import register
+from weft.weave.launchers import register
 
 
 def one(function) -> Call:
@@ -128,8 +127,8 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 def test_operators_in_one_launch_cost_the_sum():
     from weft.ops.csr.packed import pack_csr
-    from weft.weave.together import OpCall as One
-    from weft.weave.together import together
+    from weft.weave.merged_launch import OpCall as One
+    from weft.weave.merged_launch import together
 
     register()
     graph = meta_graph(random_graph().stats())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.capture.launch_watch import watched_launches
-from weft.capture.observer import Observer, in_backward, look_inside
+from weft.capture.observer import Observer, in_backward, look_inside, watched_launches
 from weft.ops.launch.triton_lang import InertKernel, triton
 
 

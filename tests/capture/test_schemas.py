@@ -10,8 +10,8 @@ import weft.ops.attention.gatv2
 import weft.ops.sparse.edge_softmax
 import weft.ops.sparse.sddmm
 import weft.ops.sparse.spmm_max  # noqa: F401
-from weft.capture.schemas import argument, argument_places
-from weft.weave.member import FAMILY
+from weft.capture.observer import argument, argument_places
+from weft.weave.matching import FAMILY
 
 
 def test_by_name():

@@ -140,7 +140,7 @@ def test_help(weft):
 def quick(monkeypatch):
     """A probe that has measured already: how it measures has tests of its own."""
     found = Machine.from_dict({**profile("cpu").to_dict(), "name": "lab cpu", "measured": True})
-    monkeypatch.setattr("weft.cli.probe.measure", lambda device: found)
+    monkeypatch.setattr("weft.cli.machine.measure", lambda device: found)
     return found
 
 

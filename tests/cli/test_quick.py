@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from weft.cli import data_list
 from weft.cli.app import app
-from weft.cli.quick import answer_at_once
+from weft.cli.main import answer_at_once
 from weft.cli.spec import spec_of
 from weft.core.errors import GraphError, SpecError
 from weft.graph.catalog.listing import DATA_VARIABLE, check_name

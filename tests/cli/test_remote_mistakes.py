@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from weft.cli import format as task_table
 from weft.cli import remote
-from weft.cli.shown import task_table
-from weft.cli.shown.task_table import terminal_width
-from weft.cli.shown.times import local_time, parse_deadline, with_lateness, with_local_times
+from weft.cli.format import local_time, parse_deadline, terminal_width, with_lateness, with_local_times
 from weft.core.errors import InputError, SpecError
 
 NAME, DONE, OTHER = "3f2a9c41d0be", "0123456789ab", "aaaaaaaaaaaa"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_run import spec  # noqa: F401
-from weft.flow import FeatureStore
+from weft.batches import FeatureStore
 
 SPEC = """
 graph = "tiny"

@@ -12,7 +12,7 @@ import torch
 
 import weft
 from tests.serve.serving import Queue
-from weft.cluster.ray_run import run_on_ray
+from weft.cluster.ray import run_on_ray
 from weft.core.errors import SpecError
 
 ray = pytest.importorskip("ray")
@@ -99,7 +99,7 @@ def test_a_cluster_without_gpus_is_told(cluster):
 
 def test_a_queue_over_the_cluster_survives_a_node(cluster, tmp_path):
     """The last test: it loses another node."""
-    from weft.cluster.ray_nodes import device_names, nodes_of
+    from weft.cluster.ray import device_names, nodes_of
 
     alive = {node.id for node in nodes_of(ray)}
     victims = [node for name, node in cluster.others.items() if name in alive]

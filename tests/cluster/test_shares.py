@@ -5,11 +5,22 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.cluster import ray_nodes
-from weft.cluster.node_work import pack, train_share, unpack
-from weft.cluster.ray_cluster import Mailbox, gpu_bytes, least_cpus, needs
-from weft.cluster.ray_nodes import Node, address_of, device_names
-from weft.cluster.shares import Share, divide, shares_of
+from weft.cluster import ray as ray_nodes
+from weft.cluster.ray import (
+    Mailbox,
+    Node,
+    Share,
+    address_of,
+    device_names,
+    divide,
+    gpu_bytes,
+    least_cpus,
+    needs,
+    pack,
+    shares_of,
+    train_share,
+    unpack,
+)
 from weft.core.errors import InputError, SpecError
 
 SWEEP = weft.Sweep("demo", model=["gcn", "sage"], hidden=8, epochs=3, seed=range(6), lr=[0.01, 0.02])

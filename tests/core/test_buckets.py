@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.batches.batch_sizes import expected_batch
-from weft.core.batches.buckets import MOST_BUCKETS, bucket_shares, bucket_sizes, largest_batch
+from weft.batches.division.preparers import Layouts, PaddedLayout
+from weft.core.batch_sizes import MOST_BUCKETS, bucket_shares, bucket_sizes, expected_batch, largest_batch
 from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
-from weft.flow.division.layouts import Layouts, PaddedLayout
 
 STATS = GraphStats(
     "g", 100_000, 3_000_000, num_features=16, num_classes=4, symmetric=True, num_train=20_000, max_degree=3000,

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from weft.core.lazy.collector import collects, let_collect, no_collections
-from weft.core.lazy.names import gc_paused
-from weft.runtime.device.gc_pause import gc_disabled
+from weft.core.startup import collects, gc_paused, let_collect, no_collections
+from weft.runtime.device.cuda_graph import gc_disabled
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ def test_a_collection_of_another_thread_has_ended_when_a_pause_begins():
 
 
 def test_one_that_waits_for_the_pause_is_not_waited_for_forever(monkeypatch):
-    monkeypatch.setattr("weft.core.lazy.collector.MOST_SECONDS", 0.05)
+    monkeypatch.setattr("weft.core.startup.MOST_SECONDS", 0.05)
     reached, go_on = threading.Event(), threading.Event()
     Circle(reached, go_on)
     thread = threading.Thread(target=gc.collect)

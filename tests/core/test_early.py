@@ -8,9 +8,8 @@ import threading
 import pytest
 import torch  # noqa: F401  (a pause inside which torch is imported keeps what it made for good)
 
-from weft.core.lazy import names
-from weft.core.lazy.early import beside
-from weft.core.lazy.names import gc_paused
+from weft.core import startup as names
+from weft.core.startup import beside, gc_paused
 
 
 def test_it_runs_beside_the_caller():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.lazy.made_ahead import MadeAhead
+from weft.core.startup import MadeAhead
 
 
 def test_what_was_found_goes_when_it_is_dropped():

@@ -8,8 +8,7 @@ import pytest
 
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.plan import Plan
-from weft.core.stage import Stage
+from weft.core.plan import Plan, Stage
 from weft.core.task import Task
 
 

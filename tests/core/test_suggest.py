@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.suggest import closest, did_you_mean, edits, nearest_names
+from weft.core.wording import closest, did_you_mean, edits, nearest_names
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
-from weft.core.settings.search_space import Choice, Range, choice, loguniform, uniform
+from weft.core.search_space import Choice, Range, choice, loguniform, uniform
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.graphs_for_tests import tiny_graph
+from weft.batches.sharded import Sharding
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist.ranks import Ranks
-from weft.dist.shard_graph import ShardGraph
-from weft.graph.data.graph import Graph
-from weft.nn.conv.gcn import GCNConv
-from weft.nn.conv.sage import SAGEConv
+from weft.dist.sharded_adjacency import ShardGraph
+from weft.graph.graph import Graph
+from weft.nn.gcn import GCNConv
+from weft.nn.sage import SAGEConv
 from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.partition import split_by_edges
-from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.dist.cases import CPU, GRAPHS, Case, TwoBranches
+from weft.batches.sharded import Sharding
 from weft.core.task import Task
-from weft.dist.early_gradients import EarlyGradients
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
-from weft.dist.shard_graph import ShardGraph
+from weft.dist.reduce import EarlyGradients
+from weft.dist.sharded_adjacency import ShardGraph
 from weft.planner.partition import split_by_edges
-from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.step.parameters import Layout
 
 CASES = [

@@ -7,9 +7,8 @@ from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
-from weft.dist.shard_graph import ShardGraph
-from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning, load_tuned
-from weft.engine.training.launch_search import search_launch, shape_of
+from weft.dist.sharded_adjacency import ShardGraph
+from weft.engine.sharded_job import choose_launch, is_worth_tuning, load_tuned, search_launch, shape_of
 from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges

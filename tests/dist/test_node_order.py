@@ -11,8 +11,8 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import InputError, SpecError
 from weft.dist.node_order import new_ids, order_nodes, reordered, reordered_graph
-from weft.dist.partition_arrays import count_remote
-from weft.engine.planning.order_effect import order_effect
+from weft.dist.partition import count_remote
+from weft.engine.plan import order_effect
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner import partition as plain
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.dist.partition_arrays import (
-    halo_of,
-    neighbour_pieces,
-    own_rows,
-    own_rows_of_transpose,
-    split_edges,
-    to_block,
-)
+from weft.dist.partition import halo_of, neighbour_pieces, own_rows, own_rows_of_transpose, split_edges, to_block
 from weft.graph.catalog import shapes
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner import partition as plain

@@ -9,8 +9,7 @@ import weft
 from weft.core.errors import InputError, SpecError
 from weft.dist import launch
 from weft.dist.launch import start_ranks
-from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, peer_memory_for
-from weft.dist.symmetric_memory import has_nvshmem, is_available
+from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, has_nvshmem, is_available, peer_memory_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

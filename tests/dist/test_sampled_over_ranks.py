@@ -8,18 +8,17 @@ import torch
 import weft
 from tests.dist.cases import CPU
 from tests.graphs_for_tests import tiny_graph
+from weft.batches.sampled import source_for
+from weft.batches.sharded import ShardedSampling
 from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist import launch
 from weft.dist.launch import start_ranks
-from weft.dist.ranks import Ranks
-from weft.dist.routes import Route
-from weft.dist.shard_graph import ShardGraph
+from weft.dist.ranks import Ranks, Route
+from weft.dist.sharded_adjacency import ShardGraph
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.reference import sample_torch
-from weft.runtime.batches.sampled_source import source_for
-from weft.runtime.batches.sharded_sampled_source import ShardedSampling
 from weft.runtime.group import GroupRun
 
 EPOCHS, BOUNDS = 5, {2: (0, 37, 60), 3: (0, 20, 20, 60)}

@@ -6,8 +6,8 @@ import math
 
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
-from weft.engine.results.result import Result
-from weft.engine.results.sweep_result import SweepResult
+from weft.engine.result import Result
+from weft.engine.sweep_result import SweepResult
 
 GRAPH = {"name": "made", "nodes": 100, "edges": 400, "train": 20, "val": 30, "test": 50}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 NODES = 80
 

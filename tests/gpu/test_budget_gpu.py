@@ -8,8 +8,8 @@ import torch
 import weft
 from tests.gpu.conftest import held_by_others
 from weft.core.errors import DoesNotFitError
-from weft.engine.base.machines import load_calibration, machine_with
-from weft.engine.base.memory_budget import memory_cap
+from weft.engine.machine import load_calibration, machine_with
+from weft.engine.memory_budget import memory_cap
 
 pytestmark = [
     pytest.mark.gpu,

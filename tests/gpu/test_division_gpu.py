@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import weft
+from weft.batches.division.source import DividedSampling
+from weft.batches.pipeline import arrived
+from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow.stages.streams import arrived
 from weft.graph.generate import citation
-from weft.runtime.batches.divided_source import DividedSampling
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source, profile_group
 

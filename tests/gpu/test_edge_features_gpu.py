@@ -27,7 +27,7 @@ def test_the_training_of_a_cpu(rich, fanout, loaded):
 def test_a_sampler_on_either_device(rich):
     found = []
     for device in ("cpu", "cuda"):
-        sampler = weft.flow.NeighbourSampler(rich.to(device), cases.FANOUTS, subgraph=True, edge_attr=True)
+        sampler = weft.batches.NeighbourSampler(rich.to(device), cases.FANOUTS, subgraph=True, edge_attr=True)
         found.append(sampler.sample(rich.train[:9].to(device)))
     assert torch.equal(found[0].edge_attr, found[1].edge_attr.cpu())
     assert torch.equal(found[0].edge_index, found[1].edge_index.cpu())

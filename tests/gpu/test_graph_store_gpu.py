@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from weft.engine.base.graph_store import unused_bytes
+from weft.engine.graphs import unused_bytes
 
 pytestmark = [
     pytest.mark.gpu,

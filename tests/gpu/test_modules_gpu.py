@@ -8,10 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests import stacks
-from weft.graph.data.graph import Graph
-from weft.runtime.device.precision import matmul_precision
-from weft.runtime.device.torch_rng import seeded
-from weft.runtime.user_modules.tall_linear import TallLinear
+from weft.graph.graph import Graph
+from weft.runtime.device.process import matmul_precision, seeded
+from weft.runtime.modules.layers import TallLinear
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 import weft
+from weft.batches import CacheChoice
+from weft.batches import cache as cache_policy
+from weft.batches import placing as pinning
+from weft.batches import sampled as sampled_source
+from weft.batches.features import FeatureStore
+from weft.batches.placing import place_graph
+from weft.batches.sampled import Sampling
+from weft.batches.sampler import NeighbourSampler
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow import CacheChoice
-from weft.flow.features import cache_policy
-from weft.flow.features.feature_store import FeatureStore
-from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.generate import citation
-from weft.runtime.batches import pinned as pinning
-from weft.runtime.batches import sampled_source
-from weft.runtime.batches.placing import place_graph
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 pytestmark = [

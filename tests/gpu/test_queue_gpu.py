@@ -9,10 +9,10 @@ import torch
 
 import weft
 from tests.serve.serving import FAULTY, Queue
-from weft.engine.base.graph_store import GraphStore
-from weft.serve.queue.queue_db import Submission
-from weft.serve.workers.mps import CONTROL
-from weft.serve.workers.prepared_starts import PreparedStarts
+from weft.engine.graphs import GraphStore
+from weft.serve.mps import CONTROL
+from weft.serve.queue_db import Submission
+from weft.serve.worker_memory import PreparedStarts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.nn.relational import relational
+from weft.batches import NeighbourSampler
+from weft.batches.sampled import Sampling
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow import NeighbourSampler
 from weft.graph.catalog import shapes
 from weft.graph.generate import planted_relations
 from weft.nn import RGCNConv
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 pytestmark = [

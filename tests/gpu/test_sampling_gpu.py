@@ -7,16 +7,20 @@ import torch
 
 from tests.ops.sampling.chi_square import normal_score
 from tests.ops.sampling.graphs import assert_same_sample, many_stars, random_csr, shared_hubs
-from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, training_stages
-from weft.graph.data.graph import Graph
+from weft.batches import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, training_stages
+from weft.graph.graph import Graph
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
-from weft.ops.sampling.hop import HopSample
-from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
-from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
-from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.paper_triton import (
+    PaperLaunch,
+    ThreadsLaunch,
+    sample_classes_triton,
+    sample_paper_triton,
+    sample_threads_triton,
+)
+from weft.ops.sampling.reference import HopSample, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.dist.shard_csr import shard_csr
-from weft.dist.tiled_csr import tiled_csr
+from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
 from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton

@@ -7,10 +7,10 @@ import torch
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.row_batches import row_batches
+from weft.batches.sampled import Sampling
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 pytestmark = [
@@ -76,7 +76,7 @@ def test_sampling_and_training_as_one_recording(model, members):
 
 def test_features_in_host_memory():
     graph = citation(num_nodes=600, num_edges=5000, num_features=12, num_classes=4, seed=1)
-    from weft.flow.features.feature_store import FeatureStore
+    from weft.batches.features import FeatureStore
 
     device = torch.device("cuda", 0)
     store = FeatureStore(graph.x.pin_memory(), device)

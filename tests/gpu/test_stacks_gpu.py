@@ -8,7 +8,7 @@ import torch
 from tests import stacks
 from tests.graphs_for_tests import tiny_graph
 from tests.stacks import MODELS
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 pytestmark = [
     pytest.mark.gpu,

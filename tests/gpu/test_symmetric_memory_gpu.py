@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.dist.symmetric_memory import has_nvshmem
+from weft.dist.peer_memory import has_nvshmem
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,10 +13,9 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.runtime.group import GroupRun
-from weft.weave.lab.multi_spmm import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
-from weft.weave.step import WovenStep
-from weft.weave.together import OpCall, together
-from weft.weave.weaver import Weaver
+from weft.weave.lab.multi import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
+from weft.weave.merged_launch import OpCall, together
+from weft.weave.step import Weaver, WovenStep
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start
 from weft.core.errors import SpecError
 from weft.nn import GNN, ModelTraits, register_model
-from weft.nn.conv.conv import Conv
+from weft.nn.conv import Conv
 from weft.nn.features import transform
 from weft.nn.initial import ZEROS, glorot
 

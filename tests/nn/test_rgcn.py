@@ -145,7 +145,7 @@ def test_slots_hold_every_edge_once_and_one_relation_per_chunk() -> None:
 
 
 def test_padded_slots_give_the_same_sums() -> None:
-    from weft.flow.sampling.padded import PaddedAdjacency
+    from weft.batches.block import PaddedAdjacency
 
     graph, conv = relational(), make("bases")
     adj = graph.adj

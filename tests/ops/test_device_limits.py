@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from weft.core.task import Task
-from weft.engine.planning.estimator import Estimator, limits_for
+from weft.engine.estimator import Estimator, limits_for
 from weft.ops.attention.gat_two_pass_triton import suits_one_pass
-from weft.ops.dense.linear_backward_triton import LinearBackwardLaunch
-from weft.ops.dense.linear_backward_triton import choose_launch as choose_linear_backward
-from weft.ops.dense.weight_grad_triton import WeightGradLaunch
-from weft.ops.dense.weight_grad_triton import choose_launch as choose_weight_grad
-from weft.ops.launch import device_limits
-from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits, limits_of
+from weft.ops.dense.linear_triton import LinearBackwardLaunch, WeightGradLaunch
+from weft.ops.dense.linear_triton import choose_backward_launch as choose_linear_backward
+from weft.ops.dense.linear_triton import choose_weight_grad_launch as choose_weight_grad
+from weft.ops.launch import backend as device_limits
+from weft.ops.launch.backend import H200, DeviceLimits, assume_limits, limits_of
 from weft.ops.sparse.spmm_triton import choose_launch as choose_spmm
 from weft.planner.machine_profiles import profile
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.interpreted.packed import both_csr, numbers, small
-from weft.ops.launch.device_limits import H200, assume_limits
+from weft.ops.launch.backend import H200, assume_limits
 
 triton = pytest.importorskip("triton")
 
@@ -76,7 +76,7 @@ def compile_all(launches, arch: int = 90, shared: int = H200.shared_memory_per_b
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 128), (64, 128)])
 def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
     """Through tf32, which is when it is used: what is launched fits into shared memory, and so does the bound."""
-    from weft.ops.dense import linear_backward_triton as module
+    from weft.ops.dense import linear_triton as module
 
     monkeypatch.setattr(module, "float32_precision", lambda: "tf32")
     monkeypatch.setattr(module, "tall_precision", lambda: "bf16x3")
@@ -88,7 +88,7 @@ def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
 @pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
 def test_linear_backward_with_the_accuracy_of_float32(launches, inputs, wants_x):
     """Six products a term, for layers of the widths at which that is used."""
-    from weft.ops.dense.linear_backward_triton import linear_backward_triton
+    from weft.ops.dense.linear_triton import linear_backward_triton
 
     x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
     linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, wants_x)
@@ -96,8 +96,8 @@ def test_linear_backward_with_the_accuracy_of_float32(launches, inputs, wants_x)
 
 
 def test_products_with_narrow_tiles_beside(launches):
-    from weft.ops.dense.linear_triton import linear_triton
-    from weft.ops.dense.weight_grad_triton import choose_launch, weight_grad_triton
+    from weft.ops.dense.linear_triton import choose_weight_grad_launch as choose_launch
+    from weft.ops.dense.linear_triton import linear_triton, weight_grad_triton
 
     x, grad, weight = numbers(300, 72), numbers(300, 72), numbers(72, 72)
     linear_triton(x, weight)
@@ -109,7 +109,7 @@ def test_products_with_narrow_tiles_beside(launches):
 @pytest.mark.parametrize(("arch", "shared"), [(80, 166912), (89, 101376)], ids=["A100", "RTX 4090"])
 @pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
 def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs, wants_x, arch, shared):
-    from weft.ops.dense.linear_backward_triton import linear_backward_triton
+    from weft.ops.dense.linear_triton import linear_backward_triton
 
     x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
     with assume_limits(replace(H200, shared_memory_per_block=shared)):
@@ -118,7 +118,8 @@ def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs
 
 
 def test_linear_backward_asks_for_the_shared_memory_there_is():
-    from weft.ops.dense.linear_backward_triton import choose_launch, shared_bytes
+    from weft.ops.dense.linear_triton import choose_backward_launch as choose_launch
+    from weft.ops.dense.linear_triton import shared_bytes
 
     roomy = choose_launch(128, 128)
     tight = choose_launch(128, 128, limits=replace(H200, shared_memory_per_block=101376))
@@ -170,8 +171,7 @@ def test_sddmm_and_softmax(launches, dtype):
 @pytest.mark.parametrize(("heads", "width", "shared"), [(3, 5, False), (4, 40, True), (2, 200, False)])
 def test_attention_of_any_width(launches, heads, width, shared, arch):
     """Also in 64-bit offsets and without dropout; what is evaluated has no sums of positive arguments."""
-    from weft.ops.attention.gat_backward_triton import attention_backward_triton
-    from weft.ops.attention.gat_forward_triton import attention_forward_triton
+    from weft.ops.attention.gat_triton import attention_backward_triton, attention_forward_triton
 
     csr, back = both_csr(small())
     x, a_src, a_dst = (numbers(n, heads, *d) for n, d in ((9, (width,)), (9, ()), (11, ())))
@@ -187,8 +187,11 @@ def test_attention_of_any_width(launches, heads, width, shared, arch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
-    from weft.ops.attention.gat_forward_triton import attention_forward_triton
+    from weft.ops.attention.gat_triton import (
+        attention_backward_triton,
+        attention_forward_triton,
+        attention_row_gradient_triton,
+    )
     from weft.ops.attention.mean_heads import mean_heads_triton
 
     adj = small()
@@ -235,9 +238,7 @@ def test_epilogue(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_linear(launches, dtype):
-    from weft.ops.dense.linear_backward_triton import linear_backward_triton
-    from weft.ops.dense.linear_triton import linear_triton
-    from weft.ops.dense.weight_grad_triton import weight_grad_triton
+    from weft.ops.dense.linear_triton import linear_backward_triton, linear_triton, weight_grad_triton
 
     x, weight = numbers(3, 200, 64, dtype=dtype), numbers(3, 64, 64, dtype=dtype)
     out = linear_triton(x, weight, numbers(3, 64, dtype=dtype), x, "relu", *dropout_of(3), 3)
@@ -312,7 +313,7 @@ def test_sharded_spmm(launches, ps, width, dtype):
 @pytest.mark.parametrize(("width", "dtype", "whole"), [(16, torch.float32, 2.0), (64, torch.bfloat16, 0.0)])
 def test_streamed_spmm(launches, width, dtype, whole):
     """Sums onto what is there, and copies of some rows of a tile."""
-    from weft.dist.tiled_csr import tiled_csr
+    from weft.dist.shard_csr import tiled_csr
     from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 
     adj, x = small(11, 11), numbers(6, width, dtype=dtype)

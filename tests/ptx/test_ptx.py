@@ -17,7 +17,7 @@ pytestmark = [
 from tests.ptx.launching import run_as_ptx  # noqa: E402  after Triton was found
 from tests.ptx.memory import Fault  # noqa: E402
 from weft.ops.dense.linear_triton import linear_triton  # noqa: E402
-from weft.weave.copies import BLOCK, _copy_kernel, copied_triton  # noqa: E402
+from weft.weave.launchers import BLOCK, _copy_kernel, copied_triton  # noqa: E402  # noqa: E402
 from weft.weave.merged_launch import collected, launch_parts  # noqa: E402
 
 

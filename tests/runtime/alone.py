@@ -6,9 +6,8 @@ import torch
 
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
-from weft.runtime.group import GroupRun
-from weft.runtime.group_members import MemberUpdate
+from weft.graph.graph import Graph
+from weft.runtime.group import GroupRun, MemberUpdate
 from weft.runtime.step.state import State
 
 

@@ -9,8 +9,7 @@ from tests.graphs_for_tests import tiny_graph
 from tests.runtime.alone import Alone
 from tests.stacks import solo_plan
 from weft.core.task import Task
-from weft.runtime.device.threads import cpu_threads
-from weft.runtime.device.torch_rng import seeded
+from weft.runtime.device.process import cpu_threads, seeded
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from weft.core.task import Task
-from weft.runtime.step.outcome.best_and_history import Bookkeeper
-from weft.runtime.step.outcome.best_and_history_triton import note_triton, record_triton
-from weft.runtime.step.outcome.evaluation_triton import Scores
+from weft.runtime.step.evaluation import Bookkeeper
+from weft.runtime.step.evaluation_triton import Scores, note_triton, record_triton
 from weft.runtime.step.state import State
 
 

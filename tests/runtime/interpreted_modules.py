@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from weft.core.task import Task
 from weft.ops.launch import backend
-from weft.runtime.user_modules.tall_linear import TallLinear
+from weft.runtime.modules.layers import TallLinear
 
 
 def outcome(layer: Callable[..., Tensor], tensors: list[Tensor], dims: tuple[int | None, ...]) -> list[Tensor]:

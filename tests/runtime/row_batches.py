@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from weft.runtime.batches.source import Batch, FullGraph, Source, SourceRequest
+from weft.batches.source import Batch, FullGraph, Source, SourceRequest
 
 
 class RowBatches(FullGraph):

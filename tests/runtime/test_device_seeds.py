@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.flow.sampling.seeds import SeedOrder
+from weft.batches.sampled import DeviceSeeds
+from weft.batches.sampler import SeedOrder
 from weft.ops.sampling.draws import make_clock
-from weft.runtime.batches.device_seeds import DeviceSeeds
 
 SEEDS = torch.randperm(500, generator=torch.Generator().manual_seed(3))[:43]
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

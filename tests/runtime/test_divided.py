@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.runtime.test_sampled import CPU, graph, group_of, rows, task  # noqa: F401
+from weft.batches.division import profiler
+from weft.batches.division.source import DividedSampling
+from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.batches.sampled import Sampling
 from weft.core.division import Division
 from weft.core.errors import InputError
 from weft.core.plan import Plan
-from weft.flow.division import profiler
-from weft.flow.division.thread_accelerator import ThreadAccelerator
-from weft.runtime.batches.divided_source import DividedSampling
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source, profile_group
 

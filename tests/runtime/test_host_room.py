@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import weft
+from weft.batches import placing as rooms
+from weft.batches.placing import fits_host, free_disk_bytes, host_room, is_mapped
 from weft.core.errors import DoesNotFitError, OutOfMemoryError
 from weft.core.placement import Placement
 from weft.graph.generate import citation
-from weft.runtime.batches import host_room as rooms
-from weft.runtime.batches.host_room import fits_host, free_disk_bytes, host_room
-from weft.runtime.batches.placing import is_mapped
 
 from .test_placement import losses, run_of
 
@@ -85,10 +84,10 @@ def test_a_file_that_cannot_be_made_is_one_sentence(short, monkeypatch):
 
 
 def test_it_is_told_before_the_first_epoch(graph, monkeypatch):
-    monkeypatch.setattr("weft.engine.planning.run_planner.fits_host", lambda sizes: False)
-    monkeypatch.setattr("weft.engine.planning.run_planner.is_small", lambda *about: False)
+    monkeypatch.setattr("weft.engine.run_planner.fits_host", lambda sizes: False)
+    monkeypatch.setattr("weft.engine.run_planner.is_small", lambda *about: False)
     task = weft.Task(graph=graph, model="sage", mode="sampled", batch=32, epochs=2)
-    monkeypatch.setattr("weft.planner.sampling.places.on_device", lambda kind: LAYERS)
+    monkeypatch.setattr("weft.planner.placement.on_device", lambda kind: LAYERS)
     with pytest.raises(DoesNotFitError, match="what an evaluation keeps on the host between layers takes"):
         weft.run(task, device="cpu", progress=False)
 

@@ -10,7 +10,7 @@ from tests.graphs_for_tests import tiny_graph
 from tests.runtime.step.test_stacks import CPU, MEMBERS, Drops, Plain, assert_as_alone, start, tasks_of
 from weft.core.errors import SpecError
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
-from weft.runtime.device.torch_rng import seeded
+from weft.runtime.device.process import seeded
 
 
 def same(one, other):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.flow.graphs import random_graph
-from weft.flow import NeighbourSampler
+from weft.batches import NeighbourSampler
+from weft.batches.block import local_adjacency
 from weft.ops.sparse.spmm import spmm
-from weft.runtime.batches.local_adjacency import local_adjacency
 
 
 def dense(form: str, edge_index, weight, count: int) -> torch.Tensor:

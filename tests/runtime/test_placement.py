@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import weft
+from weft.batches import CacheChoice
+from weft.batches.cache import choose_cache, policy_name
+from weft.batches.placing import is_mapped, place_graph
+from weft.batches.sampled import Sampling
 from weft.core.errors import InputError
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow import CacheChoice
 from weft.graph.generate import citation
-from weft.runtime.batches.caches import choose_cache, policy_name
-from weft.runtime.batches.placing import is_mapped, place_graph
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_what_policies_may_not_do(graph):
     placement = Placement("cached", "host", cache_bytes=ROWS)
     with pytest.raises(InputError, match=r"Greedy.choose takes 19,200 bytes of the cache, which has room for 2,880"):
         choose_cache(placement, Greedy(), graph, graph.x)
-    with pytest.raises(InputError, match=r"Wrong.choose returned Tensor; expected a weft.flow.CacheChoice"):
+    with pytest.raises(InputError, match=r"Wrong.choose returned Tensor; expected a weft.batches.CacheChoice"):
         choose_cache(placement, Wrong(), graph, graph.x)
     for policy in ("best", 3):
         with pytest.raises(InputError, match="must be one of degree, presampling, benefit, or have a choose method"):

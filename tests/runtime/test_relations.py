@@ -8,13 +8,13 @@ from torch import nn
 
 import weft
 from tests.nn.relational import relational
+from weft.batches import layerwise
+from weft.batches.sampled import Sampling
 from weft.core.errors import SpecError
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import planted_relations
-from weft.runtime.batches import layerwise
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from weft.batches import layerwise
+from weft.batches.sampled import Sampling
+from weft.batches.source import FullGraph
 from weft.core.errors import TrainingError
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
-from weft.runtime.batches import layerwise
-from weft.runtime.batches.sampled_source import Sampling
-from weft.runtime.batches.source import FullGraph
 from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
+from weft.batches import NeighbourSampler, SeedOrder, from_pyg
+from weft.batches.loaded import Loading
+from weft.batches.sampled import Sampling
 from weft.core.errors import InputError, SpecError, TrainingError
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow import NeighbourSampler, SeedOrder, from_pyg
 from weft.graph.generate import citation
 from weft.nn import SAGEConv
-from weft.runtime.batches.loaded_source import Loading
-from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.row_batches import row_batches
+from weft.batches.source import FullGraph, SourceRequest
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
-from weft.runtime.batches.source import FullGraph, SourceRequest
+from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.schedules import learning_rates
 

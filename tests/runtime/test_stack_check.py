@@ -16,10 +16,10 @@ from weft.core.plan import Plan
 from weft.runtime import stack_check
 from weft.runtime.device import cuda_graph
 from weft.runtime.group import GroupRun
+from weft.runtime.stack_check import EagerClock, ReplayClock, clock_of
+from weft.runtime.step import conversion
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import conversion
 from weft.runtime.step.stack import Stack
-from weft.runtime.step_clock import EagerClock, ReplayClock, clock_of
 
 CPU = torch.device("cpu")
 

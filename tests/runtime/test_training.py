@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from tests.graphs_for_tests import tiny_graph
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
-from weft.graph.data.sparse_features import SparseFeatures
-from weft.runtime.step.outcome.metrics import accuracy
-from weft.runtime.user_modules.build import build_model
+from weft.graph.sparse_features import SparseFeatures
+from weft.runtime.modules.build import build_model
+from weft.runtime.step.evaluation import accuracy
 
 
 def plain_optimizer(task, parameters):

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.sched.queues import GIB
-from weft.sched.admission import needed_bytes
+from weft.sched.admission import Policy, Tasks, needed_bytes
 from weft.sched.policies import MPSNoAdmission
-from weft.sched.policies.policy import Policy, Tasks
 from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
-from weft.sched.simulation import Simulation
-from weft.sched.simulator import simulate
+from weft.sched.simulator import Simulation, simulate
 from weft.sched.task_queue import TaskQueue
 
 MAKES_WAY = "save a checkpoint"  # the reason of a task for which others are preempted

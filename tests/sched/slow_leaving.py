@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 
 from tests.sched.random_search import MAKES_WAY, Watched
-from weft.sched.decide import decide
-from weft.sched.policies.policy import Policy
+from weft.sched.admission import Policy, decide
 from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
-from weft.sched.user_shares import UserShares
+from weft.sched.task_queue import UserShares
 
 SAVING = 0.7  # seconds
 MOST_DECISIONS = 40  # for each task

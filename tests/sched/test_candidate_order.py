@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sched.queues import device, task
-from weft.sched.policies.candidate_order import CandidateOrder
+from weft.sched.backfill import CandidateOrder
 from weft.sched.queue_state import MachineState
 from weft.sched.task_queue import TaskQueue
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.sched.queues import GIB, device, task
+from weft.sched.device_plan import DevicePlan, GroupDraft, fused_cost
 from weft.sched.interference import Interference
 from weft.sched.policies import Backfill
-from weft.sched.policies.device_plan import DevicePlan
-from weft.sched.policies.group_draft import GroupDraft, fused_cost
 from weft.sched.queue_state import Decision, MachineState, RunningGroup
 from weft.sched.simulator import simulate
-from weft.serve.queue.queue_groups import Group
-from weft.serve.supervision.supervisor_state import Active
+from weft.serve.queue_db import Group
+from weft.serve.state import Active
 
 MODEL = Interference()
 FULL = [task(f"t{place}", 0.1, 10.0, join_key="k") for place in range(8)]

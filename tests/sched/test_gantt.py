@@ -9,8 +9,7 @@ import pytest
 from tests.sched.queues import GIB, device, task
 from weft.sched.gantt import gantt_svg, memory_steps, time_ticks
 from weft.sched.policies import find_policy
-from weft.sched.simulation import GroupRun
-from weft.sched.simulator import simulate
+from weft.sched.simulator import GroupRun, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

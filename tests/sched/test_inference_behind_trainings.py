@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sched.queues import GIB, CountingQueue, device, task
-from weft.sched.decide import decide
+from weft.sched.admission import decide
 from weft.sched.policies import Backfill
 from weft.sched.queue_state import MachineState, RunningGroup
 from weft.sched.simulator import simulate

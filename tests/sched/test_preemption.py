@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.core.errors import WeftError
-from weft.sched.decide import decide
-from weft.sched.policies.backfill import Backfill
+from weft.sched.admission import decide
+from weft.sched.backfill import Backfill
 from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
 from weft.sched.simulator import simulate
 

@@ -12,9 +12,8 @@ from weft.planner.machine_profiles import profile
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import Decision, GroupStart, MachineState
-from weft.sched.simulation import percentile
-from weft.sched.simulator import MOST_RESTLESS, Conditions, simulate
-from weft.sched.synthetic_queue import PAPER_QUEUES, Mixture, paper_queue, random_queue
+from weft.sched.queues import PAPER_QUEUES, Mixture, paper_queue, random_queue
+from weft.sched.simulator import MOST_RESTLESS, Conditions, percentile, simulate
 
 NO_CONTENTION = Conditions(Interference(contention=0.0))
 V100 = profile("v100-32g")

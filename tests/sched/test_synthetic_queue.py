@@ -8,7 +8,7 @@ from benchmarks.suites.prediction.queues import queue as benchmark_queue
 from weft.core.errors import SpecError
 from weft.graph.catalog.shapes import find
 from weft.planner.machine_profiles import profile
-from weft.sched.synthetic_queue import PAPER_QUEUES, TABLE_IV, Mixture, paper_queue, random_queue
+from weft.sched.queues import PAPER_QUEUES, TABLE_IV, Mixture, paper_queue, random_queue
 from weft.sched.task_queue import TaskQueue
 
 H200 = profile("h200")

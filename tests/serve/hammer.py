@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 import sys
 
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import LostClaimError, QueueError
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_file import LostClaimError, QueueError
 
 
 def main(path: str, name: str, seed: int) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 
 from tests.serve.serving import TASK
+from weft.serve.groups import Leaving
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_file import transaction
-from weft.serve.queue.queue_groups import Group
-from weft.serve.supervision.leaving import Leaving
-from weft.serve.supervision.queue_views import queued_task
-from weft.serve.supervision.scheduler import Scheduler
-from weft.serve.supervision.supervisor_state import SupervisorState
-from weft.serve.supervision.worker_pool import WorkerPool
+from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.queue_file import transaction
+from weft.serve.scheduler import Scheduler
+from weft.serve.state import SupervisorState, queued_task
+from weft.serve.worker_pool import WorkerPool
 
 GIB, MIB = 1 << 30, 1 << 20
 PLAN = {"bytes": 10 * MIB, "seconds": 100.0, "utilisation": 0.2}

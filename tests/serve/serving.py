@@ -17,8 +17,8 @@ from pathlib import Path
 import weft
 from weft.core.task import Task
 from weft.serve.options import MIB, ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import ENDED
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_file import ENDED
 from weft.serve.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]

@@ -10,25 +10,31 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from weft.core import gpus
 from weft.core.errors import InputError, SpecError
-from weft.core.machine import gpus
-from weft.core.settings.callback import Callback
+from weft.core.settings import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
-from weft.serve.http.hidden_paths import HiddenPaths
-from weft.serve.http.json_limits import BadRequestError, read_json
-from weft.serve.http.submissions import Registry, given_settings, read_submissions, submitting_user
-from weft.serve.http.tokens import Tokens, make_token_file
+from weft.serve.mps import MPS
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_groups import Group
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.retention import problems
 from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
-from weft.serve.supervision.supervisor_state import SupervisorState
-from weft.serve.supervision.worker_pool import WorkerPool
-from weft.serve.workers.checkpoint_split import drop_damaged, split_off
-from weft.serve.workers.mps import MPS
+from weft.serve.state import SupervisorState
+from weft.serve.submissions import (
+    BadRequestError,
+    HiddenPaths,
+    Registry,
+    Tokens,
+    given_settings,
+    make_token_file,
+    read_json,
+    read_submissions,
+    submitting_user,
+)
+from weft.serve.worker import drop_damaged, split_off
+from weft.serve.worker_pool import WorkerPool
 
 
 def test_a_token_file(tmp_path):

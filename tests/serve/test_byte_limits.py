@@ -6,8 +6,8 @@ import pytest
 
 from tests.serve.serving import FAULTY, Queue
 from weft.sched.admission import needed_bytes
-from weft.serve.queue.queue_db import Submission
-from weft.serve.workers.worker_process import WorkerProcess
+from weft.serve.queue_db import Submission
+from weft.serve.worker_process import WorkerProcess
 
 
 @pytest.mark.parametrize("policy", ["mps", "backfill"])

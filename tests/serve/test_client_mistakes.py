@@ -10,9 +10,8 @@ import torch
 
 import weft
 from weft.core.errors import InputError, WeftError
-from weft.serve.client import Client
-from weft.serve.client_checks import named
-from weft.serve.queue.task_states import QueueError, check_change
+from weft.serve.client import Client, named
+from weft.serve.queue_file import QueueError, check_change
 
 NAME = "c7b4f0a1d2e3"
 TASK = weft.Task(graph="demo", model="gcn")

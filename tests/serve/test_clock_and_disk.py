@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core.errors import SpecError
-from weft.serve.http.tokens import make_token_file
+from weft.serve.groups import Leaving
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_groups import Group
+from weft.serve.queue_db import Group, QueueDB, Submission
 from weft.serve.server import ServerLock, bound_sockets, make_folder
-from weft.serve.supervision.leaving import Leaving
-from weft.serve.supervision.supervisor_state import Active, SupervisorState
+from weft.serve.state import Active, SupervisorState
+from weft.serve.submissions import make_token_file
 
 HOUR = 3600.0
 

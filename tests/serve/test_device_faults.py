@@ -6,9 +6,9 @@ import pytest
 
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue, history_of
-from weft.serve.queue.queue_db import Submission
-from weft.serve.supervision.group_endings import GroupEndings
-from weft.serve.supervision.worker_pool import WorkerPool
+from weft.serve.groups import GroupEndings
+from weft.serve.queue_db import Submission
+from weft.serve.worker_pool import WorkerPool
 
 BAD = {"model": f"{FAULTY}:Raises", "graph": "demo", "epochs": 5}
 

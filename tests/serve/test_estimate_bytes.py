@@ -7,23 +7,22 @@ from functools import cache
 import pytest
 
 import weft
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.machines import find_machine, load_calibration
+from weft.engine.estimator import Estimator
+from weft.engine.graphs import Graphs
 from weft.engine.inference import one_epoch
-from weft.engine.planning.estimator import Estimator
+from weft.engine.machine import find_machine, load_calibration
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.sched.device_plan import GroupDraft
 from weft.sched.interference import Interference
-from weft.sched.policies.group_draft import GroupDraft
 from weft.sched.queue_state import QueuedTask
+from weft.serve import estimates
+from weft.serve.estimates import join_key, quick_estimate, shared_bytes
+from weft.serve.groups import GROWTH
 from weft.serve.options import MIB, ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.supervision.group_endings import GROWTH
-from weft.serve.supervision.supervisor_state import SupervisorState
-from weft.serve.supervision.task_planner import TaskPlanner
-from weft.serve.supervision.worker_pool import WorkerPool
-from weft.serve.workers import estimates
-from weft.serve.workers.estimates import join_key, shared_bytes
-from weft.serve.workers.quick_estimates import quick_estimate
+from weft.serve.planner import TaskPlanner
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.state import SupervisorState
+from weft.serve.worker_pool import WorkerPool
 
 MACHINES = ["h200", "a100-80g", "v100-32g", "cpu"]
 GROUPS = {

@@ -16,10 +16,10 @@ import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.warm_spawners import real_spawners
 from weft.core.errors import WeftError
-from weft.serve.queue.queue_db import Submission
-from weft.serve.queue.queue_retention import problems
-from weft.serve.queue.task_states import ENDED
-from weft.serve.supervision.worker_pool import PLANNER
+from weft.serve.queue_db import Submission
+from weft.serve.queue_file import ENDED
+from weft.serve.retention import problems
+from weft.serve.worker_pool import PLANNER
 
 KILLS = 50
 SPAWNER_AT = (20, 40)  # the process that all others are forked from: a new one imports everything

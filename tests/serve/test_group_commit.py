@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from weft.serve.http.group_commit import GroupCommit
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import QueueError
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_file import QueueError
+from weft.serve.service import GroupCommit
 
 
 def run(write, requests):
@@ -61,9 +61,9 @@ def test_a_batch_that_is_refused_leaves_the_others(tmp_path):
 @pytest.mark.parametrize("quota", [3])
 def test_a_quota_holds_for_requests_that_arrive_together(tmp_path, quota):
     pytest.importorskip("fastapi")
-    from weft.serve.http.json_limits import BadRequestError
-    from weft.serve.http.queue_service import QueueService
     from weft.serve.options import ServeOptions
+    from weft.serve.service import QueueService
+    from weft.serve.submissions import BadRequestError
     from weft.serve.supervisor import Supervisor
 
     options = ServeOptions(tmp_path / "q.db", quota=quota, devices=("cpu",))

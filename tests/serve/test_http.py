@@ -15,8 +15,8 @@ from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
 from weft.cli.app import app as cli
 from weft.core.errors import InputError
-from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import QueueDB
+from weft.serve.retention import problems
 
 OPERATOR, ANNA, BEN = "o" * 24, "a" * 24, "b" * 24
 

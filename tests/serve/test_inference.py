@@ -15,10 +15,9 @@ from weft.core.errors import SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
-from weft.serve.http.json_limits import BadRequestError
-from weft.serve.http.submissions import Registry, read_submissions
-from weft.serve.queue.queue_db import Submission
-from weft.serve.queue.task_states import QueueTask
+from weft.serve.queue_db import Submission
+from weft.serve.queue_file import QueueTask
+from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 OTHER = {"model": "gat", "norm": "batch", "hidden": 16}
 

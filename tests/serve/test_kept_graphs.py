@@ -9,8 +9,8 @@ import torch
 
 from weft.graph.generate import citation
 from weft.runtime.device import cuda_graph
-from weft.serve.workers import kept_graphs
-from weft.serve.workers.kept_graphs import KeptGraphs
+from weft.serve import worker_memory as kept_graphs
+from weft.serve.worker_memory import KeptGraphs
 
 MIB = 1 << 20
 

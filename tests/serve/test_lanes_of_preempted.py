@@ -7,10 +7,9 @@ import time
 import pytest
 
 from tests.serve.scheduler_bench import PLAN, Bench
-from weft.sched.policies.backfill import Backfill
-from weft.sched.user_shares import UserShares
-from weft.serve.supervision.device_faults import DeviceFaults
-from weft.serve.supervision.group_endings import GroupEndings
+from weft.sched.backfill import Backfill
+from weft.sched.task_queue import UserShares
+from weft.serve.groups import DeviceFaults, GroupEndings
 from weft.serve.supervisor import Supervisor
 
 AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels

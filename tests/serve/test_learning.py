@@ -8,8 +8,8 @@ import pytest
 
 from tests.serve.serving import Queue
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import Submission
-from weft.serve.supervision.supervisor_state import FIRST_SETUP_SECONDS, SupervisorState
+from weft.serve.queue_db import Submission
+from weft.serve.state import FIRST_SETUP_SECONDS, SupervisorState
 
 LONG = {"graph": "demo", "model": "gcn", "hidden": 16, "epochs": 400}
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from weft.core.lazy import names
+from weft.core import startup as names
+from weft.serve import worker_memory as kept_graphs
+from weft.serve.groups import _unfit
 from weft.serve.options import LEFTOVER_BYTES, ServeOptions
-from weft.serve.supervision.group_endings import _unfit
-from weft.serve.workers import kept_graphs
-from weft.serve.workers.kept_graphs import KeptGraphs
+from weft.serve.worker_memory import KeptGraphs
 
 MIB = 1 << 20
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi")
 
-from weft.serve.http.app import make_app
-from weft.serve.http.tokens import Tokens
+from weft.serve.app import make_app
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import QueueDB
+from weft.serve.retention import problems
+from weft.serve.submissions import Tokens
 from weft.serve.supervisor import Supervisor
 
 with warnings.catch_warnings():

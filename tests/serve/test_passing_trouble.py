@@ -13,17 +13,16 @@ import pytest
 from tests.serve.scheduler_bench import PLAN, Bench, FakeWorker
 from tests.serve.serving import opened
 from weft.core.errors import WeftError
+from weft.serve import worker_pool
+from weft.serve.groups import DeviceFaults, GroupEndings
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import Submission
-from weft.serve.queue.run_folders import CHECKPOINT, drop_checkpoints
-from weft.serve.supervision import worker_pool
-from weft.serve.supervision.device_faults import DeviceFaults
-from weft.serve.supervision.group_endings import GroupEndings
-from weft.serve.supervision.task_planner import LOADING_SECONDS, PLANNING_SECONDS, TaskPlanner
-from weft.serve.supervision.worker_pool import PLANNER, NoWorkersError, WorkerPool
+from weft.serve.planner import LOADING_SECONDS, PLANNING_SECONDS, TaskPlanner
+from weft.serve.queue_db import Submission
+from weft.serve.retention import CHECKPOINT, drop_checkpoints
+from weft.serve.source_files import stamps_of
 from weft.serve.supervisor import Supervisor
-from weft.serve.workers.source_files import stamps_of
-from weft.serve.workers.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
+from weft.serve.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.timeout(180)
 FULL = "the queue could not be written (database or disk is full); nothing was changed"

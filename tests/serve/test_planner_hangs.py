@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.serve.serving import FAULTY, opened
-from weft.serve.http.metrics import metrics_text
-from weft.serve.queue.queue_db import Submission
+from weft.serve.queue_db import Submission
+from weft.serve.service import metrics_text
 
 
 def submit(queue, model, user, **more):

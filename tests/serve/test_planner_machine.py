@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.core.machine import gpus
-from weft.engine.base.home import machine_name
+from weft.core import gpus
+from weft.engine.home import machine_name
+from weft.serve import worker_pool
+from weft.serve.estimates import machine_of
 from weft.serve.options import ServeOptions
-from weft.serve.supervision import worker_pool
-from weft.serve.supervision.supervisor_state import SupervisorState
-from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
-from weft.serve.workers.estimates import machine_of
+from weft.serve.state import SupervisorState
+from weft.serve.worker_pool import PLANNER, WorkerPool
 
 
 @pytest.mark.parametrize(("chosen", "name"), [(None, "NVIDIA A100-SXM4-80GB"), ("1", "NVIDIA H200")])

@@ -8,12 +8,12 @@ import torch
 import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_supervisor import same
-from weft.engine.base.graph_store import GraphStore
+from weft.engine.graphs import GraphStore
 from weft.ops.random import torch_bits
 from weft.runtime import checkpoint
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
-from weft.runtime.user_modules.build import build_model
-from weft.serve.workers.prepared_starts import PreparedStarts
+from weft.runtime.modules.build import build_model
+from weft.serve.worker_memory import PreparedStarts
 
 CPU = torch.device("cpu")
 

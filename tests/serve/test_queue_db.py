@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_retention import delete_ended, problems
-from weft.serve.queue.task_states import NEXT_STATES, STATES, LostClaimError, QueueError
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_file import NEXT_STATES, STATES, LostClaimError, QueueError
+from weft.serve.retention import delete_ended, problems
 
 
 class Clock:
@@ -331,7 +331,7 @@ def test_a_file_of_a_later_version(tmp_path):
 
 
 def test_the_queue_needs_no_torch():
-    code = "import sys, weft.serve.queue.queue_retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft.serve.retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": "src"}).returncode == 0
 
 

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import QueueDB
+from weft.serve.retention import problems
 
 KILLS = 30
 PROCESSES = 2

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.machines import find_machine, load_calibration
-from weft.engine.planning.estimator import Estimator
+from weft.engine.estimator import Estimator
+from weft.engine.graphs import Graphs
+from weft.engine.machine import find_machine, load_calibration
 from weft.sched.queue_state import QueuedTask
-from weft.serve.queue.task_states import QueueTask
-from weft.serve.supervision.queue_views import queued_task
-from weft.serve.workers import estimates
-from weft.serve.workers.estimates import estimate_of
-from weft.serve.workers.quick_estimates import quick_estimate, turn_seconds
+from weft.serve import estimates
+from weft.serve.estimates import estimate_of, quick_estimate, turn_seconds
+from weft.serve.queue_file import QueueTask
+from weft.serve.state import queued_task
 
 
 @pytest.mark.parametrize("machine", ["h200", "a100-80g", "v100-32g", "cpu"])

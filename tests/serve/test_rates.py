@@ -15,11 +15,11 @@ from weft.core.task import Task
 from weft.planner.machine_profiles import profile
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState
-from weft.sched.synthetic_queue import random_queue
+from weft.sched.queues import random_queue
+from weft.serve.estimates import estimate_of
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.supervision.queue_views import estimate_key
-from weft.serve.workers.estimates import estimate_of
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.state import estimate_key
 
 ATTEMPTS = 6
 
@@ -55,7 +55,7 @@ def test_a_small_task_starts_within_100_ms_on_a_warm_worker(queue, kind):
 
 def test_10_000_tasks_are_listed_within_200_ms(tmp_path):
     pytest.importorskip("fastapi")
-    from weft.serve.http.queue_service import QueueService
+    from weft.serve.service import QueueService
     from weft.serve.supervisor import Supervisor
 
     options = ServeOptions(tmp_path / "q.db")

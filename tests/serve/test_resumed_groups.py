@@ -13,9 +13,9 @@ from tests.serve.faulty_models import Plain
 from tests.serve.scheduler_bench import GIB, MIB, PLAN, Bench
 from tests.serve.serving import opened
 from weft.core.errors import WeftError
-from weft.sched.policies.backfill import Backfill
-from weft.serve.queue.queue_db import Submission
-from weft.serve.supervision.scheduler import MOST_PLANNED
+from weft.sched.backfill import Backfill
+from weft.serve.queue_db import Submission
+from weft.serve.scheduler import MOST_PLANNED
 
 
 class Slow(Plain):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.serving import Queue
-from weft.serve.queue import queue_retention
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_groups import Group
-from weft.serve.queue.queue_retention import clean_up, delete_ended, problems
-from weft.serve.queue.run_folders import drop_checkpoints
+from weft.serve import retention as queue_retention
+from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.retention import clean_up, delete_ended, drop_checkpoints, problems
 
 A, B, C, G = "a" * 12, "b" * 12, "c" * 12, "0123456789ab"
 LATER = 1e12

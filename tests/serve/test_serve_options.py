@@ -11,11 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from weft.cli.app import app as cli
+from weft.core import gpus
 from weft.core.errors import SpecError
-from weft.core.machine import gpus
-from weft.serve.http.tokens import Tokens
 from weft.serve.options import ServeOptions
 from weft.serve.server import check_devices, serve
+from weft.serve.submissions import Tokens
 
 NAN, INF = math.nan, math.inf
 BAD_NUMBERS = [

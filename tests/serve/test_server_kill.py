@@ -11,8 +11,8 @@ import weft
 from tests.serve.serving import TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
 from weft.core.errors import WeftError
-from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import QueueDB
+from weft.serve.retention import problems
 
 ROUNDS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import weft
 from tests.serve.serving import opened
-from weft.planner.grouping.repacking import LEAVE_EVERY
-from weft.serve.workers.checkpoint_split import split_off
+from weft.planner.grouping.step_options import LEAVE_EVERY
+from weft.serve.worker import split_off
 
 WIDTHS = ({"hidden": 8}, {"hidden": 16, "epochs": 260}, {"hidden": 12, "seed": 3})
 MODELS = {
@@ -57,7 +57,7 @@ def test_members_of_other_widths_and_epochs_go_on_alone(tmp_path, model):
 
 @pytest.mark.parametrize("leave_every", [LEAVE_EVERY, 1_000_000])  # those that ended leave the step, or stay in it
 def test_members_that_had_ended_are_not_trained_again(tmp_path, monkeypatch, leave_every):
-    monkeypatch.setattr("weft.engine.training.decisions.LEAVE_EVERY", leave_every)
+    monkeypatch.setattr("weft.engine.driver.LEAVE_EVERY", leave_every)
     own = ({"epochs": 10}, {"epochs": 5000, "patience": 3}, {"epochs": 5000, "lr": 1e20}, {"epochs": 5000})
     tasks = [weft.Task("demo", model="gcn", name=f"m{place}", seed=place, **one) for place, one in enumerate(own)]
     found = interrupted(tasks, tmp_path / "group", after=150)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.serve.http.submissions import BadRequestError, _settings
+from weft.serve.submissions import BadRequestError, _settings
 
 
 def test_all_splits_at_once_are_refused_and_one_is_not():
@@ -17,6 +17,6 @@ def test_all_splits_at_once_are_refused_and_one_is_not():
 
 
 def test_checking_a_submission_needs_no_torch():
-    code = "import sys, weft.serve.http.submissions; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft.serve.submissions; sys.exit('torch' in sys.modules)"
     env = {"PYTHONPATH": ":".join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], timeout=60, env=env).returncode == 0

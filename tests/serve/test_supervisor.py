@@ -16,12 +16,12 @@ import torch
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue, environment, history_of
 from weft.core.errors import WeftError
-from weft.engine.base.machines import machine_with
-from weft.engine.planning.estimator import Estimator
-from weft.engine.planning.learn_times import observation_of
-from weft.serve.queue.queue_retention import problems
-from weft.serve.queue.task_states import ENDED
-from weft.serve.workers.error_log import log_error
+from weft.engine.estimator import Estimator
+from weft.engine.learning import observation_of
+from weft.engine.machine import machine_with
+from weft.serve.queue_file import ENDED
+from weft.serve.retention import problems
+from weft.serve.worker import log_error
 
 LONG = {"epochs": 120}
 KILLS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
@@ -40,7 +40,7 @@ def own(name: str, **more):
 
 
 def submit_own(queue, *tasks, **more):
-    from weft.serve.queue.queue_db import Submission
+    from weft.serve.queue_db import Submission
 
     found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
     queue.supervisor.wake()
@@ -182,7 +182,7 @@ def test_memory_that_was_not_enough_is_learned_from_once(queue):
 
 
 def test_a_task_over_its_own_budget_is_refused(queue):
-    from weft.serve.queue.queue_db import Submission
+    from weft.serve.queue_db import Submission
 
     task = queue.db.submit(Submission({"task": TASK, "budget": 1000}))
     queue.supervisor.wake()

@@ -10,10 +10,10 @@ import pytest
 
 from tests.serve.serving import FAULTY, Queue
 from weft.core.errors import WeftError
-from weft.serve.http.json_limits import BadRequestError, read_json
-from weft.serve.queue.queue_db import Submission
-from weft.serve.queue.task_states import QueueError
-from weft.serve.supervision.group_endings import GroupEndings
+from weft.serve.groups import GroupEndings
+from weft.serve.queue_db import Submission
+from weft.serve.queue_file import QueueError
+from weft.serve.submissions import BadRequestError, read_json
 
 pytestmark = pytest.mark.timeout(180)
 LONG = {"hidden": 12, "epochs": 200_000}

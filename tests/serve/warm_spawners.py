@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from weft.serve.workers import worker_process
+from weft.serve import worker_process
 
 ROOT = Path(__file__).parents[2]
 OWN = (  # variables that nothing reads while it is imported
@@ -124,7 +124,7 @@ def real_spawners() -> Iterator[None]:
 
 def main() -> None:
     """Fork a spawner for every message, until the link is closed."""
-    from weft.serve.workers import spawner
+    from weft.serve import spawner
 
     spawner.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _become_spawner(link: socket.socket, environment: Mapping[str, str], handles: Sequence[int], source: int) -> None:
-    from weft.serve.workers import spawner
+    from weft.serve import spawner
 
     try:
         link.close()

@@ -9,11 +9,11 @@ import torch
 
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 from weft.ops.launch import backend
 from weft.runtime.group import GroupRun
 from weft.weave.merged_launch import generate
-from weft.weave.weaver import Weaver
+from weft.weave.step import Weaver
 
 AS_IT_IS = backend.on_gpu.__code__
 AS_ON_A_GPU = (lambda tensor: True).__code__

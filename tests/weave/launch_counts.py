@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.weave.graph import Node, map_nodes
-from weft.weave.member import operator_name
+from weft.weave.matching import operator_name
+from weft.weave.merge import Woven
+from weft.weave.recorder import Node, map_nodes
 from weft.weave.stream_schedule import run_node, schedule
-from weft.weave.woven import Woven
 
 
 def count_launches(woven: Woven) -> Counter[str]:

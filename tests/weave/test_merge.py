@@ -14,8 +14,8 @@ from tests.weave.launch_counts import count_launches
 from tests.weave.trainees import STEPS, Trainee, assert_trains_as_alone, restore, snapshot
 from weft import ops
 from weft.core.errors import InputError
-from weft.graph.data.graph import Graph
-from weft.weave.lab import multi_spmm  # noqa: F401 (registers the operator that pushes)
+from weft.graph.graph import Graph
+from weft.weave.lab import multi as multi_spmm  # noqa: F401 (registers the operator that pushes)  # noqa: F401 (registers the operator that pushes)
 from weft.weave.merge import weave
 from weft.weave.recorder import record
 

@@ -7,16 +7,15 @@ import pytest
 from tests.graphs_for_tests import tiny_graph
 from tests.weave.launch_counts import count_launches, longest_chain
 from tests.weave.trainees import Trainee, assert_trains_as_alone
-from weft.capture.launch_watch import watched_launches
 from weft.capture.meta_graph import META, meta_graph
+from weft.capture.observer import watched_launches
 from weft.core.task import Task
 from weft.graph.catalog.shapes import make
 from weft.ops.launch.backend import meta_means_gpu
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
-from weft.weave.step import merged
-from weft.weave.weaver import Weaver
-from weft.weave.woven import Woven
+from weft.weave.merge import Woven
+from weft.weave.step import Weaver, merged
 
 
 @pytest.mark.parametrize("models", [("gcn", "gcn"), ("sage", "gin"), ("gat", "gatv2")], ids="-".join)

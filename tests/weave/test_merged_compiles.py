@@ -91,8 +91,8 @@ def packed(csr):
 
 def spmm_calls(dtype):
     """Sums of two widths along both directions, a maximum and its gradient, and a push."""
-    importlib.import_module("weft.weave.lab.multi_spmm")  # registers the push
-    from weft.weave.together import OpCall
+    importlib.import_module("weft.weave.lab.multi")  # registers the push
+    from weft.weave.merged_launch import OpCall
 
     adj = small()
     csr, back = (packed(csr) for csr in both_csr(adj))
@@ -111,7 +111,7 @@ def spmm_calls(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm_of_every_kind(launches, dtype):
-    from weft.weave.together import together_triton
+    from weft.weave.merged_launch import together_triton
 
     together_triton(spmm_calls(dtype))
     assert len(launches) == 2  # all rows, then the hubs
@@ -120,7 +120,7 @@ def test_spmm_of_every_kind(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
@@ -135,7 +135,7 @@ def test_sddmm_and_softmax(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     adj = small(num_rows=9, num_cols=9)
     csr, back = (packed(csr) for csr in both_csr(adj))
@@ -156,7 +156,7 @@ def test_attention(launches, dtype):
 
 def test_loads_of_alike_sources_stay_wide(launches):
     """A select among addresses keeps what is known of their alignment: four floats to a load."""
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
@@ -178,7 +178,7 @@ def random_numbers():
 
 def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
     """Forward, backward and weight gradients of hidden layers and of the last one: three blocks to a multiprocessor."""
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     rate, clock = random_numbers()
     x, grad, narrow = numbers(2, 640, 64), numbers(2, 640, 64, seed=1), numbers(2, 640, 3, seed=2)
@@ -201,7 +201,7 @@ def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
 
 def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
     """What a step does besides multiplying costs the sums over edges no occupancy to speak of."""
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
@@ -222,7 +222,7 @@ def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
 
 
 def test_sums_and_updates(launches, as_on_a_gpu):
-    from weft.weave.together import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, together_triton
 
     logits, labels, rows = numbers(2, 40, 3), torch.zeros(40, dtype=torch.int64), torch.arange(30)
     together_triton(

@@ -7,8 +7,8 @@ import torch
 
 from weft import ops
 from weft.ops.launch.backend import meta_means_gpu
-from weft.weave.copies import copied, side_by_side
-from weft.weave.together import FlatCalls, OpCall, flatten, operator, together, unflatten
+from weft.weave.launchers import copied, side_by_side
+from weft.weave.merged_launch import FlatCalls, OpCall, flatten, operator, together, unflatten
 from weft.weave.two_phase_ops import add_parts
 
 weft = torch.ops.weft

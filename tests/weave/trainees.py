@@ -9,11 +9,10 @@ from torch import Tensor
 
 from tests.graphs_for_tests import CLASSES, FEATURES
 from weft import ops
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 from weft.nn.build import build
-from weft.weave.merge import weave
+from weft.weave.merge import Woven, weave
 from weft.weave.recorder import record
-from weft.weave.woven import Woven
 
 STEPS = 3
 

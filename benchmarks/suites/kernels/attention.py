@@ -20,7 +20,7 @@ from benchmarks.baselines.epochs import compile_static, ordered_edges
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, record_graph, time_until
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 from weft.nn import from_pyg
 
 SIDES = ("weft", "weft-replayed", "pyg", "compiled", "compiled-graphs")

@@ -15,7 +15,7 @@ from benchmarks.baselines import cusparse
 from benchmarks.baselines.cusparse_models import edge_values
 from weft import ops
 from weft.ops.csr.adjacency import Adjacency
-from weft.weave.lab.multi_spmm import Source, joined_spmm, pull_push_spmm
+from weft.weave.lab.multi import Source, joined_spmm, pull_push_spmm
 
 Outs = list[Tensor]
 

@@ -25,8 +25,8 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, print_
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
 from weft.graph.catalog.names import data_folders, load
-from weft.graph.data.graph import Graph
-from weft.runtime.device.threads import cpu_threads
+from weft.graph.graph import Graph
+from weft.runtime.device.process import cpu_threads
 
 THREADS = 2
 DATA = data_folders()[0]  # $WEFT_DATA, or ~/.cache/weft/data

@@ -25,8 +25,8 @@ from benchmarks.baselines.pyg_training import train_pyg
 from benchmarks.harness.recorder import Recorder, common_arguments, find, print_table
 from benchmarks.suites.on_cpu.cpu import DATA, THREADS, faster_threads, find_graph
 from weft.core.sweep import Sweep
-from weft.graph.data.graph import Graph
-from weft.runtime.device.threads import cpu_threads
+from weft.graph.graph import Graph
+from weft.runtime.device.process import cpu_threads
 
 SIDES = ("weft", "pyg")
 VARIED = ("hidden", "lr")

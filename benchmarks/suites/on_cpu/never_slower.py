@@ -25,8 +25,8 @@ from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from weft.core.plan import Plan
-from weft.engine.base.process_memory import keep_heap
-from weft.graph.data.graph import Graph
+from weft.engine.memory import keep_heap
+from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.inputs import takes_edges
 

@@ -31,11 +31,11 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import synchronize
 from benchmarks.suites.on_cpu.never_slower import MODULES, tasks_of
 from weft.core.plan import Plan
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.merger import merger_for
-from weft.engine.planning.run_planner import RunPlanner
-from weft.graph.data.graph import Graph
-from weft.planner.grouping.stack_size_table import Throughput
+from weft.engine.graphs import Graphs
+from weft.engine.merger import merger_for
+from weft.engine.run_planner import RunPlanner
+from weft.graph.graph import Graph
+from weft.planner.grouping.limits import Throughput
 from weft.runtime.group import GroupRun
 
 GRAPHS = ("shape:cora", "shape:pubmed", "shape:ogbn-arxiv")

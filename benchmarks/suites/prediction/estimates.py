@@ -38,13 +38,13 @@ from benchmarks.suites.prediction.queues import SETS, Entry, entries
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.base.merger import merger_for
-from weft.engine.base.probe import probe
-from weft.engine.planning.estimator import Estimator
-from weft.graph.data.graph import Graph
+from weft.engine.estimator import Estimator
+from weft.engine.merger import merger_for
+from weft.engine.probe import probe
+from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
-from weft.runtime.device.threads import cpu_threads
+from weft.runtime.device.process import cpu_threads
 from weft.runtime.group import GroupRun
 
 ROUNDS, ROUND_SECONDS = 3, 0.1

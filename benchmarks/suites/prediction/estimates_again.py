@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness.graphs import make_graph
 from benchmarks.suites.prediction.queues import SETS, Entry, entries
 from weft.core.machine import Machine
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 MEASURED = ("allocated", "reserved", "seconds", "before", "before_reserved", "fits", "notes")
 HOST = torch.device("cpu")

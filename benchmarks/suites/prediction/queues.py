@@ -15,7 +15,7 @@ from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from weft.core.models import BUILT_IN
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 SHAPES = (
     "cora", "citeseer", "pubmed", "proteins", "artist", "soc-blog", "dd", "amazon0601", "twitter", "yeast", "ovcar-8h",

@@ -12,8 +12,7 @@ from benchmarks.harness.graphs import full_name
 from benchmarks.harness.recorder import listed, print_table
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
-from weft.engine.planning.plan_report_builder import plan
-from weft.engine.planning.sharding_report import shard_groups
+from weft.engine.plan import plan, shard_groups
 from weft.planner.cost.sharding import ShardingEstimate
 from weft.planner.report.plan_report import PlanReport
 

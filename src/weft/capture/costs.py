@@ -6,11 +6,13 @@ A cost is computed from the shapes of one :class:`~weft.capture.observer.Call`. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-from weft.capture.observer import Call, Seen
+from weft.capture.observer import Call, Seen, argument
+from weft.core.program import ALLOCATIONS
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,365 @@ def bytes_out(call: Call) -> int:
 def elements(tree: Any) -> int:
     """Elements of all tensors in a tree."""
     return sum(t.numel for t in tensors(tree))
+
+
+# ---- Costs of torch's operators, by families that move data in the same way.
+
+
+def _nothing(call: Call) -> Work:
+    return Work(launches=0)
+
+
+def _fill(call: Call) -> Work:
+    return Work(stream=sum(t.bytes for t in tensors(call.outs)))
+
+
+def _pointwise(call: Call) -> Work:
+    return Work(flops=elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+
+
+def _costly_pointwise(call: Call) -> Work:
+    """Exponentials and the like: ten operations per element."""
+    return Work(flops=10 * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+
+
+def _move(call: Call) -> Work:
+    return Work(stream=bytes_in(call) + bytes_out(call))
+
+
+def _reduce(call: Call) -> Work:
+    return Work(flops=elements(call.args), stream=bytes_in(call) + bytes_out(call))
+
+
+def _sum(call: Call) -> Work:
+    """Inputs of another type than the result's are copied to it first, except halves, which are summed in place."""
+    work, given, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
+    if given.dtype == out.dtype or given.dtype in ("float16", "bfloat16"):
+        return work
+    copy = given.numel * out.itemsize
+    return replace(work, stream=work.stream + 2 * copy, launches=2, pieces=(copy,))
+
+
+def _rowwise(call: Call) -> Work:
+    """Softmax and norms: a few passes over a row that stays in a cache."""
+    return Work(flops=8 * elements(call.args), stream=bytes_in(call) + bytes_out(call))
+
+
+def _gather(call: Call) -> Work:
+    """Rows gathered by index: the result is gathered and written sequentially."""
+    source, *rest = tensors((call.args, call.kwargs))
+    index = sum(t.bytes for t in rest)
+    masks = [t for t in rest if t.dtype == "bool"]
+    # A mask becomes a list of positions, eight bytes each, before anything is gathered.
+    found = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
+    return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), pieces=(found,))
+
+
+def _scatter(call: Call) -> Work:
+    """Values added to or written over existing ones by index."""
+    target, *rest = tensors((call.args, call.kwargs))
+    values = sum(t.bytes for t in rest)
+    source = max((t.bytes for t in rest), default=0)
+    copied = 0 if call.name.endswith("_") else 2 * target.bytes
+    return Work(flops=elements(call.args) - target.numel, stream=values + copied, gather=2 * source)
+
+
+def _sorted_scatter(call: Call) -> Work:
+    """Rows added by an index that is sorted first: positions, their order, both sorted, and the sort's own copies."""
+    work = _scatter(call)
+    indices = sum(t.numel for t in tensors((call.args, call.kwargs)) if t.dtype == "int64")
+    pieces = (8 * indices,) * 4 + (16 * indices,)
+    return replace(work, stream=work.stream + 16 * 8 * indices, launches=10, pieces=pieces)
+
+
+def _put(call: Call) -> Work:
+    """``index_put``: sorted if values are accumulated, direct if they are written."""
+    adds = call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False)
+    return _sorted_scatter(call) if adds else _scatter(call)
+
+
+def _matmul(call: Call) -> Work:
+    """``[..., M, K] x [..., K, N]``, also with something added."""
+    left, right = list(tensors(call.args))[-2:]
+    flops = 2 * prod(left.shape) * (right.shape[-1] if len(right.shape) > 1 else 1)
+    return Work(flops=flops, stream=bytes_in(call) + bytes_out(call))
+
+
+SHORT = 4096  # elements that are sorted in place
+
+
+def _sort(call: Call) -> Work:
+    """A radix sort: eight passes over keys and positions, the positions as they were, and a second copy of both."""
+    out, keys = bytes_out(call), next(tensors(call.args))
+    pieces = (8 * keys.numel, (keys.itemsize + 8) * keys.numel) if max(keys.shape, default=0) > SHORT else ()
+    return Work(flops=elements(call.args), stream=8 * (bytes_in(call) + out), launches=8, pieces=pieces)
+
+
+FAMILIES: dict[Callable[[Call], Work], str] = {
+    _nothing: "resize_ set_ lift_fresh " + " ".join(ALLOCATIONS),
+    _fill: (
+        "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ fill zero_ arange "
+        "scalar_tensor eye rand rand_like randn randn_like randint randint_like bernoulli_ uniform_ normal_ "
+        "exponential_ random_ linspace"
+    ),
+    _pointwise: (
+        "add add_ sub sub_ rsub mul mul_ div div_ neg neg_ abs abs_ reciprocal reciprocal_ relu relu_ "
+        "threshold_backward leaky_relu leaky_relu_ leaky_relu_backward clamp clamp_ clamp_min clamp_max clamp_min_ "
+        "clamp_max_ where maximum minimum eq ne lt le gt ge logical_not logical_and logical_or logical_xor "
+        "bitwise_not bitwise_and bitwise_or bitwise_xor __and__ __or__ bitwise_left_shift bitwise_right_shift "
+        "__lshift__ __rshift__ floor_divide remainder fmod floor ceil round trunc sign isnan isinf isfinite "
+        "nan_to_num masked_fill masked_fill_ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_ square hardtanh "
+        "hardtanh_backward hardtanh_ tril triu addr _prelu_kernel _prelu_kernel_backward native_dropout_backward "
+        "hardswish hardsigmoid threshold nll_loss_forward nll_loss_backward nll_loss2d_forward mse_loss "
+        "mse_loss_backward l1_loss smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward"
+    ),
+    _costly_pointwise: (
+        "exp exp_ exp2 expm1 log log_ log2 log1p sqrt sqrt_ rsqrt rsqrt_ sin cos tan tanh tanh_ tanh_backward "
+        "sigmoid sigmoid_ sigmoid_backward elu elu_ elu_backward gelu gelu_ gelu_backward silu silu_ silu_backward "
+        "mish mish_backward softplus softplus_backward log_sigmoid_forward log_sigmoid_backward pow pow_ erf "
+        "native_dropout binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits atan atan2 "
+        "special_expit celu selu _fused_adam_ _fused_adamw_ _fused_sgd_ glu glu_backward bernoulli"
+    ),
+    _move: (
+        "clone copy_ copy _to_copy cat stack constant_pad_nd roll flip repeat contiguous index_fill index_fill_ "
+        "slice_backward select_backward slice_scatter select_scatter as_strided_scatter diagonal_backward "
+        "repeat_interleave split_with_sizes_copy unfold_backward narrow_copy _foreach_copy_ expand_copy view_copy"
+    ),
+    _reduce: (
+        "amax amin max min any all argmax argmin norm linalg_vector_norm var var_mean std std_mean logsumexp "
+        "count_nonzero bincount _local_scalar_dense aminmax segment_reduce _segment_reduce_backward vdot cummax histc "
+        "logcumsumexp"
+    ),
+    _sum: "sum mean prod cumsum cumprod nansum",
+    _rowwise: (
+        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
+        "native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training native_group_norm native_group_norm_backward cudnn_batch_norm "
+        "cudnn_batch_norm_backward _batch_norm_with_update batch_norm_backward _fused_rms_norm "
+        "_fused_rms_norm_backward _batch_norm_no_update"
+    ),
+    _gather: "index_select index gather embedding take _unsafe_index masked_select nonzero take_along_dim searchsorted",
+    _scatter: (
+        "index_add index_add_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce "
+        "scatter_reduce_ index_reduce index_reduce_ masked_scatter masked_scatter_ put_ index_select_backward"
+    ),
+    _sorted_scatter: "embedding_dense_backward",
+    _put: "index_put index_put_ _index_put_impl_ _unsafe_index_put",
+    _matmul: "mm bmm addmm baddbmm addbmm mv addmv dot",
+    _sort: "sort topk argsort msort kthvalue unique_consecutive _unique2 unique_dim",
+}
+
+ATEN: dict[str, Callable[[Call], Work]] = {
+    f"aten.{name}": family for family, names in FAMILIES.items() for name in names.split()
+}
+
+
+# ---- Costs of Weft's own operators. Launches and workspaces come from running the launchers on meta tensors.
+#
+# Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
+
+INDEX = 4  # bytes of an edge's column
+HASH = 20  # operations to draw one random number
+
+
+def _given(call: Call, name: str) -> Any:
+    """The argument of that name in the operator's schema; None if it is None or the operator has none."""
+    return argument(call.name, call.args, name)
+
+
+def _edges(call: Call) -> int:
+    """E, from the packed CSR among the arguments: row offsets, then columns."""
+    return _given(call, "csr")[1].numel
+
+
+def _rows(call: Call) -> int:
+    return _given(call, "csr")[0].numel - 1
+
+
+def _plain_in(call: Call) -> int:
+    """Bytes of the arguments that are tensors, not packed CSRs."""
+    return sum(arg.bytes for arg in call.args if isinstance(arg, Seen))
+
+
+def _tiles(width_bytes: int) -> int:
+    """How often the edges are read: once for every 128 floats of a row."""
+    return max(1, -(-width_bytes // 512))
+
+
+def _spmm(call: Call) -> Work:
+    x, weight = _given(call, "x"), _given(call, "weight")
+    edges, tasks = _edges(call), prod(x.shape[:-2])
+    row = x.shape[-1] * x.itemsize
+    index = edges * (INDEX + (weight.itemsize if weight else 0)) * tasks * _tiles(row)
+    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (_given(call, "col_scale") is not None))
+    return Work(flops=flops, stream=index + bytes_out(call), gather=edges * row * tasks)
+
+
+def _spmm_max_backward(call: Call) -> Work:
+    grad, edges = _given(call, "grad"), _edges(call)
+    row, tasks = grad.shape[-1], prod(grad.shape[:-2])
+    return Work(
+        flops=2 * edges * row * tasks,
+        stream=edges * 2 * INDEX * tasks + bytes_out(call),
+        gather=edges * row * tasks * (grad.itemsize + INDEX),
+    )
+
+
+def _sddmm(call: Call) -> Work:
+    a, edges = _given(call, "a"), _edges(call)
+    row, tasks = a.shape[-1] * a.itemsize, prod(a.shape[:-2])
+    return Work(
+        flops=2 * edges * a.shape[-1] * tasks,
+        stream=edges * 2 * INDEX * tasks + bytes_out(call) + a.bytes,
+        gather=edges * row * tasks,
+    )
+
+
+def _edge_softmax(call: Call) -> Work:
+    return Work(flops=20 * elements(call.outs), stream=2 * _plain_in(call) + bytes_out(call))
+
+
+def _attention(call: Call, packed: bool = False) -> Work:
+    """One pass: scores and coefficients once per edge and head, rows gathered once per edge."""
+    x, edges, rows = _given(call, "packed" if packed else "x"), _edges(call), _rows(call)
+    heads = _given(call, "heads") if packed else x.shape[-2]
+    width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
+    tasks = next(tensors(call.outs)).numel // max(rows * width, 1)  # a block of a batch reads more rows than it has
+    coefficients = edges * heads * tasks
+    return Work(
+        flops=coefficients * 40 + 4 * edges * width * tasks,
+        stream=edges * INDEX * tasks + bytes_out(call),
+        gather=edges * tasks * x.itemsize * (width + heads),
+    )
+
+
+def _attention_packed(call: Call) -> Work:
+    return _attention(call, packed=True)
+
+
+def _attention_backward(call: Call) -> Work:
+    """One pass over the transpose: the gradient's rows and the statistics of every edge's destination."""
+    grad, edges = _given(call, "grad"), _edges(call)
+    heads, width = grad.shape[-2], grad.shape[-2] * grad.shape[-1]
+    tasks = prod(grad.shape[:-3])
+    coefficients = edges * heads * tasks
+    return Work(
+        flops=coefficients * 60 + 4 * edges * width * tasks,
+        stream=2 * edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
+        gather=edges * tasks * (width * grad.itemsize + 3 * heads * 4),
+    )
+
+
+def _row_gradient(call: Call) -> Work:
+    return Work(
+        flops=4 * elements((_given(call, "grad"), _given(call, "out"))), stream=bytes_in(call) + bytes_out(call)
+    )
+
+
+def _attention_v2(call: Call) -> Work:
+    x, edges = _given(call, "x_src"), _edges(call)
+    width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
+    return Work(
+        flops=edges * width * tasks * 8,
+        stream=edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
+        gather=edges * width * tasks * x.itemsize,
+    )
+
+
+def _attention_v2_backward(call: Call) -> Work:
+    """Two passes: one over the graph, one over the transpose."""
+    x, edges = _given(call, "x_src"), _edges(call)
+    width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
+    return Work(
+        flops=edges * width * tasks * 24,
+        stream=2 * edges * INDEX * tasks + 2 * _plain_in(call) + bytes_out(call),
+        gather=3 * edges * width * tasks * x.itemsize,
+    )
+
+
+def _product(call: Call) -> Work:
+    """``x [..., N, I]`` times ``weight [..., O, I]``, with the layer's epilogue."""
+    weight, out = _given(call, "weight"), next(tensors(call.outs))
+    drops = HASH * out.numel if _given(call, "rate") else 0
+    return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
+
+
+def _linear_backward(call: Call) -> Work:
+    """The weight's gradient and, if needed, the input's: two products over the same rows."""
+    grad, x = _given(call, "grad"), _given(call, "x")
+    products = 1 + bool(_given(call, "wants_x"))
+    drops = HASH * grad.numel if _given(call, "rate") else 0
+    return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
+
+
+def _weight_grad(call: Call) -> Work:
+    grad, x = _given(call, "grad"), _given(call, "x")
+    return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
+
+
+def _pass(call: Call) -> Work:
+    """One pass over everything, with one random number per element under dropout."""
+    return Work(flops=(4 + HASH * _drops(call)) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+
+
+def _drops(call: Call) -> bool:
+    """Whether the call drops: whether it has a clock."""
+    return any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
+
+
+def _batch_norm(call: Call) -> Work:
+    """Statistics in one pass over the inputs, the result in another; backward a mask is drawn in both."""
+    drops = _drops(call) * (2 if call.name.endswith("backward") else 1)
+    return Work(flops=(8 + HASH * drops) * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
+
+
+def _cross_entropy(call: Call) -> Work:
+    logits, rows = _given(call, "logits"), _given(call, "rows")
+    listed = rows.numel * logits.shape[-1] * prod(logits.shape[:-2])
+    return Work(flops=12 * listed, stream=rows.bytes * 2 + bytes_out(call), gather=listed * logits.itemsize)
+
+
+def _adam(call: Call) -> Work:
+    """Weight, gradient and two moments read, three of them written; of the table of rates a row per task."""
+    param = _given(call, "param")
+    return Work(flops=12 * param.numel, stream=bytes_in(call) - _given(call, "hyper").bytes + 3 * param.bytes)
+
+
+WEFT: dict[str, Callable[[Call], Work]] = {
+    "weft.spmm": _spmm,
+    "weft.spmm_max": _spmm,
+    "weft.spmm_max_backward": _spmm_max_backward,
+    "weft.sddmm": _sddmm,
+    "weft.edge_softmax": _edge_softmax,
+    "weft.edge_softmax_backward": _edge_softmax,
+    "weft.graph_attention": _attention,
+    "weft.graph_attention_packed": _attention_packed,
+    "weft.graph_attention_packed_backward": _attention_backward,
+    "weft.graph_attention_backward": _attention_backward,
+    "weft.graph_attention_row_gradient": _row_gradient,
+    "weft.graph_attention_v2": _attention_v2,
+    "weft.graph_attention_v2_backward": _attention_v2_backward,
+    "weft.linear": _product,
+    "weft.linear_backward": _linear_backward,
+    "weft.product": _product,
+    "weft.weight_grad": _weight_grad,
+    "weft.column_sum": _pass,
+    "weft.split_rows": _pass,
+    "weft.mean_heads": _pass,
+    "weft.batch_norm_act_dropout": _batch_norm,
+    "weft.batch_norm_act_dropout_backward": _batch_norm,
+    "weft.normalise_act_dropout": _pass,
+    "weft.layer_norm_act_dropout": _pass,
+    "weft.layer_norm_act_dropout_backward": _pass,
+    "weft.bias_act_dropout": _pass,
+    "weft.bias_act_dropout_backward": _pass,
+    "weft.bias_act_dropout_backward_bias": _pass,
+    "weft.cross_entropy_rows": _cross_entropy,
+    "weft.cross_entropy_rows_backward": _cross_entropy,
+    "weft.adam_": _adam,
+}
+
+
+def register_costs(costs: dict[str, Callable[[Call], Work]]) -> None:
+    """Add the costs of operators that a package above this one registers."""
+    WEFT.update(costs)

@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
 from weft.nn.normalisation import relation_entries, without_weights
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.relation_slots import RelationSlots, pair_keys, slot_arrays

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.launch_watch import watched_launches
 from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
+from weft.ops.launch.hooks import intercepted
+
+# ---- Report kernel launches instead of making them, so that launchers can be dry-run on meta tensors.
+
+LaunchSeen = Callable[[str, list[Tensor]], None]
+
+
+def watched_launches(seen: LaunchSeen) -> AbstractContextManager[None]:
+    """Inside, and in this thread, a launch calls ``seen(name, tensor arguments)`` and does nothing else."""
+
+    def watch(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., None]:
+        def note(*args: Any, **options: Any) -> None:
+            handed = [*args, *options.values()]
+            seen(kernel.fn.__name__, [value for value in handed if isinstance(value, Tensor)])
+
+        return note
+
+    return intercepted(watch)
 
 
 @dataclass
@@ -391,3 +410,34 @@ def _signature(tree: Any) -> Any:
 
 def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
+
+
+# ---- Read operator schemas: which arguments an operator writes, and which operators synchronise with the host.
+
+aten = torch.ops.aten
+HOST_READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
+
+
+@cache
+def argument_places(operator: str) -> Mapping[str, int]:
+    """Where the arguments of an operator (``"weft.spmm"``) stand, by their names in its schema."""
+    namespace, _, name = operator.rpartition(".")
+    schema = getattr(getattr(torch.ops, namespace), name).default._schema
+    return MappingProxyType({argument.name: place for place, argument in enumerate(schema.arguments)})
+
+
+def argument(operator: str, args: Sequence[Any], name: str) -> Any:
+    """The argument called ``name`` among ``args``; None if the operator has none of that name, or it was left out."""
+    place = argument_places(operator).get(name)
+    return args[place] if place is not None and place < len(args) else None
+
+
+@cache
+def written_places(target: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names of the arguments that ``target`` writes to."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    written = (argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    pairs = zip(enumerate(schema.arguments), written, strict=True)
+    return tuple((place, argument.name) for (place, argument), writes in pairs if writes)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.capture.costs import Work, bytes_in, bytes_out
-from weft.capture.costs_aten import ATEN
-from weft.capture.costs_weft import WEFT
+from weft.capture.costs import ATEN, WEFT, Work, bytes_in, bytes_out
 from weft.capture.observer import Call, Observer, is_library, is_lt
 from weft.core.program import MARKER_KEPT, Operator, Program, Value
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.capture.observer import Observer, Seen
 from weft.core.graph_stats import GraphStats
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 NODES, EDGES = 1009, 7919  # primes: no width of a layer is likely to be one of them, or a sum of them
 TRAIN, VAL, TEST = 307, 151, 211

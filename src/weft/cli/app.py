@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.cache import cache
 from weft.cli.data import app as data
+from weft.cli.machine import cache, probe, warm
 from weft.cli.plan import plan
 from weft.cli.predict import predict
-from weft.cli.probe import probe
 from weft.cli.queue import app as queue
 from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
 from weft.cli.serve import serve
-from weft.cli.warm import warm
 from weft.core.version import __version__
 
 app = typer.Typer(

@@ -16,7 +16,7 @@ from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 
 if TYPE_CHECKING:
-    from weft.graph.data.graph import Graph
+    from weft.graph.graph import Graph
 
 PIPE_WIDTH = 1000  # rich would cut a table at 80 columns if there is no terminal
 
@@ -47,7 +47,7 @@ def info(
     device: Device = "cpu",
 ) -> None:
     """Sizes, features, labels, splits and degrees of a graph."""
-    from weft.engine.base.device import choose_device
+    from weft.engine.machine import choose_device
     from weft.graph.catalog import names as catalog
 
     stats = catalog.load(graph, seed=seed, device=choose_device(device)).stats()
@@ -81,7 +81,7 @@ def make(
     overwrite: Overwrite = False,
 ) -> None:
     """Generate a graph and save it as a folder that `weft run` and weft.load open."""
-    from weft.engine.base.device import choose_device
+    from weft.engine.machine import choose_device
 
     given = {
         "scale": scale, "nodes": nodes, "edges": edges, "features": features, "classes": classes,

@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.files import check_file, write_file
+from weft.cli.format import check_file, write_file
 from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
 from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
-from weft.core.lazy.names import gc_paused
+from weft.core.startup import gc_paused
 
 DOES_NOT_FIT = 4
 
@@ -90,11 +90,16 @@ def plan(
     work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
         from weft.dist.node_order import check_order
-        from weft.engine.planning.explaining import explanation, schedules
-        from weft.engine.planning.plan_report_builder import plan as make_plan
-        from weft.engine.planning.sharding_report import effect_words, order_effects, over_the_whole_graph, shard_groups
-        from weft.engine.report.memory_timeline import check_plot, write_timeline
-        from weft.engine.report.schedule_chart import check_simulate, write_schedules
+        from weft.engine.charts import check_plot, check_simulate, write_schedules, write_timeline
+        from weft.engine.plan import (
+            effect_words,
+            explanation,
+            order_effects,
+            over_the_whole_graph,
+            schedules,
+            shard_groups,
+        )
+        from weft.engine.plan import plan as make_plan
 
     if plot is not None:
         check_plot(plot)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.files import check_file
+from weft.cli.format import check_file
 from weft.core.errors import SpecError
 from weft.core.files import replacing
-from weft.core.lazy.names import gc_paused
+from weft.core.startup import gc_paused
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
-    from weft.engine.results.result import Result
+    from weft.engine.result import Result
 
 ENDINGS = (".npy", ".csv")
 ROWS = 1 << 16  # of a CSV file, written at once
@@ -55,8 +55,8 @@ def predict(
     if what not in WHAT:
         raise SpecError(f"--what {what}: must be one of {', '.join(WHAT)}")
     with gc_paused():
-        from weft.engine.results.loading import load_result
-        from weft.engine.results.result import Result
+        from weft.engine.loading import load_result
+        from weft.engine.result import Result
     loaded = load_result(run)
     if isinstance(loaded, Result):
         if member is not None:
@@ -79,7 +79,7 @@ def _member(loaded: Any, name: str) -> Result:
 
 def _predicted(result: Result, graph: str | None, nodes: str | None, what: str, **how: Any) -> tuple[ndarray, ndarray]:
     """The ids ``[M]`` of the nodes, and a value or a row per node."""
-    from weft.engine.results.predicting import graph_for, nodes_of
+    from weft.engine.result import graph_for, nodes_of
 
     found = graph_for(result, graph)
     ids = nodes_of(nodes, found)

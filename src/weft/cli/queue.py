@@ -14,8 +14,8 @@ from weft.core.units import parse_bytes, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from weft.sched.queue_state import QueuedTask
-    from weft.sched.recorded_queue import RecordedQueue
-    from weft.sched.simulation import Simulation
+    from weft.sched.queues import RecordedQueue
+    from weft.sched.simulator import Simulation
 
 app = typer.Typer(
     help="Tasks that share a device: list those of a server, or simulate policies.",
@@ -116,7 +116,7 @@ def _check_queue(queue: str | None, file: Path | None, drawn: Mapping[str, float
 
 def _tasks(queue: str | None, count: int | None, seed: int | None, gap: float | None, machine: str) -> list[QueuedTask]:
     from weft.planner.machine_profiles import profile
-    from weft.sched.synthetic_queue import Mixture, paper_queue, random_queue
+    from weft.sched.queues import Mixture, paper_queue, random_queue
 
     if queue is not None:
         return paper_queue(queue, profile(machine))
@@ -125,14 +125,14 @@ def _tasks(queue: str | None, count: int | None, seed: int | None, gap: float | 
 
 
 def _recorded(file: Path) -> RecordedQueue:
-    from weft.sched.recorded_queue import read_recorded
+    from weft.sched.queues import read_recorded
 
     return read_recorded(file)
 
 
 def _made(tasks: list[QueuedTask]) -> RecordedQueue:
     from weft.sched.queue_state import DeviceState
-    from weft.sched.recorded_queue import RecordedQueue
+    from weft.sched.queues import RecordedQueue
 
     return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
 

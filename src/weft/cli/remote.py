@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.shown.task_table import task_table, terminal_width
-from weft.cli.shown.times import parse_deadline, with_lateness, with_local_times
-from weft.cli.terminal_text import plain_line, plain_text
+from weft.cli.format import (
+    parse_deadline,
+    plain_line,
+    plain_text,
+    task_table,
+    terminal_width,
+    with_lateness,
+    with_local_times,
+)
 from weft.core.errors import InputError, SpecError
-from weft.core.settings.spec_file import read_spec
+from weft.core.spec_file import read_spec
 from weft.core.task import Task
 
 if TYPE_CHECKING:
@@ -176,7 +182,7 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
     Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
-    from weft.serve.queue.task_states import ENDED
+    from weft.serve.queue_file import ENDED
 
     client = _client(server, token)
     states = {name: client.show(name)["state"] for name in tasks}

@@ -16,16 +16,16 @@ from rich.table import Table
 from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import Event
-from weft.core.lazy.names import gc_paused
-from weft.core.settings.spec_file import read_spec
-from weft.engine.training.interrupt import Interrupted
+from weft.core.spec_file import read_spec
+from weft.core.startup import gc_paused
+from weft.engine.control import Interrupted
 
 if TYPE_CHECKING:
     from weft.core.plan import Plan
     from weft.core.sweep import Sweep
     from weft.core.task import Task
-    from weft.engine.results.result import Result
-    from weft.engine.results.sweep_result import SweepResult
+    from weft.engine.result import Result
+    from weft.engine.sweep_result import SweepResult
     from weft.planner.report.plan_report import PlanReport
 
 FAILED = 3  # exit code: every member of a sweep failed
@@ -164,10 +164,10 @@ def run(
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
     work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
     with gc_paused():
-        from weft.engine.probing.start import is_wanted, start_probe
-        from weft.engine.results.sweep_result import SweepResult
+        from weft.engine.background_probe import is_wanted, start_probe
         from weft.engine.run import is_first_rank
         from weft.engine.run import run as train
+        from weft.engine.sweep_result import SweepResult
 
     folder = out if out is not None else Path("runs") / spec.stem
     asked = {"--gpus": gpus, "--ranks": ranks}
@@ -231,8 +231,8 @@ def _run_on_cluster(
         raise SpecError(f"{asked[0]} does not go with --on {on}: every node trains its share on one device")
     if spec.suffix == ".json":
         raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
-    from weft.cluster.ray_run import run_on_ray
-    from weft.engine.results.sweep_result import SweepResult
+    from weft.cluster.ray import run_on_ray
+    from weft.engine.sweep_result import SweepResult
 
     folder = out if out is not None else Path("runs") / spec.stem
     options = {"device": device, "out": folder, "overwrite": overwrite, "budget": budget}
@@ -247,7 +247,7 @@ def _read(
     """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
     if spec.suffix != ".json":
         return spec_of(spec, changes)
-    from weft.engine.planning.plan_file import read_plan
+    from weft.engine.plan import read_plan
 
     asked = [f"--set {change}" for change in changes]
     asked += [f"--{'' if choice else 'no-'}{name}" for name, choice in choices.items() if choice is not None]
@@ -259,7 +259,7 @@ def _read(
 
 def _ask(folder: Path) -> tuple[bool, bool]:
     """Whether to resume or to overwrite a run that is in ``folder``; neither without a terminal to ask on."""
-    from weft.engine.training.run_folder import holds_run
+    from weft.engine.folder import holds_run
 
     if not holds_run(folder) or not sys.stdin.isatty():
         return False, False
@@ -321,7 +321,7 @@ def _show_summary(result: Result, folder: Path) -> None:
 
 
 def _show_caches(console: Console, plans: Sequence[Plan]) -> None:
-    from weft.engine.report.predicted_vs_measured import cache_words
+    from weft.engine.report_page import cache_words
 
     for words in dict.fromkeys(map(cache_words, plans)):
         if words:

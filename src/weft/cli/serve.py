@@ -117,7 +117,7 @@ def serve(
 
 def _devices_on(on: str, devices: list[str] | None) -> list[str]:
     """The devices of a cluster."""
-    from weft.cluster.ray_nodes import connect, device_names, nodes_of
+    from weft.cluster.ray import connect, device_names, nodes_of
 
     if devices:
         raise SpecError(f"--devices {devices[0]} does not go with --on {on}: the cluster says what it has")

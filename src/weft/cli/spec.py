@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from weft.core.errors import SpecError
-from weft.core.settings.search_space import Choice
-from weft.core.settings.spec_file import read_spec
+from weft.core.search_space import Choice
+from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.graph.catalog.listing import check_name

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from weft.core.settings.value_names import identity
+from weft.core.settings import identity
 from weft.core.task import Task, name_of
 
 REGRESSIONS = ("mse", "mae", "huber")

@@ -2,29 +2,335 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.settings.field_rule import Rule
-from weft.core.settings.grid.combinations import Written, members_of, overrides
-from weft.core.settings.grid.values import (
-    ABSENT,
-    as_plain,
-    distinct,
-    frozen,
-    gives,
-    joined_args,
-    matters,
-    read_value,
-    seed_last,
-    setting_of,
-    with_args_apart,
+from weft.core.search_space import Choice, Range, from_table
+from weft.core.settings import ARGS, Callback, Labels, Rule, describe, identity
+from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
+    OPTIMIZER_SETTINGS,
+    SAMPLING_SETTINGS,
+    Task,
+    model_settings,
+    plain_value,
+    reject_unknown,
+    rules,
 )
-from weft.core.settings.value_names import ARGS, Labels
-from weft.core.task import Task, reject_unknown
+
+# ---- The values of a sweep's settings: which are lists or ranges, how they are frozen, compared and written as JSON.
+
+ARG = "argument"  # of a model, where its name does not matter
+TABLES = ("optimizer_args", "param_groups", "plateau")  # settings of which one value is a table
+REPEATS = ("split", "seed")  # settings that repeat a training, rather than choose how it is done
+ABSENT = object()  # the value of a setting that is not given
+
+
+def is_grid(name: str, value: Any) -> bool:
+    """Whether ``value`` lists several values of the setting ``name``; one value of betas or fanout is a list itself."""
+    if name in ("betas", "fanout") and isinstance(value, (list, tuple)):
+        return not value or all(isinstance(item, (list, tuple)) for item in value)
+    if name == "class_weights" and isinstance(value, (list, tuple)):
+        return not value or not all(isinstance(item, (int, float)) for item in value)
+    if name == "callbacks":  # however many, they are called for every task
+        return False
+    return isinstance(value, (list, tuple, range))
+
+
+def varies(name: str, value: Any) -> bool:
+    """Whether ``value`` makes a sweep of a task: a list, or a range to draw from."""
+    if name == "model_args" and isinstance(value, Mapping):
+        return any(varies(key, item) for key, item in value.items())
+    return isinstance(value, (Range, Choice)) or is_grid(name, value)
+
+
+def read_value(name: str, value: Any) -> Any:
+    """A value out of JSON or TOML: tables say how to draw, anything else is itself."""
+    if name == "model_args" and isinstance(value, Mapping):
+        return {key: read_value(key, item) for key, item in value.items()}
+    if name in TABLES or not isinstance(value, Mapping):
+        return value
+    return from_table(name, value)
+
+
+def with_args_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with each of ``model_args`` under a key of its own: ``model_args.width``."""
+    args = settings.get("model_args", {})
+    found = {key: value for key, value in settings.items() if key != "model_args"}
+    return found | {f"{ARGS}{name}": value for name, value in args.items()}
+
+
+def joined_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """The inverse. ``whole``: a tuple is one value, to be kept as the only one of a list."""
+    args = {key.removeprefix(ARGS): value for key, value in values.items() if key.startswith(ARGS)}
+    if whole:
+        args = {name: (value,) if isinstance(value, (list, tuple, range)) else value for name, value in args.items()}
+    found = {key: value for key, value in values.items() if not key.startswith(ARGS)}
+    return found | ({"model_args": args} if args else {})
+
+
+def setting_of(task: Task, key: str, absent: Any = None) -> Any:
+    """The value of a setting by the name that :attr:`Sweep.varying` gives it; ``absent`` for a missing argument."""
+    return task.model_args.get(key.removeprefix(ARGS), absent) if key.startswith(ARGS) else getattr(task, key)
+
+
+def gives(task: Task, key: str) -> bool:
+    """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
+    if key.startswith(ARGS):
+        return key.removeprefix(ARGS) in task.model_args
+    of_torch = key in OPTIMIZER_GIVEN and task.has_own("optimizer")  # which has defaults of its own
+    if key in SAMPLING_SETTINGS or of_torch:  # setting the former selects sampled batches
+        return key in task.given
+    return key in task.given or task.traits is not None or key not in model_settings()
+
+
+def matters(task: Task, key: str, usual: Task) -> bool:
+    """Whether leaving the value of a setting out would change the task."""
+    return task.traits is None or key.startswith(ARGS) or getattr(task, key) != getattr(usual, key)
+
+
+def frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
+    args = settings.get("model_args", {})
+    if not isinstance(args, Mapping):
+        raise SpecError(f"sweep: model_args={args!r} must be a dict, such as model_args={{'width': [16, 32]}}")
+    for key, value in settings.items():
+        if isinstance(value, (set, frozenset, Iterator)):
+            kind = type(value).__name__
+            raise SpecError(f"sweep: {key} is a {kind}; give a list, which has an order and can be read again")
+    return {key: _as_tuples(value) for key, value in settings.items()}
+
+
+def seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Wherever split and seed were written, members that differ in them alone stand together, and names end so."""
+    last = {key: settings[key] for key in REPEATS if key in settings}
+    return {key: value for key, value in settings.items() if key not in last} | last
+
+
+def _as_tuples(value: Any) -> Any:
+    if hasattr(value, "tolist") and getattr(value, "ndim", None):  # arrays of numpy and torch
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _as_tuples(item) for key, item in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple, range)) else value
+
+
+def distinct(values: Iterable[Any]) -> int:
+    """How many different values there are."""
+    return len({identity(value) for value in values})
+
+
+def as_plain(key: str, value: Any) -> Any:
+    """``value`` as JSON has it."""
+    if isinstance(value, (Range, Choice)):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [as_plain(key, item) for item in value]
+    if key == "model_args":
+        return {name: as_plain(ARG, item) for name, item in value.items()}
+    if (key == ARG and not hasattr(value, "item")) or key in TABLES:
+        return plain_value(value)
+    if isinstance(value, Callback):
+        return value.to_dict()
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    if key in ("graph", "model"):
+        task = Task(graph=value) if key == "graph" else Task(graph="any", model=value)
+        return task.to_dict()[key]
+    return value.item() if hasattr(value, "item") else plain_value(value)
+
+
+# ---- Names of a sweep's members: the settings that vary, short where that is enough to tell members apart.
+
+Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings
+
+
+def member_names(explicit: Sequence[Mapping[str, Any]], combinations: Sequence[Combination]) -> list[str]:
+    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it."""
+    values = [values for _, values in combinations]
+    keys = seed_last({key: 0 for each in values for key in each if key != "name"})
+    varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in values) > 1]
+    labels = Labels({key: [each[key] for each in values if key in each] for key in varying})
+    entries = explicit or ({},)
+    short, full = [], []
+    for position, each in combinations:
+        named = isinstance(each.get("name"), str) and each["name"]
+        entry = with_args_apart(entries[position])
+        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
+        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
+        full.append(labels.name(each, varying, named or ""))
+    taken = Counter(short)
+    chosen = [a if taken[a] == 1 else b for a, b in zip(short, full, strict=True)]
+    return _unique(chosen, describe(values[0]["model"]))
+
+
+def _unique(names: Sequence[str], fallback: str) -> list[str]:
+    """Names that are not empty and differ: the second of a kind gets ``#2``."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        name = name or fallback
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return result
+
+
+# ---- All combinations of a sweep's settings as Tasks: the grid, the draws, and what is refused.
+
+MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
+REDRAWS = 50  # attempts at a combination that was not drawn before
+
+
+@dataclass(frozen=True)
+class Written:
+    """A sweep as it was written: its settings, the entries of ``tasks``, and how often ranges are drawn from."""
+
+    settings: Mapping[str, Any]
+    explicit: tuple[Mapping[str, Any], ...]
+    samples: int | None
+    sample_seed: int
+    label: str
+
+
+def overrides(entries: Any, label: str) -> Iterator[dict[str, Any]]:
+    """The entries of ``tasks``, checked and frozen."""
+    if isinstance(entries, (Mapping, str)):
+        raise SpecError(f"{label}: tasks={entries!r} must be a list of dicts, such as tasks=[{{'hidden': 16}}]")
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise SpecError(f"{label}: tasks has {entry!r}; expected a dict of settings, such as {{'hidden': 16}}")
+        reject_unknown(entry, f"{label}, entry of tasks")
+        yield frozen(entry)
+
+
+def members_of(sweep: Written) -> list[Task]:
+    """The members of a sweep, named by what varies; combinations that make no sense are refused."""
+    combinations = _combinations(sweep)
+    names = member_names(sweep.explicit, combinations)
+    tasks = []
+    for name, (_, values) in zip(names, combinations, strict=True):
+        tasks.append(Task(**joined_args({**values, "name": name})))
+    _refuse_twins(tasks, sweep.label)
+    return _without_ignored(tasks)
+
+
+def _without_ignored(tasks: list[Task]) -> list[Task]:
+    """Tasks without the settings that all of them have but only some read: ``model=["gcn", "gat"], heads=4``.
+
+    What varies stays where it is, and is refused when the sweep is run: it would seem to have been tried.
+    """
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS):
+        ignored = [task.ignores(name) and name in task.given for task in tasks]
+        if any(ignored) and not all(ignored) and distinct(getattr(task, name) for task in tasks) == 1:
+            pairs = zip(tasks, ignored, strict=True)
+            tasks = [_without(task, name) if ignores else task for task, ignores in pairs]
+    return tasks
+
+
+def _without(task: Task, name: str) -> Task:
+    return Task(**{key: getattr(task, key) for key in task.given if key != name})
+
+
+def _combinations(sweep: Written) -> list[Combination]:
+    """All combinations: the entry of ``tasks`` each belongs to, and its settings."""
+    label = sweep.label
+    found: list[Combination] = []
+    drawn_anywhere = False
+    for position, entry in enumerate(sweep.explicit or ({},)):
+        merged = seed_last({**with_args_apart(sweep.settings), **with_args_apart(entry)})
+        grid = {key: list(value) for key, value in merged.items() if is_grid(key, value)}
+        for key, values in grid.items():
+            _check_grid(key, values, label)
+        drawn = {key: value for key, value in merged.items() if isinstance(value, (Range, Choice))}
+        drawn_anywhere = drawn_anywhere or bool(drawn)
+        draws = _draws(sweep, drawn)
+        _refuse_too_many(len(found), [len(draws), *map(len, grid.values())], label)
+        for draw, *values in itertools.product(draws, *grid.values()):
+            found.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
+    if sweep.samples is not None and not drawn_anywhere:
+        raise SpecError(
+            f"{label}: samples={sweep.samples}, but no setting is drawn; "
+            "use weft.uniform, weft.loguniform or weft.choice, or leave samples out for the whole grid"
+        )
+    return found
+
+
+def _check_grid(key: str, values: Sequence[Any], label: str) -> None:
+    if not values:
+        raise SpecError(f"{label}: {key}=[] has no values, so there is nothing to train; give at least one")
+    (value, count) = Counter(map(identity, values)).most_common(1)[0]
+    if count > 1:
+        again = next(each for each in values if identity(each) == value)
+        raise SpecError(f"{label}: {key} lists {again!r} {count} times; every member must differ, so give it once")
+
+
+def _draws(sweep: Written, drawn: Mapping[str, Range | Choice]) -> list[dict[str, Any]]:
+    """``samples`` different combinations of the drawn settings; one without any where nothing is drawn.
+
+    Every setting has a stream of its own, so that adding one does not change what the others draw.
+    """
+    if not drawn:
+        return [{}]
+    label = sweep.label
+    if sweep.samples is None:
+        key, source = next(iter(drawn.items()))
+        raise SpecError(f"{label}: {key}={source} is drawn; say how often with samples=, or give a list for a grid")
+    streams = {key: random.Random(f"{sweep.sample_seed}/{key}") for key in drawn}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for _ in range(sweep.samples * REDRAWS):
+        draw = {key: source.at(streams[key].random(), _whole(key)) for key, source in drawn.items()}
+        found.setdefault(tuple(map(repr, draw.values())), draw)
+        if len(found) == sweep.samples:
+            return list(found.values())
+    shown = ", ".join(f"{key}={source}" for key, source in drawn.items())
+    raise SpecError(
+        f"{label}: samples={sweep.samples}, but {sweep.samples * REDRAWS:,} draws of {shown} gave only {len(found)} "
+        "different combinations; ask for fewer, or give lists for the whole grid"
+    )
+
+
+def _whole(key: str) -> bool:
+    rule = rules().get(key)
+    return rule is not None and rule.kind is int
+
+
+def _refuse_too_many(before: int, sizes: Sequence[int], label: str) -> None:
+    count = before + math.prod(sizes)
+    if count > MOST_TASKS:
+        shown = " x ".join(str(size) for size in sizes if size > 1)
+        raise SpecError(
+            f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
+            "shorten the lists, or draw from ranges with samples="
+        )
+
+
+def all_settings(task: Task) -> tuple[Any, ...]:
+    """Equal for tasks with the same settings, whether they were given or are the usual ones; names do not count."""
+    plain = [f.name for f in fields(Task) if f.name not in ("name", "model_args")]
+    values = tuple(identity(getattr(task, name)) for name in plain)
+    return values + tuple((name, identity(value)) for name, value in sorted(task.model_args.items()))
+
+
+def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
+    seen: dict[tuple[Any, ...], str] = {}
+    for task in tasks:
+        values = all_settings(task)
+        if values in seen:
+            raise SpecError(
+                f"{label}: {seen[values]!r} and {task.name!r} have the same settings; remove one of them, or "
+                "give them different seeds"
+            )
+        seen[values] = task.label
 
 
 @dataclass(frozen=True, init=False)

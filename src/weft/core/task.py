@@ -8,17 +8,24 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, model_names, traits_of
-from weft.core.settings.callback import Callback, read_callbacks
-from weft.core.settings.fanout import Hop, is_per_relation, plain_hop, read_fanout
-from weft.core.settings.field_rule import Rule, choice, open_choice, setting
-from weft.core.settings.loop_settings import (
+from weft.core.settings import (
+    Callback,
+    Hop,
+    Rule,
     check_group_settings,
+    choice,
+    is_per_relation,
+    object_name,
+    open_choice,
+    plain_hop,
+    read_callbacks,
     read_class_weights,
+    read_fanout,
     read_param_groups,
     read_plateau,
+    setting,
 )
-from weft.core.settings.value_names import object_name
-from weft.core.suggest import did_you_mean
+from weft.core.wording import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import SequenceMatcher
 
 _IN_SHELL: ContextVar[bool] = ContextVar("in_shell", default=False)
 
@@ -29,3 +30,49 @@ def option(name: str, value: object = None) -> str:
 def switch(name: str) -> str:
     """``resume=True`` or ``--resume``."""
     return f"--{name}" if _IN_SHELL.get() else f"{name}=True"
+
+
+# ---- Suggest the nearest known name for a misspelt one.
+
+CUTOFF = 0.6  # of difflib's ratio: below it two names have little in common
+
+
+def closest(name: object, known: Iterable[object], count: int = 1, cutoff: float = CUTOFF) -> list[str]:
+    """Up to ``count`` of ``known`` that are close to ``name``, the fewest typing errors away first.
+
+    Letter case does not count; what is not a string is never suggested.
+    """
+    typed = str(name).lower()
+    found = []
+    for place, candidate in enumerate(known):
+        if isinstance(candidate, str):
+            likeness = SequenceMatcher(None, typed, candidate.lower()).ratio()
+            if likeness >= cutoff:
+                found.append((edits(typed, candidate.lower()), -likeness, place, candidate))
+    return [one[-1] for one in sorted(found)[:count]]
+
+
+def did_you_mean(name: object, known: Iterable[object], count: int = 1, cutoff: float = CUTOFF) -> str:
+    """``"did you mean 'a' or 'b'?"``, empty if nothing is close."""
+    close = closest(name, known, count, cutoff)
+    return "did you mean " + " or ".join(repr(one) for one in close) + "?" if close else ""
+
+
+def nearest_names(name: str, known: Iterable[str], count: int = 3) -> str:
+    """``" (did you mean 'a' or 'b'?)"`` to append to an error message, empty if nothing is close."""
+    hint = did_you_mean(name, known, count)
+    return f" ({hint})" if hint else ""
+
+
+def edits(a: str, b: str) -> int:
+    """How many letters to insert, delete, replace or swap with their neighbour make ``b`` of ``a``."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, one in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, other in enumerate(b, 1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (one != other))
+            if i > 1 and j > 1 and one == b[j - 2] and a[i - 2] == other:
+                best = min(best, last[j - 2] + 1)
+            row.append(best)
+    return row[-1]

@@ -12,7 +12,18 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from weft.dist.errors import RankLostError
+from weft.core.errors import TrainingError
+
+# ---- What goes wrong between ranks.
+
+
+class RankLostError(TrainingError):
+    """A rank is gone, or did not arrive in time: the run cannot go on."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
 
 LOOK_SECONDS = 0.2  # between two looks at whether a late rank is alive
 SPINS = 200  # polls before a wait begins to sleep

@@ -26,7 +26,7 @@ import torch
 
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
-from weft.dist.errors import RankLostError
+from weft.dist.barrier import RankLostError
 from weft.dist.peer_memory import check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 

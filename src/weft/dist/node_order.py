@@ -1,7 +1,7 @@
 """Orders of nodes that may keep neighbours on one rank, and the graph in such an order.
 
 A rank has a range of the nodes, so the order decides how many edges cross between ranks.
-:mod:`weft.engine.planning.order_effect` counts them. Which order helps depends on the graph: communities gain much,
+:mod:`weft.engine.plan` counts them. Which order helps depends on the graph: communities gain much,
 graphs wired at random nothing.
 
 Shapes: N nodes.
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, SpecError
-from weft.dist.partition_arrays import row_offsets
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
-from weft.graph.data.splits import SPLITS
+from weft.dist.partition import row_offsets
+from weft.graph.graph import Graph
+from weft.graph.labels import SPLITS
+from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")

@@ -6,7 +6,8 @@ in every run, whatever the transport does.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -78,3 +79,70 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], value: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
         return _Sum.apply(value.movedim(in_dims[0], 0), ranks), 0
+
+
+# ---- EarlyGradients: sum gradients over ranks while the backward pass goes on.
+#
+# The gradients of all layers but the first are known before the first layer's backward aggregation, the last exchange
+# of
+# a step. They are sent then, and the sum is taken when the pass has ended: the transfer overlaps with that
+# aggregation.
+# The rest, with the losses, follows at the end. Sums have one order, so the bits are those of one sum of everything.
+#
+# Shapes: T members, P parameters.
+
+
+class SumStarted(Protocol):
+    """A sum over ranks that is under way."""
+
+    def wait(self) -> Tensor:
+        """The sum, once every rank's part is here."""
+
+
+class StartsSums(Protocol):
+    """Starts sums over ranks; all ranks start the same ones in the same order."""
+
+    def start_sum(self, value: Tensor) -> SumStarted:
+        """Send ``value`` and go on."""
+
+
+class EarlyGradients:
+    """One backward pass. ``sizes`` of the parameters; ``late``: of each, whether it belongs to the first layer."""
+
+    def __init__(self, sizes: Sequence[int], members: int, late: Sequence[bool], reduce: StartsSums) -> None:
+        self._members = members
+        self._sizes, self._late, self._reduce = list(sizes), tuple(late), reduce
+        self._found: dict[int, Tensor] = {}
+        self._waiting = {place for place, is_late in enumerate(late) if not is_late}
+        self._early: SumStarted | None = None
+
+    def take(self, place: int, gradient: Tensor) -> None:
+        """The gradient of a parameter is complete, for all members."""
+        if place in self._waiting:
+            self._found[place] = gradient.detach()
+            self._waiting.discard(place)
+            if not self._waiting:
+                self._start()
+
+    def _start(self) -> None:
+        self._early = self._reduce.start_sum(self._joined(self._found[place] for place in self._places(late=False)))
+        self._found.clear()
+
+    def _joined(self, parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(self._members, -1).float() for part in parts], 1)
+
+    def _places(self, late: bool) -> list[int]:
+        return [place for place, is_late in enumerate(self._late) if is_late == late]
+
+    def finish(self, losses: Tensor, grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Losses ``[T]`` and gradients ``[T, P]``, summed over ranks; ``grads``: per parameter, what this rank has."""
+        early, late = self._places(late=False), self._places(late=True)
+        if early and self._early is None:  # some parameter got no gradient: it has zeros
+            self._early = self._reduce.start_sum(self._joined(grads[place] for place in early))
+        rest = torch.cat([losses[:, None], *([self._joined(grads[place] for place in late)] if late else [])], 1)
+        summed = self._reduce.start_sum(rest).wait()
+        found = dict(zip(late, summed[:, 1:].split([self._sizes[place] for place in late], 1), strict=True))
+        if self._early is not None:
+            parts = self._early.wait().split([self._sizes[place] for place in early], 1)
+            found |= dict(zip(early, parts, strict=True))
+        return summed[:, 0], torch.cat([found[place] for place in range(len(self._sizes))], 1)

@@ -18,18 +18,16 @@ from torch import Tensor
 from weft.core.errors import GraphError, SpecError
 from weft.core.files import write_json
 from weft.core.task import Task
-from weft.engine.base.device import choose_device, environment
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.graph_store import shared_store
-from weft.engine.base.machines import machine_with
-from weft.engine.base.memory_budget import memory_cap
-from weft.engine.base.memory_errors import clear_memory_errors
-from weft.engine.training.process_state import Needs, process_state
-from weft.graph.data.graph import Graph
+from weft.engine.errors import clear_memory_errors
+from weft.engine.graphs import Graphs, shared_store
+from weft.engine.machine import choose_device, environment, machine_with
+from weft.engine.memory_budget import memory_cap
+from weft.engine.process_state import Needs, process_state
+from weft.graph.graph import Graph
 from weft.runtime.checkpoint import save_atomically
+from weft.runtime.modules.settings import check_tasks
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.stack import Stack
-from weft.runtime.user_modules.settings import check_tasks
 
 SPLITS = ("train", "val", "test")
 Nodes = str | Sequence[int] | None

@@ -20,12 +20,18 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import switch
-from weft.dist.errors import RankLostError
-from weft.engine.base.all_splits import with_all_splits
-from weft.engine.base.cancel import Cancel
-from weft.engine.base.control import Control
-from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import (
+from weft.dist.barrier import RankLostError
+from weft.engine.choosing import place_options
+from weft.engine.control import Cancel, Control
+from weft.engine.display import display_for
+from weft.engine.driver import CHECKPOINT_SECONDS, DriverOptions
+from weft.engine.events import Broadcast, Listener, SweepEvents, TaskEvents
+from weft.engine.folder import REPORT, RunFolder, RunningReport, SweepFolder
+from weft.engine.graphs import with_all_splits
+from weft.engine.job import Job
+from weft.engine.job_options import JobOptions
+from weft.engine.machine import choose_device, environment
+from weft.engine.options import (
     check_batches,
     check_choices,
     check_extend,
@@ -38,18 +44,10 @@ from weft.engine.base.options import (
     check_splits,
     not_work,
 )
-from weft.engine.display.choose_display import display_for
-from weft.engine.planning.placing import place_options
-from weft.engine.planning.plan_checks import check_runnable, device_of
-from weft.engine.results.result import Result
-from weft.engine.results.sweep_result import SweepResult
-from weft.engine.training.decisions import CHECKPOINT_SECONDS, DriverOptions
-from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, TaskEvents
-from weft.engine.training.job import Job
-from weft.engine.training.job_options import JobOptions
-from weft.engine.training.process_state import Needs, process_state
-from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
-from weft.engine.training.running_report import RunningReport
+from weft.engine.process_state import Needs, process_state
+from weft.engine.result import Result
+from weft.engine.run_planner import check_runnable, device_of
+from weft.engine.sweep_result import SweepResult
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
@@ -123,7 +121,7 @@ def run(
     there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
     first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
     left of the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an
-    object with a ``choose`` method (:class:`weft.flow.CachePolicy`).
+    object with a ``choose`` method (:class:`weft.batches.CachePolicy`).
     ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
     ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
     ``peers``: the memory that ranks on GPUs read each other's rows from: ``"ipc"`` (CUDA IPC), ``"symmetric"`` (torch's
@@ -188,7 +186,7 @@ def is_first_rank() -> bool:
 
 
 def _sharded(ranks: Ranks, order: str, tasks: Sequence[Task], _: torch.device, *others: Any) -> Job:
-    from weft.engine.training.sharded_job import ShardedJob
+    from weft.engine.sharded_job import ShardedJob
 
     return ShardedJob(tasks, ranks, *others, order=order)
 
@@ -197,7 +195,7 @@ def _ranks(
     count: int, device: torch.device, tasks: Sequence[Task], order: str, peers: str
 ) -> AbstractContextManager[Ranks]:
     from weft.dist.launch import start_ranks
-    from weft.engine.training.sharded_job import train_as_rank
+    from weft.engine.sharded_job import train_as_rank
 
     return start_ranks(count, device, train_as_rank, (tuple(tasks), order), peers=peers)
 

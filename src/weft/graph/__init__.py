@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy.names import lazy_names
+from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
-    from weft.graph.data.graph import Graph
-    from weft.graph.data.sparse_features import SparseFeatures
+    from weft.graph.graph import Graph
+    from weft.graph.sparse_features import SparseFeatures
 
 __all__ = ["Graph", "SparseFeatures"]
 
-_PLACES = {"Graph": "weft.graph.data.graph", "SparseFeatures": "weft.graph.data.sparse_features"}
+_PLACES = {"Graph": "weft.graph.graph", "SparseFeatures": "weft.graph.sparse_features"}
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

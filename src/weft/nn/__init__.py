@@ -2,23 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy.names import lazy_names
+from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
     from weft.core.models import ModelTraits
     from weft.nn.build import build, register_model
-    from weft.nn.conv.gat import GATConv
-    from weft.nn.conv.gatv2 import GATv2Conv
-    from weft.nn.conv.gcn import GCNConv
-    from weft.nn.conv.gin import GINConv
-    from weft.nn.conv.rgcn import RGCNConv
-    from weft.nn.conv.sage import SAGEConv
     from weft.nn.dropout import Dropout, assign_sites
     from weft.nn.epilogue import Epilogue
+    from weft.nn.gat import GATConv, GATv2Conv
+    from weft.nn.gcn import GCNConv
+    from weft.nn.gin import GINConv
     from weft.nn.initial import reset_parameters
     from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
     from weft.nn.norm import BatchNorm, LayerNorm
-    from weft.nn.pyg.models import from_pyg, to_pyg
+    from weft.nn.pyg.convert import from_pyg, to_pyg
+    from weft.nn.rgcn import RGCNConv
+    from weft.nn.sage import SAGEConv
 
 __all__ = [
     "GAT",
@@ -52,25 +51,25 @@ _PLACES = {
     "Dropout": "weft.nn.dropout",
     "Epilogue": "weft.nn.epilogue",
     "GAT": "weft.nn.models",
-    "GATConv": "weft.nn.conv.gat",
+    "GATConv": "weft.nn.gat",
     "GATv2": "weft.nn.models",
-    "GATv2Conv": "weft.nn.conv.gatv2",
+    "GATv2Conv": "weft.nn.gat",
     "GCN": "weft.nn.models",
-    "GCNConv": "weft.nn.conv.gcn",
+    "GCNConv": "weft.nn.gcn",
     "GIN": "weft.nn.models",
-    "GINConv": "weft.nn.conv.gin",
+    "GINConv": "weft.nn.gin",
     "GNN": "weft.nn.models",
     "LayerNorm": "weft.nn.norm",
     "ModelTraits": "weft.core.models",
     "RGCN": "weft.nn.models",
-    "RGCNConv": "weft.nn.conv.rgcn",
+    "RGCNConv": "weft.nn.rgcn",
     "SAGE": "weft.nn.models",
-    "SAGEConv": "weft.nn.conv.sage",
+    "SAGEConv": "weft.nn.sage",
     "assign_sites": "weft.nn.dropout",
     "build": "weft.nn.build",
-    "from_pyg": "weft.nn.pyg.models",
+    "from_pyg": "weft.nn.pyg.convert",
     "register_model": "weft.nn.build",
     "reset_parameters": "weft.nn.initial",
-    "to_pyg": "weft.nn.pyg.models",
+    "to_pyg": "weft.nn.pyg.convert",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

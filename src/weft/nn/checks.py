@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.suggest import did_you_mean
+from weft.core.wording import did_you_mean
 
 
 def check_count(name: str, value: Any) -> int:

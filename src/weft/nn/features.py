@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.core.errors import InputError
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.sparse_features import SparseFeatures
 from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
 

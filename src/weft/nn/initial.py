@@ -6,6 +6,8 @@ The distributions are those of PyG's layers, so that training starts as it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -13,8 +15,39 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from weft.nn.drawn_ahead import DrawnAhead, Key, drawn_before
+from weft.core.startup import MadeAhead
 from weft.ops.random import torch_bits as random
+
+# ---- Random numbers of initial weights that were drawn before their model is built, while another one trains.
+#
+# A number depends on the seed, the place of the parameter in its model, and its place there alone, so that it is the
+# same whenever it is drawn.
+
+Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
+_DRAWN: ContextVar[DrawnAhead | None] = ContextVar("numbers drawn ahead", default=None)
+
+
+class DrawnAhead(MadeAhead[Key, Tensor]):
+    """Numbers in [0, 1) by seed, stream and shape, until a model was built with them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(most_bytes, lambda numbers: numbers.nbytes)
+
+
+@contextmanager
+def drawing_from(drawn: DrawnAhead) -> Iterator[None]:
+    """Models that are built inside begin with the numbers of ``drawn``, as far as it has them."""
+    token = _DRAWN.set(drawn)
+    try:
+        yield
+    finally:
+        _DRAWN.reset(token)
+
+
+def drawn_before(seed: int, stream: int, shape: Sequence[int]) -> Tensor | None:
+    """Numbers that were drawn ahead; None if there are none, or nothing is drawn ahead here."""
+    drawn = _DRAWN.get()
+    return None if drawn is None else drawn.find((seed, stream, tuple(shape)))
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,16 @@ from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
 from weft.nn.checks import check_choice, check_count, check_rate
-from weft.nn.conv.attention import AttentionConv
-from weft.nn.conv.conv import Conv
-from weft.nn.conv.gat import GATConv
-from weft.nn.conv.gatv2 import GATv2Conv
-from weft.nn.conv.gcn import GCNConv
-from weft.nn.conv.gin import GINConv
-from weft.nn.conv.rgcn import RGCNConv, check_decomposition
-from weft.nn.conv.sage import AGGREGATORS, SAGEConv
+from weft.nn.conv import AttentionConv, Conv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import ACTIVATIONS, Epilogue
 from weft.nn.features import Features, check_features
+from weft.nn.gat import GATConv, GATv2Conv
+from weft.nn.gcn import GCNConv
+from weft.nn.gin import GINConv
 from weft.nn.norm import NORMS
+from weft.nn.rgcn import RGCNConv, check_decomposition
+from weft.nn.sage import AGGREGATORS, SAGEConv
 from weft.ops import Adjacency
 
 MakeConv = Callable[[int, int, int], Conv]

@@ -6,8 +6,7 @@ import torch
 
 from weft.core.errors import InputError
 from weft.ops import Adjacency
-from weft.ops.csr.adjacency import offset_dtype
-from weft.ops.csr.dispatch import supplied_by_adjacency
+from weft.ops.csr.adjacency import offset_dtype, supplied_by_adjacency
 
 
 def without_weights(adj: Adjacency) -> Adjacency:

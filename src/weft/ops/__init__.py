@@ -5,7 +5,7 @@ Every public function takes an :class:`Adjacency` and dense tensors shaped ``[..
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy.names import lazy_names
+from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
     from weft.ops.attention.gat import graph_attention

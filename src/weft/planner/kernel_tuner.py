@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.settings.sharded_ways import WAYS
+from weft.core.settings import WAYS
 
 MOST = {"ps": 32, "dist": 16, "wpb": 16}
 WORD = 4  # bytes of an index, and of a number
@@ -33,7 +33,7 @@ MOST_TRIALS = 24
 class KernelConfig:
     """``ps``: neighbours of a piece. ``dist``: pairs of local and remote pieces per warp. ``wpb``: warps per block.
 
-    ``way``: see :mod:`weft.core.settings.sharded_ways`; the other numbers are of ``"pieces"``.
+    ``way``: see :mod:`weft.core.settings`; the other numbers are of ``"pieces"``.
     """
 
     ps: int = 1

@@ -16,12 +16,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from weft.core.errors import SpecError
-from weft.core.machine import Machine
-from weft.core.machine.device import Device
-from weft.core.machine.host import Host
-from weft.core.machine.link import Link
-from weft.core.machine.processor import Rates
-from weft.core.suggest import did_you_mean
+from weft.core.machine import Device, Host, Link, Machine, Rates
+from weft.core.wording import did_you_mean
 
 GB = 10**9
 MIB = 2**20

@@ -4,7 +4,7 @@ The nodes of a rank are a range, found by a range-constrained binary search over
 The edges of a rank are then told apart by where their source is (local, remote), and the neighbours of a node are cut
 into pieces of at most ``ps``, which bounds the work of one warp.
 
-This is plain Python over any sequence of numbers. :mod:`weft.dist.partition_arrays` does the parts that touch every
+This is plain Python over any sequence of numbers. :mod:`weft.dist.partition` does the parts that touch every
 edge with tensors; the tests compare the two.
 """
 

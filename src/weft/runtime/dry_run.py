@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.capture.gpu_rules import gpu_rules
+from weft.batches.dry_sources import DrySampled, dry_source_for
 from weft.capture.meta_graph import META, meta_graph
+from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import Observer
 from weft.capture.program_builder import program_of
 from weft.capture.small_graph_step import Sizes, rescale, small_graph
@@ -28,19 +30,43 @@ from weft.core.placement import on_device, within_device
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
-from weft.runtime.batches.dry_sources import DrySampled, dry_source_for
-from weft.runtime.device.precision import matmul_precision
-from weft.runtime.device.side_streams import Steps
-from weft.runtime.device.streams import SIDE_STREAMS
-from weft.runtime.device.threads import cpu_threads
-from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.device.process import cpu_threads, matmul_precision, same_draws
+from weft.runtime.device.streams import SIDE_STREAMS, Steps
+from weft.runtime.epoch import StepMerger
 from weft.runtime.group import GroupRun
-from weft.runtime.group_step import StepMerger
-from weft.runtime.unchanged_outside import outside_unchanged
+from weft.runtime.modules.build import build_model
+from weft.runtime.step.outside import Outside, uncached
+
+# ---- Keep a dry run from changing what is outside of users' modules: global tables, attributes of classes, caches.
+#
+# Its tensors have no data, or are of a small graph: the run that follows must not find them.
+
+
+@contextmanager
+def outside_unchanged(tasks: Sequence[Task], graph: Graph | GraphStats) -> Iterator[None]:
+    """Afterwards, what is outside of the users' modules of ``tasks`` is as before; inside, no result is cached."""
+    own = {str(one.model) if isinstance(one.model, str) else id(one.model): one for one in tasks if one.traits is None}
+    with ExitStack() as stack:
+        for model in filter(None, [_built(task, graph) for task in own.values()]):
+            stack.callback(Outside(model).put_back)
+            stack.enter_context(uncached(model))
+        yield
+
+
+def _built(task: Task, graph: Graph | GraphStats) -> nn.Module | None:
+    """The module of a task; None if it cannot be built, which the dry run says in better words."""
+    if isinstance(task.model, nn.Module):
+        return task.model
+    try:
+        model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+        return model.to("meta")  # its classes matter, and its weights may be large
+    except WeftError:
+        return None
+
 
 CPU = torch.device("cpu")
 
@@ -175,7 +201,7 @@ def _shared(run: GroupRun, observer: Observer) -> GroupRun:
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
-    """Steps one after another, on the streams that :class:`weft.runtime.device.side_streams.ConcurrentSteps` uses."""
+    """Steps one after another, on the streams that :class:`weft.runtime.device.streams.ConcurrentSteps` uses."""
 
     def beside(steps: Steps) -> None:
         for place, step in enumerate(steps):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from weft.batches.source import Batch
 from weft.core.division import PhaseTimes
 from weft.core.errors import InputError
-from weft.runtime.batches.source import Batch
 from weft.runtime.group import GroupRun
 
 if TYPE_CHECKING:
-    from weft.runtime.batches.divided_source import DividedSampled
+    from weft.batches.division.source import DividedSampled
 
 
 LEAST_LEFT = 0.5  # of the limit of a profile, however long recordings of its steps take
@@ -26,7 +26,7 @@ def divided_source(group: GroupRun) -> DividedSampled | None:
     source = group.stacks[0].source if group.stacks else None
     if source is None or source.constant:  # a run on the whole graph imports nothing of sampling
         return None
-    from weft.runtime.batches.divided_source import DividedSampled
+    from weft.batches.division.source import DividedSampled
 
     return source if isinstance(source, DividedSampled) else None
 
@@ -36,8 +36,8 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
 
     ``steps`` and ``limit`` (seconds, recordings of steps included): the profiler's own, unless given.
     """
-    from weft.flow.division.background import with_named_failures
-    from weft.flow.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
+    from weft.batches.division.measuring import with_named_failures
+    from weft.batches.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
 
     begin = time.perf_counter()
     steps, limit = STEPS if steps is None else steps, LIMIT_SECONDS if limit is None else limit

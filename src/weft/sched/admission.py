@@ -7,10 +7,13 @@ for tasks. CoGNN multiplies its estimates by 1.15 to cover temporary tensors tha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
+from weft.core.errors import WeftError
 from weft.core.units import show_bytes
-from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 SAFETY_THRESHOLD = 1.15
@@ -60,3 +63,55 @@ def waits_for(tasks: Sequence[str]) -> str:
     """Why a task waits for those that it depends on."""
     more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
     return f"waits for {', '.join(map(repr, tasks[:3]))}{more} to be done"
+
+
+# ---- The interface of a scheduling policy: one method from the state of the queue to a decision.
+
+Tasks = TaskQueue | Iterable[QueuedTask]
+
+
+class Policy(Protocol):
+    """Decides what starts now. A policy keeps nothing between calls: equal input gives an equal decision.
+
+    ``tasks`` may be any iterable of queued tasks; a :class:`TaskQueue` spares indexing them anew at each call.
+    """
+
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+        """The groups to start now, and why the other tasks wait."""
+        ...
+
+
+# ---- Decide what starts now: the one way from queued tasks and devices to a checked decision.
+#
+# A server decides with it for its worker processes, ``weft.run`` for the one worker that is the process itself, and
+# the
+# simulator for devices that are not there.
+
+
+def decide(policy: Policy, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    """What ``policy`` starts, preempts and refuses; a :class:`WeftError` for a decision that cannot be carried out."""
+    queue = TaskQueue.of(tasks, running)
+    decision = policy.schedule(queue, running, machine)
+    problem = fault_of(decision, queue, running, machine)
+    if problem:
+        raise WeftError(f"{type(policy).__name__}: {problem}; this is a fault of the policy")
+    return decision
+
+
+def fault_of(
+    decision: Decision, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState
+) -> str:  # fmt: skip
+    """Why a decision cannot be carried out: a task that does not wait, a device or a worker that is not there."""
+    started = Counter(decision.started)
+    for name, times in started.items():
+        if times > 1 or name not in queue:
+            return f"starts {name!r}, which {'is started twice' if times > 1 else 'does not wait'}"
+        if queue.blocked_by(name) or name in decision.refuse:
+            return f"starts {name!r}, which waits for others or is refused"
+    workers = {device.name: device.workers for device in machine.devices}
+    used = Counter([group.device for group in running] + [start.device for start in decision.start])
+    crowded = next((name for name, count in used.items() if count > workers.get(name, 0)), None)
+    if crowded is not None:
+        return f"{used[crowded]} groups on {crowded}, which has {workers.get(crowded, 0)} workers"
+    unknown = set(decision.preempt) - {group.id for group in running}
+    return f"preempts {sorted(unknown)[0]!r}, which does not run" if unknown else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.units import show_bytes, show_seconds
-from weft.sched.simulation import GroupRun, Simulation
+from weft.sched.simulator import GroupRun, Simulation
 
 WIDTH, LEFT, RIGHT = 960, 96, 16
 TITLE, ROW, GAP, MEMORY, AXIS = 34, 22, 8, 64, 34

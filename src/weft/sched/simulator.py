@@ -10,16 +10,224 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from weft.core.errors import SpecError, WeftError
-from weft.sched.decide import decide
-from weft.sched.interference import Interference, Load
-from weft.sched.live_group import LiveGroup
-from weft.sched.policies.policy import Policy
-from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, UserShare
-from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.sched.admission import Policy, decide
+from weft.sched.device_plan import fused_cost, slowdown_limit
+from weft.sched.interference import Interference, Load, mean_turn
+from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup, UserShare
 from weft.sched.task_queue import TaskQueue, lane_key, lane_name
+
+# ---- A running group in the simulator: its progress, what it asks of the device now, and when that changes.
+
+ROUNDING = 1e-9
+
+
+@dataclass
+class LiveGroup:
+    """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds.
+
+    A member asks nothing of the device before its ``start_seconds`` have passed.
+    ``as_planned``: policies are told the end and the utilisation that were predicted, not those that are to be.
+    """
+
+    id: str
+    plan: GroupStart
+    worker: int
+    start: float
+    left: list[QueuedTask]  # longest first
+    model: Interference
+    progress: float = 0.0
+    rate: float = 1.0
+    as_planned: bool = False
+    load: Load = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left.sort(key=lambda task: -task.seconds)
+        self._update_load()
+
+    @property
+    def _fused(self) -> float:
+        return self.model.fused_work if len(self.plan.members) > 1 else 1.0
+
+    def _update_load(self) -> None:
+        asking = [task for task in self.left if not self._starting(task)]
+        demand = math.fsum(task.demand for task in asking) * self._fused
+        self.load = Load(demand, mean_turn(task.turn_seconds for task in asking))
+
+    def _starting(self, task: QueuedTask) -> bool:
+        return task.start_seconds > 0 and task.start_seconds - self.progress > ROUNDING * max(1.0, task.start_seconds)
+
+    @property
+    def seconds_to_next_change(self) -> float:
+        """Until a member ends or has started, at the present rate."""
+        marks = [task.start_seconds for task in self.left if self._starting(task)]
+        return max(min([self.left[-1].seconds, *marks]) - self.progress, 0.0) / self.rate
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.progress += seconds * self.rate
+        self._update_load()
+
+    def ended(self) -> list[QueuedTask]:
+        """The members that end now, removed."""
+        done: list[QueuedTask] = []
+        while self.left and self.left[-1].seconds - self.progress <= ROUNDING * max(1.0, self.left[-1].seconds):
+            done.append(self.left.pop())
+        if done:
+            self._update_load()
+        return done
+
+    @property
+    def _mean_demand(self) -> float:
+        """Of the members that are left, over the time that they take alone on the device."""
+        first = self.left[0]
+        if len(self.plan.members) == 1:
+            return first.utilisation
+        start, work = max(task.start_seconds for task in self.left), math.fsum(task.work for task in self.left)
+        return fused_cost(first.seconds, start, work, self.model)[1]
+
+    def state(self, now: float) -> RunningGroup:
+        """What a policy sees of it."""
+        first = self.left[0]
+        ends = now + max(first.seconds - self.progress, 0.0) / self.rate
+        if self.as_planned:
+            ends = self.start + self.plan.seconds
+        return RunningGroup(
+            id=self.id,
+            device=self.plan.device,
+            members=tuple(task.id for task in self.left),
+            bytes=self.plan.bytes,
+            utilisation=self.plan.utilisation if self.as_planned else self._mean_demand,
+            started=self.start,
+            ends=ends,
+            graph=first.graph,
+            kind=first.kind,
+            slowdown_limit=slowdown_limit(first, now),
+            priority=max(task.priority for task in self.left),
+            start_seconds=self.plan.start_seconds,
+            turn_seconds=self.plan.turn_seconds if self.as_planned else self.load.turn,
+        )
+
+
+# ---- The outcome of a simulated queue: when each task and group ran, and the figures that compare policies.
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """One task: when it arrived, was started and ended."""
+
+    id: str
+    group: str
+    arrival: float
+    start: float
+    end: float
+    due: float = math.inf
+
+    @property
+    def completion_seconds(self) -> float:
+        """Job completion time: from arrival to end."""
+        return self.end - self.arrival
+
+    @property
+    def queuing_seconds(self) -> float:
+        """From arrival to start."""
+        return self.start - self.arrival
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRun:
+    """One group: the worker it ran on, its members, its bytes, from when to when."""
+
+    id: str
+    device: str
+    worker: int
+    members: tuple[str, ...]
+    bytes: int
+    start: float
+    end: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The figures of one simulation. Seconds, bytes, and the utilisation as a share of all devices."""
+
+    tasks: int
+    refused: int
+    makespan: float
+    mean_jct: float
+    p95_jct: float
+    mean_queuing: float
+    p95_queuing: float
+    utilisation: float
+    peak_bytes: int
+    late: int
+    decisions: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated queue. ``busy_seconds``: seconds of a fully used device; ``peak_bytes``: of one device."""
+
+    policy: str
+    tasks: tuple[TaskRun, ...]
+    groups: tuple[GroupRun, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    budget_bytes: int = 0
+    devices: int = 1
+    busy_seconds: float = 0.0
+    peak_bytes: int = 0
+    decisions: int = 0
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the last end."""
+        if not self.tasks:
+            return 0.0
+        return max(run.end for run in self.tasks) - min(run.arrival for run in self.tasks)
+
+    def metrics(self) -> Metrics:
+        """The figures."""
+        completion = [run.completion_seconds for run in self.tasks]
+        queuing = [run.queuing_seconds for run in self.tasks]
+        span = self.makespan * self.devices
+        return Metrics(
+            tasks=len(self.tasks),
+            refused=len(self.refused),
+            makespan=self.makespan,
+            mean_jct=_mean(completion),
+            p95_jct=percentile(completion, 0.95),
+            mean_queuing=_mean(queuing),
+            p95_queuing=percentile(queuing, 0.95),
+            utilisation=self.busy_seconds / span if span else 0.0,
+            peak_bytes=self.peak_bytes,
+            late=sum(run.end > run.due + 1e-9 for run in self.tasks),
+            decisions=self.decisions,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: the figures, every group, and what was refused."""
+        groups = [{**asdict(group), "members": list(group.members)} for group in self.groups]
+        metrics = self.metrics().to_dict()
+        return {"policy": self.policy, "metrics": metrics, "groups": groups, "refused": dict(self.refused)}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
 
 MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends or arrives, before a policy is at fault
 

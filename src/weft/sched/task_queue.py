@@ -7,11 +7,45 @@ reports those that are done, which releases the tasks that depend on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from weft.core.errors import SpecError
-from weft.sched.queue_state import QueuedTask, RunningGroup
-from weft.sched.sorted_tasks import SortedTasks
+from weft.sched.queue_state import QueuedTask, RunningGroup, UserShare
+
+# ---- A list of tasks kept in order while tasks come and go.
+
+Key = tuple[float, ...]
+
+
+class SortedTasks:
+    """Task ids by key, then by their position in the queue. Adding and removing search by bisection."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Key, int, str]] = []
+
+    def add(self, key: Key, position: int, task: str) -> None:
+        """Insert a task."""
+        insort(self._rows, (key, position, task))
+
+    def remove(self, key: Key, position: int, task: str) -> None:
+        """Take a task out; it must be there under the same key and position."""
+        place = bisect_left(self._rows, (key, position, task))
+        del self._rows[place]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> str:
+        return self._rows[place][2]
+
+    def __iter__(self) -> Iterator[str]:
+        return (row[2] for row in self._rows)
+
+    def __reversed__(self) -> Iterator[str]:
+        return (row[2] for row in reversed(self._rows))
+
 
 LaneKey = tuple[str, int, bool]
 """User, priority, and whether the tasks must end by a given time."""
@@ -209,3 +243,49 @@ def lane_order(task: QueuedTask) -> tuple[float, ...]:
 def lane_name(lane: LaneKey) -> str:
     """The lane's name in :attr:`UserShare.last_start`: ``"0"``, or ``"0 due"`` for tasks with a time to end by."""
     return f"{lane[1]} due" if lane[2] else str(lane[1])
+
+
+# ---- What each user has had of the devices, kept from decision to decision.
+
+
+class UserShares:
+    """Device-seconds of every user, and when each of their lanes was last served.
+
+    Time without tasks earns nothing: who comes anew starts level with the least served of those that are there.
+    Otherwise a user who comes after a week would have the devices alone until a week is made up for.
+    """
+
+    def __init__(self, known: Iterable[UserShare] = ()) -> None:
+        self._shares = {share.user: share for share in known}
+        self._present: frozenset[str] | None = None
+
+    def of(self, user: str) -> UserShare:
+        """The share of ``user``."""
+        return self._shares.get(user, UserShare(user))
+
+    def see(self, present: Iterable[str]) -> None:
+        """Note who has tasks that wait or run; those who had none before are made level with the others."""
+        now, before = frozenset(present), self._present
+        self._present = now
+        if before is None or not now & before:
+            return
+        least = min(self.of(user).device_seconds for user in now & before)
+        for user in now - before:
+            share = self.of(user)
+            self._shares[user] = replace(share, device_seconds=max(share.device_seconds, least))
+
+    def charge(self, user: str, seconds: float) -> None:
+        """Count device-seconds that ``user`` has had."""
+        share = self.of(user)
+        self._shares[user] = replace(share, device_seconds=share.device_seconds + seconds)
+
+    def started(self, task: QueuedTask, now: float) -> None:
+        """Note that a task is started, or has run until now and is to go on: its lane does not age until then."""
+        share = self.of(task.user)
+        self._shares[task.user] = replace(share, last_start={**share.last_start, lane_name(lane_key(task)): now})
+
+    def with_running(self, running: Mapping[str, float]) -> tuple[UserShare, ...]:
+        """All shares, with the device-seconds by user that are being had now."""
+        users = dict.fromkeys([*self._shares, *running])
+        shares = [self.of(user) for user in users]
+        return tuple(replace(one, device_seconds=one.device_seconds + running.get(one.user, 0.0)) for one in shares)

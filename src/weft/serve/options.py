@@ -124,7 +124,7 @@ class ServeOptions:
 
     def device_names(self) -> tuple[str, ...]:
         """The devices, with ``auto`` resolved to every GPU that CUDA shows, or the CPU."""
-        from weft.core.machine.gpus import gpu_names
+        from weft.core.gpus import gpu_names
 
         if "auto" not in self.devices:
             return tuple(dict.fromkeys("cuda:0" if name == "cuda" else name for name in self.devices))

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 from weft.core.errors import SpecError, WeftError
-from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions, check_amount, is_gpu_name
-from weft.serve.queue.queue_file import open_file
+from weft.serve.queue_file import open_file
+from weft.serve.submissions import Tokens, make_token_file
 from weft.serve.supervisor import Supervisor
 
 try:
@@ -175,7 +175,7 @@ def serve(
     try:
         import uvicorn
 
-        from weft.serve.http.app import make_app
+        from weft.serve.app import make_app
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with ServerLock(options.db), ExitStack() as stack:

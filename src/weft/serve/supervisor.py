@@ -17,25 +17,70 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from weft.sched.policies.policy import Policy
-from weft.sched.user_shares import UserShares
+from weft.sched.admission import Policy
+from weft.sched.task_queue import UserShares
+from weft.serve.groups import DeviceFaults, GroupEndings, Leaving
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB
-from weft.serve.queue.queue_retention import clean_up
-from weft.serve.queue.run_folders import drop_checkpoints
-from weft.serve.supervision.device_faults import DeviceFaults
-from weft.serve.supervision.group_endings import GroupEndings
-from weft.serve.supervision.leaving import Leaving
-from weft.serve.supervision.scheduler import Scheduler
-from weft.serve.supervision.server_view import ServerView
-from weft.serve.supervision.supervisor_state import TROUBLE, Counters, SupervisorState
-from weft.serve.supervision.task_planner import TaskPlanner
-from weft.serve.supervision.worker_pool import PLANNER, NoWorkersError, WorkerPool
-from weft.serve.workers.run_events import records_of
-from weft.serve.workers.worker_process import WorkerProcess
+from weft.serve.planner import TaskPlanner
+from weft.serve.queue_db import QueueDB
+from weft.serve.retention import clean_up, drop_checkpoints
+from weft.serve.run_events import records_of
+from weft.serve.scheduler import Scheduler
+from weft.serve.state import TROUBLE, Counters, SupervisorState
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
+from weft.serve.worker_process import WorkerProcess
+
+# ---- What the dashboard and the metrics read of the supervisor, published as one new object each time.
+
+SAMPLES = 1_800
+
+
+class ServerView:
+    """Keeps samples of memory by device over time."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
+        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+
+    @staticmethod
+    def empty() -> dict[str, Any]:
+        """The view before anything has started."""
+        return {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
+
+    def show(self) -> dict[str, Any]:
+        """The state as it is now, and a sample of it in the view's series."""
+        now = time.time()
+        bytes_by_device: dict[str, int] = {}
+        for worker in self._pool.workers.values():
+            if worker.name != PLANNER:
+                bytes_by_device[worker.device] = bytes_by_device.get(worker.device, 0) + worker.bytes
+        estimated: dict[str, int] = {}
+        for active in self._state.active.values():
+            estimated[active.group.device] = estimated.get(active.group.device, 0) + active.group.bytes
+        for device in self._pool.room:
+            sample = {"time": now, "device": device, "bytes": bytes_by_device.get(device, 0)}
+            self._samples.append({**sample, "estimate": estimated.get(device, 0)})
+        return {
+            "time": now,
+            "draining": self._state.draining,
+            "devices": [{"name": name, "budget": room} for name, room in self._pool.room.items()],
+            "workers": [
+                {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
+                for w in self._pool.workers.values()
+            ],
+            "running": [
+                {**active.group.to_dict(), "epoch": active.epoch, "held": active.worker.bytes}
+                for active in self._state.active.values()
+            ],
+            "samples": list(self._samples),
+            "why": dict(self._state.why),
+            "counters": vars(self._state.counters).copy(),
+        }
+
 
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
 COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble

@@ -7,21 +7,30 @@ launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
+from weft.capture.costs import INDEX, WEFT, Work, _edges, _given, bytes_out, register_costs
+from weft.capture.observer import Call
 from weft.ops.attention import gatv2  # noqa: F401  as the three below: registers the operators that are launched here
-from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
-from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gat_triton import (
+    attention_backward_triton,
+    attention_forward_triton,
+    attention_row_gradient_triton,
+)
 from weft.ops.attention.gatv2_triton import attention_v2_backward_launches, attention_v2_forward_triton
 from weft.ops.attention.mean_heads import mean_heads_triton
 from weft.ops.csr.packed import unpack_csr
 from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
+from weft.ops.launch.backend import custom_op, use_triton
+from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.sparse import edge_softmax, sddmm, spmm  # noqa: F401
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
@@ -29,10 +38,8 @@ from weft.ops.sparse.spmm_triton import spmm_triton
 from weft.ops.train import adam  # noqa: F401
 from weft.ops.train.adam_triton import adam_triton
 from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton
-from weft.weave.copies import copied_triton, side_by_side_triton, zeros_triton
-from weft.weave.lab.edge_softmax_rows_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
-from weft.weave.lab.push_triton import push_triton
-from weft.weave.together import OpCall
+from weft.weave.merged_launch import FlatCalls, OpCall, results, unflatten
+from weft.weave.rows_triton import push_triton, whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.weave.two_phase_ops import (
     add_parts,
     backward_bias_parts,
@@ -41,6 +48,98 @@ from weft.weave.two_phase_ops import (
     linear_backward_parts,
     weight_grad_parts,
 )
+
+# ---- Copies as kernel launches that can be merged: transposes, concatenation of rows, zeros.
+#
+#     copied(x)          [A, B, C] of any strides to the same numbers, contiguous
+#     side_by_side(xs)   [T, K_1], [T, K_2], ... to [T, K_1 + K_2 + ...]
+#
+# On small graphs launches dominate a step, and transposing one weight costs as much as a layer: the copies of all
+# members go into one launch.
+#
+# Shapes: T tasks, K numbers per task.
+
+BLOCK = 1024
+DIMENSIONS = 3  # of what one launch copies
+
+
+@triton.jit
+def _copy_kernel(x, out, count, size_b, size_c, step_a, step_b, step_c, step_out, BLOCK: tl.constexpr):
+    """``out[a, b, c] = x[a, b, c]``; in ``out`` b and c are contiguous and a is ``step_out`` elements apart."""
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < count
+    c = element % size_c
+    b = (element // size_c) % size_b
+    a = element // (size_c * size_b)
+    value = tl.load(x + a * step_a + b * step_b + c * step_c, mask=inside)
+    tl.store(out + a * step_out + b * size_c + c, value, mask=inside)
+
+
+@triton.jit
+def _fill_kernel(out, count, BLOCK: tl.constexpr):
+    """Zeros."""
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + element, tl.zeros([BLOCK], tl.float32).to(out.dtype.element_ty), mask=element < count)
+
+
+def _copy(x: Tensor, out: Tensor, step_out: int) -> None:
+    """Launch the copy of ``x``, at most three dimensions, to ``out``."""
+    missing = DIMENSIONS - x.dim()
+    (_, size_b, size_c), steps = (*(1,) * missing, *x.shape), (*(0,) * missing, *x.stride())
+    _copy_kernel[(-(-x.numel() // BLOCK),)](x, out, x.numel(), size_b, size_c, *steps, step_out, BLOCK=BLOCK)
+
+
+def zeros_triton(like: Tensor) -> Tensor:
+    """Zeros of the shape and type of ``like``, contiguous, by a launch."""
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if out.numel():
+        _fill_kernel[(-(-out.numel() // BLOCK),)](out, out.numel(), BLOCK=BLOCK)
+    return out
+
+
+def copied_triton(x: Tensor) -> Tensor:
+    """Launch the copy of ``x``; torch copies more than three dimensions."""
+    if x.dim() > DIMENSIONS or not x.numel():
+        return x.clone(memory_format=torch.contiguous_format)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _copy(x, out, x.numel() // x.shape[0] if x.dim() == DIMENSIONS else 0)
+    return out
+
+
+@custom_op("weft::copied", mutates_args=(), schema="(Tensor x) -> Tensor")
+def copied(x):
+    """``x`` in memory of its own, contiguous."""
+    return copied_triton(x) if use_triton(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+@copied.register_fake
+def _copied_fake(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def side_by_side_triton(parts: Sequence[Tensor]) -> Tensor:
+    """One launch per ``parts [T, K]``, or ``[K]``; all independent."""
+    rows = [part if part.dim() == 2 else part[None] for part in parts]
+    width = sum(part.shape[1] for part in rows)
+    out = rows[0].new_empty(rows[0].shape[0], width)
+    begin = 0
+    for part in rows:
+        if part.numel():
+            _copy(part[:, None, :], out[:, begin:], width)
+        begin += part.shape[1]
+    return out if parts[0].dim() == 2 else out[0]
+
+
+@custom_op("weft::side_by_side", mutates_args=(), schema="(Tensor[] parts) -> Tensor")
+def side_by_side(parts):
+    """``[T, K]`` each, of one type, to ``[T, sum of K]``; or ``[K]`` each."""
+    return torch.cat(parts, -1)  # outside of a merged launch, torch's single launch is faster
+
+
+@side_by_side.register_fake
+def _side_by_side_fake(parts):
+    return parts[0].new_empty(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
+
 
 Tensors = tuple[Tensor, ...]
 
@@ -161,3 +260,44 @@ LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "copied": _one(copied_triton),
     "side_by_side": _one(side_by_side_triton),
 }
+
+
+# ---- Costs of the operators that weaving adds: merged launches, two-phase operators, copies, pushes.
+
+
+def _spmm_push(call: Call) -> Work:
+    """Rows pushed along the edges: read sequentially, added at their destinations."""
+    x, edges = _given(call, "x"), _edges(call)
+    row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
+    return Work(
+        flops=2 * edges * x.shape[-1] * tasks,
+        stream=edges * INDEX * tasks + x.bytes + bytes_out(call),
+        gather=2 * edges * row * tasks,
+    )
+
+
+def _together(call: Call) -> Work:
+    """Several operators in one launch: the sum of what each costs."""
+    parts, outs = unflatten(FlatCalls(*call.args)), iter(call.outs or ())
+    total = Work()
+    for part in parts:
+        name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
+        work = WEFT[name](replace(call, name=name, args=part.arguments, outs=mine))
+        total = Work(total.flops + work.flops, total.stream + work.stream, total.gather + work.gather)
+    return total
+
+
+def register() -> None:
+    """Register the costs of these operators; each costs what the operator it belongs to costs."""
+    whole = {
+        "weight_grad_parts": "weight_grad",
+        "linear_backward_parts": "linear_backward",
+        "column_sum_parts": "column_sum",
+        "bias_act_dropout_backward_bias_parts": "bias_act_dropout_backward_bias",
+        "cross_entropy_rows_parts": "cross_entropy_rows",
+        "add_parts": "column_sum",
+        "copied": "column_sum",
+        "side_by_side": "column_sum",
+    }
+    register_costs({f"weft.{part}": WEFT[f"weft.{operator}"] for part, operator in whole.items()})
+    register_costs({"weft.spmm_push": _spmm_push, "weft.together": _together, "weft.together_": _together})

@@ -8,24 +8,25 @@ Shapes: T members of a stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.capture.observer import Observer
 from weft.core.errors import InputError
 from weft.core.plan import FILLS_DEVICE
 from weft.ops.launch.backend import on_gpu
-from weft.runtime.device.gc_pause import gc_disabled
-from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
-from weft.runtime.device.streams import SIDE_STREAMS
+from weft.runtime.device.cuda_graph import gc_disabled
+from weft.runtime.device.streams import SIDE_STREAMS, ConcurrentSteps, Steps, in_turn
+from weft.runtime.dry_run import dry_run_concurrent
 from weft.runtime.step.stack import Stack
-from weft.weave.merge import weave
-from weft.weave.recorder import Captured, put_back, record
-from weft.weave.stream_schedule import Streamed
-from weft.weave.woven import Table, Woven
+from weft.weave.launchers import register
+from weft.weave.merge import OWN_STREAM, Table, Woven, weave
+from weft.weave.recorder import Captured, Graph, Node, map_nodes, put_back, record
+from weft.weave.stream_schedule import Streamed, run_node, schedule
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
 
@@ -112,3 +113,84 @@ def _recorded(stack: Stack, apart: bool) -> Captured:
     names = [task.label for task in stack.tasks]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return record(lambda: _train(stack), name, stack.state.tensors().values(), apart=apart, has_run=True)
+
+
+# ---- Dry-run a merged step: report the phase and the stream of every operator to an Observer.
+#
+# A merged step runs without autograd: gradients are operators like any other, and its nodes carry their phase. On a
+# GPU
+# they are issued to several streams, which do not share memory; a dry run has no streams, but the schedule says on
+# which
+# one each operator would run, and when its result would be released.
+
+
+class Followed:
+    """``followed()`` runs one step of every member; ``streams``: as on a GPU, or else one after the other."""
+
+    def __init__(self, woven: Woven, observer: Observer, streams: bool) -> None:
+        self._woven, self._observer = woven, observer
+        if streams:
+            self._actions = [(a.node, a.stream, a.drops) for a in schedule(woven, SIDE_STREAMS).actions]
+        else:
+            self._actions = list(_in_order(woven.graph))
+
+    def __call__(self) -> Any:
+        """Run the step; what follows it is evaluation."""
+        graph, observer = self._woven.graph, self._observer
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        values: dict[Node, Any] = dict(zip(given, self._woven.inputs, strict=True))
+        for node, stream, drops in self._actions:
+            observer.phase, observer.stream = "backward" if node.meta.get("backward") else "forward", stream
+            run_node(node, values)
+            for done in drops:
+                del values[done]
+        observer.phase, observer.stream = "evaluation", OWN_STREAM
+        return map_nodes(_output(graph), lambda node: values[node])
+
+
+def dry_run_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
+    """Report the merged step to ``observer``, from its next call on."""
+    streams = streams and step.side_streams > 0
+    followed = Followed(step.woven, observer, streams)
+    step._run = followed
+    if streams:
+        step.beside = dry_run_concurrent(observer)
+
+
+def _output(graph: Graph) -> Any:
+    return next(node for node in graph.nodes if node.op == "output").args[0]
+
+
+def _in_order(graph: Graph) -> Iterator[tuple[Node, int, list[Node]]]:
+    """Every operator with the results that are dead after it."""
+    last: dict[Node, Node] = {}
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        last[node] = node
+        for used in node.all_input_nodes:
+            last[used] = node
+    kept: set[Node] = set()
+    map_nodes(_output(graph), kept.add)
+    drops: dict[Node, list[Node]] = {}
+    for used, by in last.items():
+        if used.op == "call_function" and used not in kept:
+            drops.setdefault(by, []).append(used)
+    yield from ((node, OWN_STREAM, drops.get(node, [])) for node in nodes)
+
+
+# ---- Weaver: merges the steps of a group's stacks, behind the runtime's StepMerger interface.
+
+
+class Weaver:
+    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.epoch.StepMerger`."""
+
+    def merge(self, stacks: Sequence[Stack]) -> WovenStep:
+        """The checked merged step of ``stacks``; raises InputError if they cannot be merged."""
+        step = WovenStep(stacks)
+        step.check()
+        return step
+
+    def observe(self, step: WovenStep, observer: Observer, streams: bool) -> None:
+        """Report the operators of ``step`` to ``observer`` from its next call on."""
+        register()
+        dry_run_woven(step, observer, streams)

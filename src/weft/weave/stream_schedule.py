@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from weft.runtime.device import streams
-from weft.weave.graph import Node, map_nodes
-from weft.weave.woven import OWN_STREAM, Woven
+from weft.weave.merge import OWN_STREAM, Woven
+from weft.weave.recorder import Node, map_nodes
 
 START = -1  # the event of the beginning, on the caller's stream
 

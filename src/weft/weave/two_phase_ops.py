@@ -22,12 +22,9 @@ from weft.ops.dense.bias_act_dropout import BACKWARD_BIAS_SCHEMA, bias_act_dropo
 from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_bias_triton
 from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
 from weft.ops.dense.linear import BACKWARD_ARGUMENTS, linear_backward_torch, weight_grad_torch
-from weft.ops.dense.linear_backward_triton import linear_backward_triton
-from weft.ops.dense.partial_sums_triton import add_parts as add_parts_triton
-from weft.ops.dense.weight_grad_triton import choose_launch, weight_grad_triton
-from weft.ops.launch.backend import use_triton
-from weft.ops.launch.custom_op import custom_op
-from weft.ops.launch.device_limits import limits_of
+from weft.ops.dense.linear_triton import choose_weight_grad_launch, linear_backward_triton, weight_grad_triton
+from weft.ops.dense.tiles_triton import add_parts as add_parts_triton
+from weft.ops.launch.backend import custom_op, limits_of, use_triton
 from weft.ops.train.cross_entropy import cross_entropy_rows_torch
 from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
 from weft.weave.merged_launch import Launch, collected, launch_alone
@@ -73,7 +70,7 @@ def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
     # Alone, a result much smaller than a tile goes to cuBLAS; in a merged launch the tile is free.
     suits = x.dtype != torch.float64 and x.shape[-2] >= LEAST_ROWS and grad.numel()
     sizes = (grad.shape[-1], x.shape[-1], grad.shape[:-2].numel())
-    launch = choose_launch(*sizes, limits_of(x.device)) if suits else None
+    launch = choose_weight_grad_launch(*sizes, limits_of(x.device)) if suits else None
     return _taken(lambda: weight_grad_triton(grad, x, launch), lambda out: _flat(out, 2), make)[1]
 
 

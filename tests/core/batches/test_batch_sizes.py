@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.core.batches.batch_sizes import expected_batch, large_batch
+from weft.batches import NeighbourSampler
+from weft.core.batch_sizes import expected_batch, large_batch
 from weft.core.graph_stats import GraphStats
-from weft.flow import NeighbourSampler
 from weft.graph.generate import citation
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.division import Division, DualBuffer
-from weft.core.division.claims import LARGEST, Claims
+from weft.core.division import LARGEST, Claims, Division, DualBuffer
 from weft.core.errors import SpecError
 
 SECONDS = {"host": 120.0, "bus": 5.0, "given": 3.0, "own": 9.0}

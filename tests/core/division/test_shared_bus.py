@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.division import PhaseTime, PhaseTimes
-from weft.core.division.shared_bus import MOST_SLOWER, SharedBus
+from weft.core.division import MOST_SLOWER, PhaseTime, PhaseTimes, SharedBus
 
 ALONE = SharedBus(step=8.0, reads=5.0, training=2.5, copy=4.5, training_slower=1.1, copy_slower=1.2)
 

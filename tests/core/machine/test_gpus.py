@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from weft.core.machine import gpus
+from weft.core import gpus
 
 NAMES = ["NVIDIA A100", "NVIDIA H100", "NVIDIA H200"]
 
@@ -103,5 +103,5 @@ def test_a_process_that_cuda_shows_none_still_knows_of_them(monkeypatch, chosen,
 
 
 def test_torch_is_not_imported():
-    code = "import sys; from weft.core.machine.gpus import gpu_names; gpu_names(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from weft.core.gpus import gpu_names; gpu_names(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": "src"}).returncode == 0

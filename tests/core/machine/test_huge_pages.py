@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.core.machine.huge_pages import PAGE, advise_huge_pages
+from weft.core.host_memory import PAGE, advise_huge_pages
 
 
 def test_arrays_without_a_whole_page_are_left_alone():

@@ -9,11 +9,7 @@ import pytest
 
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
-from weft.core.machine import Machine
-from weft.core.machine.device import Device
-from weft.core.machine.host import Host
-from weft.core.machine.link import Link
-from weft.core.machine.processor import interpolate
+from weft.core.machine import Device, Host, Link, Machine, interpolate
 from weft.core.units import parse_bytes, show_bytes, show_loss, show_seconds
 from weft.planner.machine_profiles import PROFILES, closest_profile, profile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.machine.visible_gpus import names_uuids, visible_places
+from weft.core.gpus import names_uuids, visible_places
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33", "GPU-cc44"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from weft.core.compatibility import sampling_key
 from weft.core.errors import InputError, SpecError
-from weft.core.settings.fanout import most_picks, resolve, show_hop
+from weft.core.settings import most_picks, resolve, show_hop
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.core.errors import SpecError
-from weft.core.settings.spec_file import read_spec
+from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 

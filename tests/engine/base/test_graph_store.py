@@ -10,9 +10,8 @@ import torch
 
 import weft
 from weft.core.task import Task
-from weft.engine.base import graph_store
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.graph_store import SEGMENT_ENDS, GraphStore, bytes_of, sharing, state_of
+from weft.engine import graphs as graph_store
+from weft.engine.graphs import SEGMENT_ENDS, Graphs, GraphStore, bytes_of, sharing, state_of
 from weft.graph.generate import citation
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.cuda_graph import no_capture

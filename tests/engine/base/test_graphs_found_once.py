@@ -10,9 +10,9 @@ from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.engine.base.graph_cache import Graphs, check_trainable
-from weft.engine.planning.estimator import Estimator
-from weft.graph.data import stats as summary
+from weft.engine.estimator import Estimator
+from weft.engine.graphs import Graphs, check_trainable
+from weft.graph import stats as summary
 from weft.planner.machine_profiles import profile
 
 

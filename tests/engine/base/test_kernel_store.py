@@ -11,9 +11,9 @@ import sys
 import pytest
 
 import weft
-from weft.engine.base.home import home
-from weft.engine.base.host import cpu_count
-from weft.engine.base.kernel_store import FOLDER, SECONDS_EACH, KernelStore, seconds_to_compile
+from weft.engine.home import home
+from weft.engine.kernel_store import FOLDER, SECONDS_EACH, KernelStore, seconds_to_compile
+from weft.engine.machine import cpu_count
 from weft.planner.report.plan_report import PlanReport
 
 

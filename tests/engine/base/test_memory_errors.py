@@ -7,7 +7,7 @@ import torch
 
 from tests.flow.memory_errors import MEMORY_ERRORS
 from weft.core.errors import OutOfMemoryError
-from weft.engine.base.memory_errors import clear_memory_errors
+from weft.engine.errors import clear_memory_errors
 
 CPU = torch.device("cpu")
 

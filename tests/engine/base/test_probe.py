@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from weft.core.machine import Machine
-from weft.engine.base import probe
-from weft.engine.base.home import home, machine_folder, machine_name
-from weft.engine.base.machines import keep_probe, machine_with
+from weft.engine import probe
+from weft.engine.home import home, machine_folder, machine_name
+from weft.engine.machine import keep_probe, machine_with
 from weft.planner.machine_profiles import profile
 
 CPU = torch.device("cpu")

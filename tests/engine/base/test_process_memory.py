@@ -12,8 +12,8 @@ import pytest
 
 import weft
 from weft.core.program import Operator, Program, Value
-from weft.engine.base.process_memory import base_bytes, give_back_heap, peak_bytes, resident_bytes, watch_peak
-from weft.planner.cost.process_memory import BESIDE, KINDS, process_bytes
+from weft.engine.memory import base_bytes, give_back_heap, peak_bytes, resident_bytes, watch_peak
+from weft.planner.cost.memory import BESIDE, KINDS, process_bytes
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(resident_bytes() is None, reason="the system does not say")

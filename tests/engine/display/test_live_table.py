@@ -10,8 +10,7 @@ from rich.console import Console
 
 import weft
 from weft.core.event import Event
-from weft.engine.display.live_table import MOST_ROWS, LiveTable
-from weft.engine.display.progress_bar import LiveDisplay
+from weft.engine.live_table import MOST_ROWS, LiveDisplay, LiveTable
 
 
 def show(members, height=40, waiting=0, width=120):

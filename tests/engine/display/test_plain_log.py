@@ -9,9 +9,7 @@ import pytest
 import weft
 from weft.core.errors import SpecError
 from weft.core.event import Event
-from weft.engine.display.choose_display import display_for
-from weft.engine.display.notebook import NotebookDisplay, in_notebook
-from weft.engine.display.plain_log import PlainLog
+from weft.engine.display import NotebookDisplay, PlainLog, display_for, in_notebook
 
 
 def events_of(work):

@@ -13,13 +13,10 @@ from typer.testing import CliRunner
 
 import weft
 from weft.cli.app import app
-from weft.engine.forms import keep_forms
-from weft.engine.forms.form_files import LIMIT_VARIABLE, FormFiles
-from weft.engine.forms.form_store import FormStore
-from weft.engine.forms.keep_forms import FormKeeper, kept_forms
+from weft.engine import derived_cache as keep_forms
+from weft.engine.derived_cache import LIMIT_VARIABLE, FormFiles, FormKeeper, FormStore, kept_forms
 from weft.graph import generate
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.keeping import content_digest
+from weft.ops.csr.adjacency import Adjacency, content_digest
 
 ARRAYS = {"indptr": torch.arange(5, dtype=torch.int32), "half": torch.randn(3, 2).bfloat16()}
 

@@ -7,12 +7,11 @@ import torch
 
 import weft
 from weft.core.task import Task
-from weft.engine.base.graph_store import GraphStore, bytes_of, sharing
+from weft.engine.graphs import GraphStore, bytes_of, sharing
 from weft.engine.inference import predict, read_weights
-from weft.engine.memory.device_pool import HIGH, DevicePool
-from weft.engine.memory.pooled_graph import arrays_of, into_pool
+from weft.engine.memory import HIGH, DevicePool, arrays_of, into_pool
 from weft.graph.generate import citation
-from weft.serve.workers.kept_graphs import KeptGraphs
+from weft.serve.worker_memory import KeptGraphs
 
 DEVICES = [
     "cpu",

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import weft
+from weft.batches.sampled import source_for
 from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.units import parse_bytes
-from weft.engine.planning.choosing import choose_for
-from weft.engine.planning.explaining import explanation, schedules
-from weft.engine.planning.search import setups
-from weft.engine.report.schedule_chart import check_simulate, write_schedules
+from weft.engine import choosing as setups
+from weft.engine.charts import check_simulate, write_schedules
+from weft.engine.choosing import choose_for
+from weft.engine.plan import explanation, schedules
 from weft.graph.generate import citation
-from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.group import GroupRun
 
 

@@ -16,9 +16,9 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DoesNotFitError, SpecError
-from weft.core.stage import Stage
-from weft.engine.base.machines import load_calibration, machine_with
-from weft.engine.planning import plan_checks
+from weft.core.plan import Stage
+from weft.engine import run_planner as plan_checks
+from weft.engine.machine import load_calibration, machine_with
 from weft.planner.machine_profiles import profile
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import read_checkpoint
@@ -256,7 +256,7 @@ def test_settings_that_mean_something_else_now():
 def test_not_enough_memory(monkeypatch):
     report = weft.plan(sweep(), machine="cpu")
     assert "bytes" in refusal(report, DoesNotFitError, budget="10KiB")
-    monkeypatch.setattr("weft.engine.base.memory_budget.free_host_bytes", lambda: 20 << 10)
+    monkeypatch.setattr("weft.engine.memory_budget.free_host_bytes", lambda: 20 << 10)
     message = refusal(report, DoesNotFitError)
     assert "group 1 of the plan ('hidden=4 seed=0' and 5 more) needs" in message
     assert "only 19.0 KiB may be taken on this device" in message

@@ -12,16 +12,15 @@ from weft.core.division import Division
 from weft.core.errors import DoesNotFitError, SpecError
 from weft.core.placement import Placement
 from weft.core.plan import Plan
-from weft.core.settings.fanout import MOST_PICKS, read_fanout
+from weft.core.settings import MOST_PICKS, read_fanout
 from weft.core.task import MOST
 from weft.core.units import parse_bytes, show_bytes, show_seconds
-from weft.engine.planning import training_modes
-from weft.engine.planning.choosing import _faster
-from weft.engine.planning.estimator import Estimate
-from weft.engine.planning.explaining import explained, explanation, schedules, told
+from weft.engine import choosing as training_modes
+from weft.engine.choosing import _faster
+from weft.engine.estimator import Estimate
+from weft.engine.plan import explained, explanation, schedules, told
 from weft.planner.cost.memory import Memory
-from weft.planner.division.candidate import Candidate
-from weft.planner.division.setup import Setup
+from weft.planner.division.choose import Candidate, Setup
 from weft.planner.division.simulator import Simulation
 from weft.planner.report.plan_text import would_do
 

@@ -12,12 +12,11 @@ import torch
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.engine.base import machines
-from weft.engine.base.device import machine_of
-from weft.engine.base.home import THROUGHPUT, machine_folder, machine_name
-from weft.engine.base.machines import keep_throughput, load_throughput, machine_with, this_machine
-from weft.engine.planning import learn_stack_sizes as throughput
-from weft.engine.planning.learn_stack_sizes import Busy, learn, measure_group, search
+from weft.engine import learning as throughput
+from weft.engine import machine as machines
+from weft.engine.home import THROUGHPUT, machine_folder, machine_name
+from weft.engine.learning import Busy, learn_stack_sizes, measure_group, search
+from weft.engine.machine import keep_throughput, load_throughput, machine_of, machine_with, this_machine
 from weft.graph.generate import citation
 from weft.planner.grouping.groups import group
 
@@ -75,13 +74,13 @@ def test_a_search_is_made_for_long_sweeps_and_once(graph, monkeypatch):
 
     monkeypatch.setattr(throughput, "search", noted)
     short = [task_on(graph).with_values(name=f"s{i}") for i in range(8)]
-    assert learn(short, lambda task: graph, CPU).table == {}
+    assert learn_stack_sizes(short, lambda task: graph, CPU).table == {}
     long = [task_on(graph).with_values(name=f"l{i}", epochs=10_000_000, hidden=4 * (1 + i % 2)) for i in range(8)]
-    assert len(learn(long, lambda task: graph, CPU).table) == 1
-    learn(long, lambda task: graph, CPU)
+    assert len(learn_stack_sizes(long, lambda task: graph, CPU).table) == 1
+    learn_stack_sizes(long, lambda task: graph, CPU)
     assert made == [(8, 8)]
     few = [task.with_values(model="gin") for task in long[:7]]
-    learn(few, lambda task: graph, CPU)
+    learn_stack_sizes(few, lambda task: graph, CPU)
     assert len(made) == 1
 
 
@@ -92,7 +91,7 @@ def test_a_search_that_fails_ends_no_run(error, graph, monkeypatch):
 
     monkeypatch.setattr(throughput, "search", failing)
     long = [task_on(graph).with_values(name=f"l{i}", epochs=10_000_000) for i in range(8)]
-    assert learn(long, lambda task: graph, CPU).table == {}
+    assert learn_stack_sizes(long, lambda task: graph, CPU).table == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"table": 3}', '{"table": {"a": {"x": "y"}}}'])

@@ -11,8 +11,8 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.cost import Cost
 from weft.core.sweep import Sweep
-from weft.engine.base.machines import load_calibration
-from weft.engine.planning.learn_times import learn, observe
+from weft.engine.learning import learn, observe
+from weft.engine.machine import load_calibration
 from weft.planner.machine_profiles import profile
 
 CPU = profile("cpu")

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 import weft
-from weft.engine.planning.estimator import Estimator
+from weft.engine.estimator import Estimator
 from weft.planner.cost.roofline import RunMode, seconds
 from weft.planner.machine_profiles import profile
 

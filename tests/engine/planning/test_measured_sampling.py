@@ -10,13 +10,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import weft
+from weft.batches.sampled import source_for
 from weft.core.placement import Placement
-from weft.engine.planning.estimator import Estimator
-from weft.engine.planning.plan_report_builder import plan
+from weft.engine.estimator import Estimator
+from weft.engine.plan import plan
 from weft.graph.generate import citation
 from weft.planner.machine_profiles import profile as machine_profile
-from weft.planner.sampling.transfers import with_batches
-from weft.runtime.batches.sampled_source import source_for
+from weft.planner.transfers import with_batches
 from weft.runtime.group import GroupRun
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "sampled_epoch.json"

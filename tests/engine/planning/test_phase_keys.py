@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import weft
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.placement import Placement
-from weft.engine.planning.phase_keys import phases_key
-from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.engine.choosing import phases_key
 
 GAT = {"graph": "demo", "model": "gat", "mode": "sampled", "fanout": [5, 3], "heads": 2}
 

@@ -44,7 +44,7 @@ def test_a_stack_is_evaluated_by_layers_rather_than_cut():
 
 
 def test_caches_and_queues_are_counted(monkeypatch):
-    monkeypatch.setattr("weft.planner.sampling.places.HIDDEN_BY_OVERLAP", 0.5)  # the next batch is fetched meanwhile
+    monkeypatch.setattr("weft.planner.placement.HIDDEN_BY_OVERLAP", 0.5)  # the next batch is fetched meanwhile
     report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
     group = report.groups[0]
     assert group.plan.places.cache_bytes == 500_000_000

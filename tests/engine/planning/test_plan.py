@@ -12,18 +12,18 @@ from torch import nn
 
 import weft
 from tests.graphs_for_tests import tiny_graph
+from weft.core import gpus
 from weft.core.errors import GraphError, SpecError
-from weft.core.machine import gpus
 from weft.core.sweep import Sweep
-from weft.engine.base.home import machine_folder, machine_name
-from weft.engine.base.machines import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
-from weft.engine.planning import estimator as estimate
-from weft.engine.planning.plan_report_builder import plan
+from weft.engine import estimator as estimate
+from weft.engine.home import machine_folder, machine_name
+from weft.engine.machine import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
+from weft.engine.plan import plan
 from weft.graph.catalog import names as catalog
 from weft.graph.catalog import shapes
 from weft.planner.cost.calibration import Calibration, Observation
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
 
@@ -214,12 +214,12 @@ def test_the_machine_at_hand_has_the_first_gpu_that_cuda_shows(monkeypatch):
 
 
 def test_a_gpu_without_cuda_started(monkeypatch):
-    monkeypatch.setattr("weft.engine.base.machines.gpu_names", lambda: ["NVIDIA A100-SXM4-80GB"])
+    monkeypatch.setattr("weft.engine.machine.gpu_names", lambda: ["NVIDIA A100-SXM4-80GB"])
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     found = find_machine()
     assert found.name == machine_name("NVIDIA A100-SXM4-80GB")  # as a probe or a run would call it
     assert found.copy_bandwidth == profile("a100-80g").copy_bandwidth
-    monkeypatch.setattr("weft.engine.base.machines.gpu_names", lambda: ["NVIDIA Imaginary"])
+    monkeypatch.setattr("weft.engine.machine.gpu_names", lambda: ["NVIDIA Imaginary"])
     with pytest.raises(SpecError, match="nothing is known of the GPU 'NVIDIA Imaginary'; run `weft probe`"):
         find_machine()
 

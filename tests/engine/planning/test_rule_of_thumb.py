@@ -6,8 +6,8 @@ import pytest
 
 from weft.core.models import MODELS, traits_of
 from weft.core.task import Task
-from weft.engine.planning.estimator import Estimator
-from weft.planner.cost.rule_of_thumb import memory
+from weft.engine.estimator import Estimator
+from weft.planner.cost.rule import rule_memory
 from weft.planner.machine_profiles import profile
 
 
@@ -19,6 +19,6 @@ def test_near_the_captured_estimate(model, count, norm):
     graph = "shape:bgs" if relational else "shape:ogbn-arxiv"
     tasks = [Task(graph=graph, name=f"t{i}", **common) for i in range(count)]
     estimator = Estimator(profile("h200"))
-    rule = memory(tasks, estimator.stats(tasks[0]), "cuda")
+    rule = rule_memory(tasks, estimator.stats(tasks[0]), "cuda")
     low, high = (0.8, 2.0) if relational else (0.9, 1.75)
     assert low < rule / estimator.group_bytes(tasks) < high

@@ -15,14 +15,14 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DoesNotFitError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
-from weft.engine.base import memory_budget as room
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.home import HOME_VARIABLE, home, machine_folder
-from weft.engine.base.machines import find_machine, load_calibration, machine_with
-from weft.engine.planning import run_planner as planner
-from weft.engine.planning.learn_times import learn
-from weft.engine.planning.run_planner import RunPlanner
-from weft.planner.grouping.stack_size_table import Throughput
+from weft.engine import memory_budget as room
+from weft.engine import run_planner as planner
+from weft.engine.graphs import Graphs
+from weft.engine.home import HOME_VARIABLE, home, machine_folder
+from weft.engine.learning import learn
+from weft.engine.machine import find_machine, load_calibration, machine_with
+from weft.engine.run_planner import RunPlanner
+from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import profile
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def graph():
 @pytest.fixture
 def dry_runs(monkeypatch):
     """Every run is planned by a dry run, however small it is."""
-    monkeypatch.setattr("weft.engine.planning.small_run.SMALL_SECONDS", 0.0)
+    monkeypatch.setattr("weft.engine.run_planner.SMALL_SECONDS", 0.0)
 
 
 def test_a_run_groups_as_the_plan_says(graph):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from weft.core.sweep import Sweep
-from weft.engine.base.home import STEPS, home
-from weft.engine.planning import sampled_estimates as following
-from weft.engine.planning.plan_report_builder import plan
+from weft.engine import estimator as following
+from weft.engine.home import STEPS, home
+from weft.engine.plan import plan
 from weft.runtime import dry_run
 
 SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="layer", seed=range(4), epochs=10)

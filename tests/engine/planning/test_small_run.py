@@ -11,10 +11,10 @@ from torch import nn
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.home import STEPS, home
-from weft.engine.planning.run_planner import RunPlanner
-from weft.planner.grouping.stack_size_table import Throughput
+from weft.engine.graphs import Graphs
+from weft.engine.home import STEPS, home
+from weft.engine.run_planner import RunPlanner
+from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
 
@@ -54,7 +54,7 @@ def test_a_small_run_makes_no_dry_run_and_says_so(followed):
 def test_its_groups_are_those_of_a_dry_run(monkeypatch):
     tasks = weft.Sweep("demo", model=["gcn", "gat"], hidden=[8, 16], seed=range(3), epochs=2).tasks()
     quick = plans_of(tasks)
-    monkeypatch.setattr("weft.engine.planning.small_run.SMALL_SECONDS", 0.0)
+    monkeypatch.setattr("weft.engine.run_planner.SMALL_SECONDS", 0.0)
     assert [(p.members, p.stacks, p.join, p.threads) for p in quick] == [
         (p.members, p.stacks, p.join, p.threads) for p in plans_of(tasks)
     ]

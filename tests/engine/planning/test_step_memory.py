@@ -10,10 +10,11 @@ import pytest
 
 import weft
 from weft.core.models import BUILT_IN
-from weft.engine.base.home import STEPS, home
-from weft.engine.base.kernel_store import KernelStore
-from weft.engine.planning import step_memory, warm_kernels
-from weft.engine.planning.estimator import Estimator
+from weft.engine import estimator as step_memory
+from weft.engine import run_planner as warm_kernels
+from weft.engine.estimator import Estimator
+from weft.engine.home import STEPS, home
+from weft.engine.kernel_store import KernelStore
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run

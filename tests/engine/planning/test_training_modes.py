@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.engine.planning import training_modes
+from weft.engine import choosing as training_modes
 
 QUIET = {"progress": False, "device": "cpu"}
 PRODUCTS = {"graph": "shape:ogbn-products", "model": "sage", "layers": 3, "hidden": 256}

@@ -13,10 +13,12 @@ import torch
 
 import weft
 from weft.cli.main import main
-from weft.engine.base import machines, probe
-from weft.engine.base.home import PROBE, STARTED, machine_folder, machine_name
-from weft.engine.probing import child, start
-from weft.engine.probing.machine_load import Look
+from weft.engine import background_probe as child
+from weft.engine import background_probe as start
+from weft.engine import machine as machines
+from weft.engine import probe
+from weft.engine.background_probe import Look
+from weft.engine.home import PROBE, STARTED, machine_folder, machine_name
 from weft.planner.machine_profiles import profile
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.engine.report.charts import Frame, linear, path, thinned
-from weft.engine.report.html import head, package_file
+from weft.engine.charts import Frame, head, linear, package_file, path, thinned
 
 FRAME = Frame(width=100, height=50, left=10, right=5, top=4, bottom=6)
 

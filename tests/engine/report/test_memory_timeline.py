@@ -10,7 +10,7 @@ import pytest
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
-from weft.engine.report.memory_timeline import timeline_svg, write_timeline
+from weft.engine.charts import timeline_svg, write_timeline
 from weft.planner.machine_profiles import profile
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, TaskEstimate
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.sweeps import made
-from weft.core.settings.search_space import uniform
+from weft.core.search_space import uniform
 from weft.core.sweep import Sweep
-from weft.engine.report.ranking import effects, standings
-from weft.engine.report.ranking_text import in_common, verdict, what_mattered
+from weft.engine.ranking import effects, in_common, standings, verdict, what_mattered
 
 SWEEP = Sweep("cora", lr=[0.1, 0.2, 0.3], hidden=[16, 64], seed=range(4))
 

@@ -11,10 +11,10 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.engine.sweeps import made
-from weft.core.settings.search_space import loguniform, uniform
+from weft.core.search_space import loguniform, uniform
 from weft.core.sweep import Sweep
-from weft.engine.report.ranking import standings
-from weft.engine.report.sweep_page import render_sweep_report
+from weft.engine.ranking import standings
+from weft.engine.report_page import render_sweep_report
 
 GRID = Sweep("cora", hidden=[16, 64], lr=[0.1, 0.2], dropout=[0.3, 0.6], seed=[0, 1], name="mine")
 VOID = ("meta", "link", "line", "polyline", "circle", "rect")

@@ -10,9 +10,8 @@ import pytest
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DivergedError
 from weft.core.task import Task
-from weft.engine.report.charts import nice_ticks
-from weft.engine.report.line_chart import Curve, chart
-from weft.engine.report.task_page import render_report
+from weft.engine.charts import Curve, chart, nice_ticks
+from weft.engine.report_page import render_report
 from weft.engine.run import run
 
 

@@ -183,6 +183,6 @@ def test_a_result_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
     def full(*about):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("weft.engine.results.result.save_atomically", full)
+    monkeypatch.setattr("weft.engine.result.save_atomically", full)
     with pytest.raises(InputError, match=r"^cannot write to .*/q: No space left on device$"):
         result.save(tmp_path / "q")

@@ -9,7 +9,7 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 
 def run(graph, **settings):

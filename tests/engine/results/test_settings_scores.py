@@ -11,10 +11,10 @@ import weft
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
-from weft.engine.report.ranking import standings
-from weft.engine.results.result import Result
-from weft.engine.results.sweep_result import SweepResult
-from weft.engine.training.member_progress import short
+from weft.engine.events import short
+from weft.engine.ranking import standings
+from weft.engine.result import Result
+from weft.engine.sweep_result import SweepResult
 
 
 def made(scores, **settings):

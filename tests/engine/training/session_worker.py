@@ -9,9 +9,9 @@ from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start, tasks_of
 from weft.core.decision import Decision, updates_to_json
 from weft.core.sweep import Sweep
-from weft.engine.training.event_source import SweepEvents
-from weft.engine.training.run_folder import RunFolder
-from weft.engine.training.session import Session, outline_of
+from weft.engine.events import SweepEvents
+from weft.engine.folder import RunFolder
+from weft.engine.session import Session, outline_of
 from weft.runtime.checkpoint import read_checkpoint
 
 MEMBERS = [{"name": "a", "epochs": 20}, {"name": "b", "lr": 0.03}, {"name": "c", "seed": 1}]

@@ -14,11 +14,9 @@ from tests.engine.small_sweeps import make_sweep, of_kind
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.engine.base.cancel import Cancel
-from weft.engine.base.control import Control
+from weft.engine import control as interrupt
+from weft.engine.control import Cancel, Control, Interrupted, Interruption
 from weft.engine.run import run
-from weft.engine.training import interrupt
-from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.graph.catalog.names import load
 from weft.runtime.checkpoint import read_checkpoint
 

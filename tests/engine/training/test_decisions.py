@@ -9,7 +9,7 @@ import pytest
 
 from weft.core.decision import GroupOutline, MemberOutline, Requests, Stop, Update
 from weft.core.errors import SpecError
-from weft.engine.training.decisions import Driver, DriverOptions, Standing
+from weft.engine.driver import Driver, DriverOptions, Standing
 
 
 def outline(*epochs, device="cpu", peers="", **about):
@@ -52,7 +52,7 @@ class Group:
 
 
 def test_no_torch_is_needed_to_decide():
-    code = "import sys, weft.engine.training.decisions, weft.core.decision; print('torch' in sys.modules)"
+    code = "import sys, weft.engine.driver, weft.core.decision; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from weft.engine.training import device_start
-from weft.engine.training.device_start import start_device
+from weft.engine import process_state as device_start
+from weft.engine.process_state import start_device
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import torch
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.engine.probing.machine_load import Look
-from weft.engine.training import free_threads as module
-from weft.engine.training.free_threads import FreeThreads
+from weft.engine import process_state as module
+from weft.engine.background_probe import Look
+from weft.engine.process_state import FreeThreads
 from weft.planner.grouping.step_options import free_threads
 
 

@@ -11,7 +11,7 @@ from weft.core.task import Task
 from weft.graph.generate import citation
 from weft.planner.grouping.groups import group
 from weft.runtime.group import GroupRun
-from weft.weave.weaver import Weaver
+from weft.weave.step import Weaver
 
 CPU = torch.device("cpu")
 

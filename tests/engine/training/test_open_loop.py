@@ -68,7 +68,7 @@ def test_a_spec_file_names_functions_beside_it(tmp_path):
 
 def test_tables_of_a_spec_file():
     text = {"graph": "demo", "train": {"schedule": "plateau", "plateau": {"patience": 2}, "class_weights": [1.0, 2.0]}}
-    task = weft.core.settings.spec_file.parse_spec(text)
+    task = weft.core.spec_file.parse_spec(text)
     assert isinstance(task, weft.Task)
     assert task.plateau == {"patience": 2}
     assert task.class_weights == (1.0, 2.0)

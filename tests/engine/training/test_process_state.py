@@ -11,9 +11,9 @@ import torch
 from tests.engine.small_sweeps import make_sweep
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.engine.base.control import Control
+from weft.engine.control import Control
+from weft.engine.process_state import Needs, group_state, process_state
 from weft.engine.run import run
-from weft.engine.training.process_state import Needs, group_state, process_state
 
 CPU = torch.device("cpu")
 FP32, TF32 = (Needs(frozenset({precision}), "cpu") for precision in ("fp32", "tf32"))

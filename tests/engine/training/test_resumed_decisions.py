@@ -13,12 +13,13 @@ from torch.nn import functional as F
 
 import weft
 from weft.core.errors import SpecError
-from weft.runtime import group_build
-from weft.runtime.built_stacks import STACKS
+from weft.runtime import group as group_build
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
-from weft.runtime.step.members import comparing, conversion, trying
-from weft.runtime.user_modules import converting
-from weft.runtime.user_modules.same_numbers import Verdict
+from weft.runtime.modules import convert as converting
+from weft.runtime.modules.convert import STACKS, Verdict
+from weft.runtime.step import conversion
+from weft.runtime.step import preflight as trying
+from weft.runtime.step import trial as comparing
 
 pyg = pytest.importorskip("torch_geometric.nn")
 EPOCHS, LEFT_AFTER = 12, 4

@@ -17,9 +17,9 @@ from tests.stacks import solo_plan
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.sweep import Sweep
 from weft.core.task import Task
-from weft.engine.results.result import Result
+from weft.engine.folder import RunFolder
+from weft.engine.result import Result
 from weft.engine.run import run
-from weft.engine.training.run_folder import RunFolder
 from weft.runtime.checkpoint import FILE, read_checkpoint, save_atomically
 from weft.runtime.group import GroupRun
 from weft.runtime.step.stack import Stack
@@ -318,7 +318,7 @@ class TestTrouble:
                 raise OSError(28, "No space left on device")
             return real(path, *rest, **options)
 
-        monkeypatch.setattr("weft.engine.training.run_folder.open", scarce, raising=False)
+        monkeypatch.setattr("weft.engine.folder.open", scarce, raising=False)
         run(make_task(epochs=200), out=tmp_path, progress=False, checkpoint_every=0.0, on_event=events.append)
         assert full
         lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]

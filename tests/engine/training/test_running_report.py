@@ -8,9 +8,9 @@ import signal
 import pytest
 
 import weft
-from weft.engine.training import running_report
-from weft.engine.training.interrupt import Interrupted
-from weft.engine.training.running_report import RunningReport
+from weft.engine import folder as running_report
+from weft.engine.control import Interrupted
+from weft.engine.folder import RunningReport
 
 
 def test_a_sweep_has_a_page_from_the_beginning_on(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 from tests.engine.training.session_worker import make_session, outcome, work
 from weft.core.decision import Decision, GroupOutline, Requests, Stop, updates_from_json
 from weft.core.errors import SpecError, TrainingError
-from weft.engine.training.decisions import Driver, DriverOptions
-from weft.engine.training.session import outline_of
+from weft.engine.driver import Driver, DriverOptions
+from weft.engine.session import outline_of
 
 CANCEL = Requests(frozenset({"b"}))
 

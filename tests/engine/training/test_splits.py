@@ -10,8 +10,8 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
-from weft.engine.report.sweep_page import write_sweep_report
-from weft.graph.data.graph import Graph
+from weft.engine.report_page import write_sweep_report
+from weft.graph.graph import Graph
 
 
 def several(count: int = 3) -> Graph:

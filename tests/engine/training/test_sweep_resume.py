@@ -10,7 +10,7 @@ import torch
 from tests.engine.small_sweeps import make_sweep, of_kind
 from weft.core.errors import SpecError, TrainingError
 from weft.core.sweep import Sweep
-from weft.engine.base.cancel import Cancel
+from weft.engine.control import Cancel
 from weft.engine.run import run
 from weft.runtime.checkpoint import read_checkpoint
 from weft.runtime.group import GroupRun
@@ -24,7 +24,7 @@ class TestResume:
     @pytest.mark.parametrize("leaving", [False, True])
     def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path, monkeypatch, leaving):
         """With members that have ended in the step to the last, and with members that leave it at once."""
-        monkeypatch.setattr("weft.engine.training.decisions.LEAVE_EVERY", 1 if leaving else 1000)
+        monkeypatch.setattr("weft.engine.driver.LEAVE_EVERY", 1 if leaving else 1000)
         sweep = make_sweep(model=["gcn", "sage"], hidden=[4, 8], dropout=0.5, epochs=[6, 30], norm="batch")
         whole = run(sweep, progress=False)
 
@@ -123,7 +123,7 @@ class TestResume:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("weft.engine.report.sweep_page.write_sweep_report", full)
+        monkeypatch.setattr("weft.engine.report_page.write_sweep_report", full)
         events = []
         with pytest.raises(TrainingError, match="No space left on device"):
             run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, on_event=events.append)

@@ -11,14 +11,14 @@ import torch
 from tests.engine.random_module import TorchDropout
 from tests.engine.small_sweeps import make_sweep, of_kind
 from tests.graphs_for_tests import tiny_graph
+from weft.batches import FeatureStore
 from weft.core.errors import InputError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
 from weft.core.task import Task
-from weft.engine.base.cancel import Cancel
-from weft.engine.results.sweep_result import SweepResult
+from weft.engine.control import Cancel
+from weft.engine.driver import Driver
 from weft.engine.run import run
-from weft.engine.training.decisions import Driver
-from weft.flow import FeatureStore
+from weft.engine.sweep_result import SweepResult
 from weft.planner.pruning import MedianPruner
 from weft.runtime.group import GroupRun
 
@@ -203,7 +203,7 @@ class TestEnds:
         pruned = next(member for member in result if member.status == "pruned")
         assert f"pruned after epoch {ended[pruned.name]}" in pruned.message
         assert pruned.metrics["best_epoch"] <= ended[pruned.name]
-        monkeypatch.setattr("weft.engine.training.decisions.LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("weft.engine.driver.LOOK_SECONDS", 0.0)
         again = run(sweep, progress=False, prune=pruner)
         assert {member.name: member.metrics["epochs_run"] for member in again} == ended
 
@@ -280,7 +280,7 @@ class TestEnds:
         sweep = make_sweep(epochs=[3, 40], seed=[0, 1])
         again = run(sweep, progress=False)
         assert left == [[0, 1]]
-        monkeypatch.setattr("weft.engine.training.decisions.LEAVE_EVERY", 1000)
+        monkeypatch.setattr("weft.engine.driver.LEAVE_EVERY", 1000)
         whole = run(sweep, progress=False)
         assert left == [[0, 1]]
         for one, other in zip(whole, again, strict=True):
@@ -292,16 +292,14 @@ class TestEnds:
         sweep = make_sweep(model="gin", hidden=[4, 8], epochs=[5, 60], lr=[0.01, 0.1])
         often, seldom = [], []
         for seconds, histories in ((0.0, often), (100.0, seldom)):
-            monkeypatch.setattr("weft.engine.training.decisions.LOOK_SECONDS", seconds)
+            monkeypatch.setattr("weft.engine.driver.LOOK_SECONDS", seconds)
             histories += [member.history for member in run(sweep, progress=False)]
         assert often == seldom
 
     def test_members_on_a_gpu_leave_when_that_pays(self, monkeypatch):
         asked = []
         monkeypatch.setattr(Driver, "_leaves_by_epoch", False)
-        monkeypatch.setattr(
-            "weft.engine.training.decisions.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2
-        )
+        monkeypatch.setattr("weft.engine.driver.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2)
         result = run(make_sweep(epochs=[3, 40], seed=[0, 1]), progress=False)
         assert result.statuses == {"finished": 4}
         assert (2, 4) in {pay[:2] for pay in asked}, "two of four have ended"

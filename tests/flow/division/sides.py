@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from tests.flow.graphs import random_graph
+from weft.batches import FeatureStore, NeighbourSampler, SeedOrder
+from weft.batches.division.executor import DividedPipeline
+from weft.batches.division.preparers import ExactDevice, ExactHost
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.division import Division
-from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
-from weft.flow.division.exact_batches import ExactDevice, ExactHost
-from weft.flow.division.executor import DividedPipeline
-from weft.flow.division.thread_accelerator import ThreadAccelerator
 
 CPU = torch.device("cpu")
 

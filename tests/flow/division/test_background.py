@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from weft.flow.division.background import Call, Calls, all_at_once, background
+from weft.batches.division.measuring import Call, Calls, all_at_once, background
 
 
 def _wait_until(there) -> None:

@@ -14,11 +14,11 @@ from tests.flow.graphs import random_graph
 from tests.flow.memory_errors import MEMORY_ERRORS
 from tests.flow.stages.test_pipeline import losses
 from tests.planner.division.cases import times
+from weft.batches import FeatureStore, NeighbourSampler
+from weft.batches.division.executor import DividedPipeline
+from weft.batches.division.preparers import PaddedHost
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import InputError, TrainingError
-from weft.flow import FeatureStore, NeighbourSampler
-from weft.flow.division.executor import DividedPipeline
-from weft.flow.division.padded_batches import PaddedHost
 from weft.planner.division.simulator import simulate
 
 pytestmark = pytest.mark.timeout(60)

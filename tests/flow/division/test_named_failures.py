@@ -8,10 +8,10 @@ import pytest
 
 import weft
 from tests.flow.memory_errors import MEMORY_ERRORS
+from weft.batches.division.measuring import with_named_failures
+from weft.batches.division.profiler import Profiled
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.errors import TrainingError
-from weft.flow.division.background import with_named_failures
-from weft.flow.division.profiler import Profiled
-from weft.flow.division.thread_accelerator import ThreadAccelerator
 
 
 @pytest.mark.parametrize("phase", ["batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.flow.division.sides import order, sides
+from weft.batches.division import executor
+from weft.batches.division.executor import DividedPipeline
 from weft.core.division import Division
 from weft.core.errors import TrainingError
-from weft.flow.division import executor
-from weft.flow.division.executor import DividedPipeline
 
 pytestmark = pytest.mark.timeout(60)
 ELASTIC = Division(1, 1, workers=2, host_buffer=4, device_buffer=2, in_step=True, lead=2, elastic=True)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.flow.division.sides import order, sides
-from weft.core.division.typical_interference import typical
-from weft.flow.division import profiler
-from weft.flow.division.profiler import Profiled, profile
-from weft.flow.division.thread_accelerator import ThreadAccelerator
-from weft.flow.division.time_limit import TimeLimit
+from weft.batches.division import profiler
+from weft.batches.division.measuring import TimeLimit
+from weft.batches.division.profiler import Profiled, profile
+from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.core.division import typical
 from weft.planner.division.partitioner import Limits, partition
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.flow.division.sides import order, sides
+from weft.batches.division.executor import DividedPipeline
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.division import Division
-from weft.flow.division.executor import DividedPipeline
-from weft.flow.division.thread_accelerator import ThreadAccelerator
-from weft.planner.division.constraints import violations
-from weft.planner.division.simulator import Activity, Simulation
+from weft.planner.division.simulator import Activity, Simulation, violations
 
 pytestmark = pytest.mark.timeout(60)
 PHASES = ("batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu", "training_npu")

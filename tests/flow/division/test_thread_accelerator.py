@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import weft
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.errors import InputError, TrainingError
-from weft.flow.division.thread_accelerator import ThreadAccelerator
 
 SAMPLED = {"graph": "demo", "model": "sage", "mode": "sampled", "fanout": [5, 3], "batch": 32, "hidden": 16}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.flow.division.time_limit import TimeLimit
+from weft.batches.division.measuring import TimeLimit
 
 
 def test_what_a_part_does_not_use_is_left_to_the_others():

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.flow.graphs import NODES, random_graph
+from weft.batches import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
+from weft.batches.cache import EDGES_AT_ONCE, count_reads, ranking_device
 from weft.core.errors import InputError
-from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
-from weft.flow.features.cache_policy import EDGES_AT_ONCE, count_reads, ranking_device
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.ops.interpreted.packed import both_csr, numbers, small
-from weft.flow import FeatureStore
-from weft.ops.attention.gat_forward_triton import attention_forward_triton
-from weft.runtime.batches.feature_buffer import FeatureBuffer
+from weft.batches import FeatureStore
+from weft.batches.sampled import FeatureBuffer
+from weft.ops.attention.gat_triton import attention_forward_triton
 
 CPU, ROWS, WIDTH = torch.device("cpu"), 9, 5
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
-from weft.flow.sampling.hops import CpuHops, TorchHops, TritonHops
+from weft.batches.sampler import CpuHops, TorchHops, TritonHops
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.reference import sample_torch
 from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton

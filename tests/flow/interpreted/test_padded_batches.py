@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tests.flow.graphs import random_graph
-from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
-from weft.flow.division.layouts import PaddedLayout
-from weft.flow.division.padded_batches import PaddedHost, layout_of, layouts_of, padded_item
-from weft.flow.sampling.hops import TritonHops
+from weft.batches import FeatureStore, NeighbourSampler, SeedOrder
+from weft.batches.division.preparers import PaddedHost, PaddedLayout, layout_of, layouts_of, padded_item
+from weft.batches.sampler import TritonHops
 from weft.ops.sampling.draws import make_clock
 
 CPU = torch.device("cpu")

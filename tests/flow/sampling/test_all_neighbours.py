@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weft
-from weft.flow.sampling.batch_size import capacity
+from weft.batches.sampler import capacity
 
 GIB = 1 << 30
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.flow.graphs import random_graph
-from weft.flow.sampling.batch_size import capacity
-from weft.flow.sampling.sampler import NeighbourSampler
+from weft.batches.sampler import NeighbourSampler, capacity
 from weft.graph.generate import citation
 
 

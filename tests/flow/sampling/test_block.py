@@ -7,7 +7,7 @@ import torch
 
 from tests.flow.graphs import NODES, random_graph
 from weft import ops
-from weft.flow import NeighbourSampler
+from weft.batches import NeighbourSampler
 
 
 def block_of(degrees="sampled", fanout=4, **kind):

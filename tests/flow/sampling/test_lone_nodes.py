@@ -7,7 +7,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.flow.sampling.lone_nodes import has_batch_of_one, lone_node
+from weft.engine.graphs import has_batch_of_one, lone_node
 
 TASK = {"model": "gcn", "mode": "sampled", "fanout": [2, 2], "norm": "batch", "epochs": 2, "hidden": 4}
 

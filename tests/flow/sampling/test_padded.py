@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from weft import nn, ops
-from weft.flow.sampling.padded import PaddedAdjacency
-from weft.flow.sampling.sampler import NeighbourSampler
+from weft.batches.block import PaddedAdjacency
+from weft.batches.sampler import NeighbourSampler
 from weft.graph.generate import citation
 
 

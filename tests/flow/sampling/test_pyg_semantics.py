@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.flow.graphs import random_graph
-from weft.flow import NeighbourSampler
+from weft.batches import NeighbourSampler
 
 SEEDS = torch.tensor([5, 79, 3, 60])
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.flow.graphs import random_graph
+from weft.batches import NeighbourSampler
 from weft.core.errors import InputError
-from weft.flow import NeighbourSampler
 
 SEEDS = torch.tensor([5, 79, 3, 3, 60])
 FANOUTS = [{"each": 2, "3": -1}, [1, 0, 2, 0], 3]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.flow.graphs import NODES, random_graph
+from weft.batches import MiniBatch, NeighbourSampler, Subgraph
 from weft.core.errors import GraphError, InputError
-from weft.flow import MiniBatch, NeighbourSampler, Subgraph
 from weft.graph.readers import read
-from weft.graph.readers.saved_folder import save
+from weft.graph.saved import save
 
 SEEDS = torch.tensor([5, 79, 3, 3, 60])
 KINDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from weft.batches import SeedOrder
 from weft.core.errors import InputError
-from weft.flow import SeedOrder
 
 
 def test_every_seed_once_per_epoch_and_a_partial_last_batch():

@@ -10,7 +10,7 @@ import pytest
 
 from tests.flow.memory_errors import MEMORY_ERRORS
 from tests.flow.stages.test_pipeline import Tracked, assert_no_threads
-from weft.flow import Pipeline, Stage
+from weft.batches import Pipeline, Stage
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -12,10 +12,9 @@ import torch
 
 from tests.flow.graphs import random_graph
 from weft import ops
+from weft.batches import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, Stage, training_stages
+from weft.batches.pipeline import Channel, Closed, Pace
 from weft.core.errors import InputError, TrainingError
-from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, Stage, training_stages
-from weft.flow.stages.channel import Channel, Closed
-from weft.flow.stages.pace import Pace
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -169,7 +168,7 @@ def test_an_error_overtakes_finished_items():
 
 
 def test_a_stage_that_is_stuck_does_not_keep_others_from_failing(monkeypatch):
-    from weft.flow.stages import pipeline as module
+    from weft.batches import pipeline as module
 
     monkeypatch.setattr(module, "JOIN_SECONDS", 0.2)
     release = threading.Event()

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 
 from tests.graphs_for_tests import dense_adjacency
 from weft.graph import Graph
-from weft.graph.data.csr_from_edges import csr_from_edges, is_symmetric
+from weft.graph.build import csr_from_edges, is_symmetric
 from weft.ops.csr.adjacency import offset_dtype
 
 
@@ -117,7 +117,7 @@ def test_the_given_arrays_are_left_alone():
 
 def test_ids_near_the_32_bit_limit_do_not_overflow():
     # The keys dst * N + src stay below 2^62; only the offsets array would be large, so keys alone are tried.
-    from weft.graph.data.csr_from_edges import edge_keys
+    from weft.graph.build import edge_keys
 
     top = 2**31 - 2
     key = edge_keys(torch.tensor([top], dtype=torch.int32), torch.tensor([top], dtype=torch.int32), 2**31 - 1)

@@ -10,7 +10,7 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 
 def notes_of(graph, **settings) -> list[str]:

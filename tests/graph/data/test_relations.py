@@ -10,7 +10,7 @@ import weft
 from tests.nn.relational import NODES, edges, relational
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 
 def test_counts():

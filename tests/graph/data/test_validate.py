@@ -9,7 +9,7 @@ import torch
 from tests.graphs_for_tests import small_graph
 from weft.core.errors import GraphError, InputError
 from weft.graph import Graph
-from weft.graph.data import validate
+from weft.graph import check as validate
 from weft.ops import Adjacency
 
 BAD = {

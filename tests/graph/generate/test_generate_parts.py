@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from weft.core.errors import GraphError
-from weft.graph.generate.attributes import bell_noise, dense_features
-from weft.graph.generate.counter import below, coin, hash_range, permutation, stream_key
-from weft.graph.generate.degrees import degree_histogram
-from weft.graph.generate.distinct import distinct_keys
-from weft.graph.generate.popularity import Popularity
-from weft.graph.generate.wiring import directed_csr, planted_draw, row_chunks
+from weft.graph.generate.citation import bell_noise, dense_features
+from weft.graph.generate.draws import Popularity, below, coin, distinct_keys, hash_range, permutation, stream_key
+from weft.graph.generate.wiring import degree_histogram, directed_csr, planted_draw, row_chunks
 
 MASK = (1 << 64) - 1
 
@@ -57,7 +54,7 @@ def test_features_do_not_depend_on_the_row_chunk(monkeypatch):
     classes = torch.arange(50, dtype=torch.int32) % 3
     options = {"signal": 1.0, "dtype": torch.float32, "seed": 4}
     whole = dense_features(classes, 6, 3, **options)
-    monkeypatch.setattr("weft.graph.generate.attributes.CHUNK_VALUES", {"cpu": 40})
+    monkeypatch.setattr("weft.graph.generate.citation.CHUNK_VALUES", {"cpu": 40})
     assert torch.equal(whole, dense_features(classes, 6, 3, **options))
 
 

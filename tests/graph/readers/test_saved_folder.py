@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.graphs_for_tests import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph
-from weft.graph.data import mapped_array as arrayfile
+from weft.graph import saved as arrayfile
+from weft.graph import saved as store
 from weft.graph.readers import read
-from weft.graph.readers import saved_folder as store
 
 
 @pytest.fixture

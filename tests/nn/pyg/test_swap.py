@@ -12,8 +12,8 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.nn import from_pyg
+from weft.nn.pyg.convert import possible_swaps, restore, swap
 from weft.nn.pyg.edges import remember
-from weft.nn.pyg.swap import possible_swaps, restore, swap
 from weft.ops import Adjacency
 
 pyg = pytest.importorskip("torch_geometric.nn")

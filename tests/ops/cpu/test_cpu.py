@@ -12,7 +12,7 @@ import torch
 
 from tests.graphs_for_tests import mixed
 from weft.ops import cpu, spmm
-from weft.ops.cpu.threads import MOST_SHARES, WORK_OF_A_SHARE, count_shares, run_shares
+from weft.ops.cpu.calls import MOST_SHARES, WORK_OF_A_SHARE, count_shares, run_shares
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft import ops
-from weft.ops.dense.dropout_rows import dropout_rows
+from weft.ops.dense.bias_act_dropout import dropout_rows
 
 CLOCK = torch.tensor([7, 3])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.core.errors import InputError
-from weft.ops.dense.split_rows import split_rows, split_rows_torch
+from weft.ops.dense.linear import split_rows, split_rows_torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -21,8 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(params=[1, 2], ids=["one pass", "two passes"])
 def passes(request, monkeypatch):
     """Attention goes in so many passes, whatever suits it."""
-    from weft.ops.attention import gat_backward_triton as attention_backward_triton  # after the interpreter was chosen
-    from weft.ops.attention import gat_forward_triton as attention_forward_triton
+    from weft.ops.attention import gat_triton as attention_backward_triton  # after the interpreter was chosen
+    from weft.ops.attention import gat_triton as attention_forward_triton
 
     for module in (attention_forward_triton, attention_backward_triton):
         monkeypatch.setattr(module, "suits_one_pass", lambda *given: request.param == 1)

@@ -10,8 +10,8 @@ import torch
 from tests.graphs_for_tests import from_pairs
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers
 from weft.ops.attention.gat import attention_forward_torch
-from weft.ops.attention.gat_forward_triton import attention_forward_triton
-from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
+from weft.ops.attention.gat_gather_triton import score_bounds, spread_limit
+from weft.ops.attention.gat_triton import attention_forward_triton
 from weft.ops.csr.worklist import build_worklist
 
 pytestmark = pytest.mark.usefixtures("passes")

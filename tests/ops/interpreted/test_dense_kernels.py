@@ -18,11 +18,15 @@ from weft.ops.dense.bias_act_dropout_triton import (
 )
 from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
 from weft.ops.dense.linear import linear_backward_torch, linear_torch, weight_grad_torch
-from weft.ops.dense.linear_backward_triton import LinearBackwardLaunch, linear_backward_triton
-from weft.ops.dense.linear_triton import linear_triton
-from weft.ops.dense.partial_sums_triton import add_parts
-from weft.ops.dense.weight_grad_triton import WeightGradLaunch, weight_grad_triton
-from weft.ops.dense.weight_grad_triton import choose_launch as choose_weight_launch
+from weft.ops.dense.linear_triton import (
+    LinearBackwardLaunch,
+    WeightGradLaunch,
+    linear_backward_triton,
+    linear_triton,
+    weight_grad_triton,
+)
+from weft.ops.dense.linear_triton import choose_weight_grad_launch as choose_weight_launch
+from weft.ops.dense.tiles_triton import add_parts
 from weft.ops.launch.hooks import intercepted
 from weft.ops.random.torch_bits import keep_mask_rows
 from weft.ops.train.adam import adam_torch

@@ -10,7 +10,7 @@ import torch
 from tests.ops.interpreted.packed import numbers
 from tests.ops.interpreted.test_dense_kernels import TYPES, clocks
 from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_triton
-from weft.ops.launch.device_limits import H200, assume_limits
+from weft.ops.launch.backend import H200, assume_limits
 from weft.ops.norm.batch_norm import batch_norm_backward_torch, batch_norm_torch, normalise_torch
 from weft.ops.norm.batch_norm_triton import (
     batch_norm_backward_triton,

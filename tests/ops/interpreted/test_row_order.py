@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from tests.ops.interpreted.packed import both_csr, numbers, small
-from weft.ops.attention.gat_backward_triton import attention_backward_triton
-from weft.ops.attention.gat_forward_triton import attention_forward_triton
+from weft.ops.attention.gat_triton import attention_backward_triton, attention_forward_triton
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.csr.worklist import build_worklist
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_triton
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 from weft.ops.sparse.spmm_triton import spmm_triton
-from weft.weave.together import OpCall, together_triton
+from weft.weave.merged_launch import OpCall, together_triton
 
 SIZE, LIGHT, CHUNK = 23, 4, 8
 

@@ -10,7 +10,7 @@ import torch
 from tests.graphs_for_tests import from_pairs
 from tests.ops.interpreted.packed import assert_same, numbers
 from weft.core.errors import InputError
-from weft.dist.partition_arrays import own_rows
+from weft.dist.partition import own_rows
 from weft.dist.shard_csr import shard_csr
 from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
 from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton

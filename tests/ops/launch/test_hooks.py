@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from weft.ops.dense.partial_sums_triton import _add_parts_kernel as kernel
+from weft.ops.dense.tiles_triton import _add_parts_kernel as kernel
 from weft.ops.launch.backend import have_triton
 from weft.ops.launch.hooks import intercepted
 

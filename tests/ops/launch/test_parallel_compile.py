@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft.graph.catalog.names import stats
-from weft.ops.launch.kernel_versions import KernelVersion, Pointer, kernel_versions
+from weft.ops.launch.hooks import KernelVersion, Pointer, kernel_versions
 from weft.ops.launch.triton_lang import COUNTS, LazyKernel, tl, triton
 from weft.ops.train.adam_triton import _adam_kernel
 from weft.planner.grouping.groups import plan_as_one_group

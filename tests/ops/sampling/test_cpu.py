@@ -11,8 +11,7 @@ from weft.core.errors import GraphError, InputError
 from weft.ops.sampling import cpu
 from weft.ops.sampling.cpu import ArrayPool, CpuSampler, sample_cpu, transpose_cpu
 from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.hop import check_seeds
-from weft.ops.sampling.reference import relabel_torch, sample_torch
+from weft.ops.sampling.reference import check_seeds, relabel_torch, sample_torch
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])

@@ -45,8 +45,12 @@ def test_per_relation(launches, fanouts):  # noqa: F811
 
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
-    from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
-    from weft.ops.sampling.paper_triton import sample_paper_triton
+    from weft.ops.sampling.paper_triton import (
+        ThreadsLaunch,
+        sample_classes_triton,
+        sample_paper_triton,
+        sample_threads_triton,
+    )
     from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 
     for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.planner.cost.caching_allocator import Allocator, rounded, segment_size
+from weft.planner.cost.memory import Allocator, rounded, segment_size
 
 KIB, MIB = 2**10, 2**20
 

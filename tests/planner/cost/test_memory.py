@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.machine import Machine
-from weft.core.machine.device import Device
-from weft.core.machine.host import Host
+from weft.core.machine import Device, Host, Machine
 from weft.core.program import MARKER_KEPT, Operator, Program, Value
 from weft.planner.cost.memory import live_bytes, memory, upper_bound
 

@@ -10,8 +10,15 @@ from tests.planner.programs import ARXIV, gcn_step
 from weft.core.graph_stats import GraphStats
 from weft.core.program import Operator, Program, Value
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.gather_rate import cached_share, edges_of_busiest, gather_seconds
-from weft.planner.cost.roofline import RunMode, family, seconds, table_of
+from weft.planner.cost.roofline import (
+    RunMode,
+    cached_share,
+    edges_of_busiest,
+    family,
+    gather_seconds,
+    seconds,
+    table_of,
+)
 from weft.planner.machine_profiles import profile
 
 H200, CPU = profile("h200"), profile("cpu")

@@ -7,7 +7,7 @@ import pytest
 from weft.core.graph_stats import GraphStats
 from weft.core.models import MODELS
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import DEFAULT_RATES, memory, rates_of, work
+from weft.planner.cost.rule import DEFAULT_RATES, rates_of, rule_memory, work
 from weft.planner.machine_profiles import profile
 
 RELATIONS = {"num_relations": 3, "relation_rows": 25_000}
@@ -37,15 +37,15 @@ def test_sparse_features_are_less_work():
 
 def test_memory_counts_the_graph_once():
     tasks = [Task(graph="g", name=f"t{i}") for i in range(3)]
-    one, two, three = (memory(tasks[: i + 1], STATS) for i in range(3))
+    one, two, three = (rule_memory(tasks[: i + 1], STATS) for i in range(3))
     assert one < two < three < 3 * one
     assert three - two == pytest.approx(two - one)
-    assert memory(tasks, STATS, "cuda") > three
+    assert rule_memory(tasks, STATS, "cuda") > three
 
 
 @pytest.mark.parametrize("change", [{"model": "gat"}, {"norm": "batch"}, {"hidden": 128}, {"layers": 5}])
 def test_what_keeps_more_takes_more(change):
-    assert memory([Task(graph="g", **change)], STATS) > memory([Task(graph="g")], STATS)
+    assert rule_memory([Task(graph="g", **change)], STATS) > rule_memory([Task(graph="g")], STATS)
 
 
 def test_rates_come_from_the_machine_where_there_is_one():

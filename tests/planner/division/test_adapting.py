@@ -7,8 +7,7 @@ import random
 import pytest
 
 from tests.planner.division.cases import BESIDE, REGISTRY, times
-from weft.core.division import Division, PhaseTime
-from weft.core.division.phase_times import EPOCH
+from weft.core.division import EPOCH, Division, PhaseTime
 from weft.planner.division import adapting as adapting_module
 from weft.planner.division.adapting import DRIFT, FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition

@@ -12,8 +12,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.core.task import Task
 from weft.planner.division import choose as choose_module
-from weft.planner.division.choose import BESIDE_WAITING, Search, choose
-from weft.planner.division.setup import Setup, batch_bytes, elsewhere, may_have_buckets
+from weft.planner.division.choose import BESIDE_WAITING, Search, Setup, batch_bytes, choose, elsewhere, may_have_buckets
 from weft.planner.machine_profiles import profile
 
 GB = 10**9

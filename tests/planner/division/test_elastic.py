@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from tests.planner.division.cases import BESIDE, times
 from tests.planner.division.test_recorded_divided_epochs import BATCHES, REGISTRY, RUNS, WORKERS, complete
-from weft.core.division import Division, PhaseTime, PhaseTimes
-from weft.core.division.operators import HOST
+from weft.core.division import HOST, Division, PhaseTime, PhaseTimes
 from weft.planner.division import simulator
-from weft.planner.division.adapting import Adapter
-from weft.planner.division.constraints import violations
-from weft.planner.division.loads import bound, loads
+from weft.planner.division.adapting import Adapter, contenders
 from weft.planner.division.partitioner import Limits, best_share, overlap_for, partition
-from weft.planner.division.simulator import simulate
-from weft.planner.division.trials import contenders
+from weft.planner.division.simulator import bound, loads, simulate, violations
 
 PROFILES = [(run, one["shape"], one["model"]) for run, found in RUNS.items() for one in found["profiles"]]
 INSIDE = Limits(WORKERS + 4, 4, WORKERS, in_step=True, lead=14)

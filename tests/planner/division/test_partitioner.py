@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.planner.division.cases import REGISTRY, times, with_npu
 from weft.core.division import PhaseTime, PhaseTimes, Registry
-from weft.planner.division.loads import bound, loads
 from weft.planner.division.partitioner import PAYS, Limits, best_share, equation_6, overlap_for, partition
-from weft.planner.division.simulator import simulate
+from weft.planner.division.simulator import bound, loads, simulate
 
 SECONDS = st.floats(0.05, 10.0)
 

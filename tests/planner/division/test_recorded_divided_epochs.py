@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.core.division import Division, PhaseTime, PhaseTimes, built_in
-from weft.core.division.typical_interference import INSIDE, INTERFERENCE
+from weft.core.division import INSIDE, INTERFERENCE, Division, PhaseTime, PhaseTimes, built_in
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.simulator import MOST_SIMULATED, simulate
 

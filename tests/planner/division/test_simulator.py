@@ -13,10 +13,8 @@ from tests.planner.division.cases import BESIDE, REGISTRY, times, with_npu
 from tests.planner.division.optimum import optimum
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import SpecError
-from weft.planner.division.constraints import violations
-from weft.planner.division.loads import bound, loads
 from weft.planner.division.partitioner import UNSURE, Limits, best_share, partition
-from weft.planner.division.simulator import Activity, Simulation, simulate
+from weft.planner.division.simulator import Activity, Simulation, bound, loads, simulate, violations
 
 SECONDS = st.floats(0.05, 10.0)
 DIVISIONS = st.builds(

@@ -10,10 +10,9 @@ import pytest
 from tests.planner.division.cases import BESIDE, REGISTRY, times
 from weft.core.division import Division, PhaseTime
 from weft.planner.division import adapting as adapting_module
-from weft.planner.division.adapting import FORGET, Adapter
+from weft.planner.division.adapting import APART, FORGET, MOST_TRIALS, RIVALS, Adapter, Trials, contenders
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.simulator import simulate
-from weft.planner.division.trials import APART, MOST_TRIALS, RIVALS, Trials, contenders
 
 BATCHES = 100
 LIMITS = Limits(16, 6, 4)

@@ -6,8 +6,8 @@ import pytest
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import rates_of
-from weft.planner.grouping.stack_size import fitting_size
+from weft.planner.cost.rule import rates_of
+from weft.planner.grouping.limits import fitting_size
 from weft.planner.grouping.step_options import first_layer, row_order, threads
 
 SHAPES = {

@@ -13,8 +13,8 @@ from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.grouping.groups import group, plan_as_one_group
-from weft.planner.grouping.stack_size_table import Throughput
-from weft.planner.grouping.width_runs import cut_widths, waste
+from weft.planner.grouping.limits import Throughput
+from weft.planner.grouping.stacks import cut_widths, waste
 
 CORA = GraphStats("cora", 2_708, 10_858, 1_433, feature_nnz=49_216, num_classes=7, symmetric=True)
 ARXIV = GraphStats("arxiv", 169_343, 2_332_486, 128, num_classes=40, symmetric=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.planner.grouping.repacking import Pace, pays_to_leave
+from weft.planner.grouping.step_options import Pace, pays_to_leave
 
 
 def test_half_of_a_long_training_leaves_and_the_end_of_a_short_one_does_not():

@@ -7,7 +7,7 @@ import pytest
 from weft.core.graph_stats import GraphStats
 from weft.core.models import MODELS
 from weft.core.task import Task
-from weft.planner.grouping.similarity import Features, features_of_task, similarity
+from weft.planner.grouping.groups import Features, features_of_task, similarity
 
 STATS = GraphStats("g", 1000, 5000, 32, num_classes=4)
 

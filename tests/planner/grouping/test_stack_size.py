@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import DEFAULT_RATES, hidden_bytes
-from weft.planner.grouping.stack_size import fitting_size
+from weft.planner.cost.rule import DEFAULT_RATES, hidden_bytes
+from weft.planner.grouping.limits import fitting_size
 
 STATS = GraphStats("g", 60_000, 240_000, 64)
 TASK = Task(graph="g", hidden=16)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.grouping.stack_size_table import MIN_GAIN, Throughput, best_size, find_group_size, key_of, shape_class
+from weft.planner.grouping.limits import MIN_GAIN, Throughput, best_size, find_group_size, key_of, shape_class
 
 STATS = GraphStats("g", 169_343, 2_332_486, 128)
 

@@ -7,9 +7,9 @@ import json
 import weft
 from weft.core.event import finite
 from weft.core.plan import Plan
-from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.machines import find_machine
-from weft.planner.report.group_plan import group_plan, report_to_run
+from weft.engine.graphs import Graphs
+from weft.engine.machine import find_machine
+from weft.planner.report.plan_report import group_plan, report_to_run
 
 HOW = {"device": "cpu", "progress": False}
 

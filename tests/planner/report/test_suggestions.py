@@ -7,7 +7,7 @@ import pytest
 from weft.core.cost import Cost
 from weft.core.task import Task
 from weft.planner.machine_profiles import PROFILES, profile
-from weft.planner.report.suggestions import candidates, nearest, roomy_machines, widths_below
+from weft.planner.report.plan_report import candidates, nearest, roomy_machines, widths_below
 
 GIB = 2**30
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.batches.batch_sizes import ExpectedBatch, NodeKind
-from weft.planner.sampling.transfers import BatchTraffic
+from weft.core.batch_sizes import ExpectedBatch, NodeKind
+from weft.planner.transfers import BatchTraffic
 
 GIB, ROWS, RATE = 2**30, 230_000, 49.8e9
 

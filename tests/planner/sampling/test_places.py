@@ -13,16 +13,8 @@ from weft.core.placement import Placement
 from weft.core.plan import PlanOptions
 from weft.core.task import Task
 from weft.planner.machine_profiles import PROFILES
-from weft.planner.sampling.places import (
-    MOST_ROWS,
-    candidates,
-    chunk_filled,
-    chunks,
-    host_activations,
-    reasons,
-    with_cache,
-)
-from weft.planner.sampling.transfers import with_batches
+from weft.planner.placement import MOST_ROWS, candidates, chunk_filled, chunks, host_activations, reasons, with_cache
+from weft.planner.transfers import with_batches
 
 H200, CPU = PROFILES["h200"], PROFILES["cpu"]
 STATS = GraphStats("g", 1_000_000, 20_000_000, num_features=100, num_classes=10, symmetric=True, max_degree=1000,

@@ -3,7 +3,7 @@
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from weft.runtime.compile.fold_constants import NAME, fold_constants
+from weft.runtime.compile import NAME, fold_constants
 
 EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import InputError
 from weft.core.task import Task
-from weft.runtime import group, group_build
-from weft.runtime.compile import inductor as compiled
-from weft.runtime.compile.inductor import compile_stack
+from weft.runtime import compile as compiled
+from weft.runtime import group
+from weft.runtime import group as group_build
+from weft.runtime.compile import compile_stack
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
@@ -133,7 +134,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
         tried.append(len(stack.tasks))
         raise InputError("no")
 
-    monkeypatch.setattr("weft.runtime.compile.inductor.compile_stack", refuse)
+    monkeypatch.setattr("weft.runtime.compile.compile_stack", refuse)
     run = run_of(Masked, 3, compiled=True)
     run.advance(2)
     run.drop([1])

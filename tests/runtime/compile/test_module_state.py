@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from weft.core.task import Task
-from weft.runtime.compile import inductor as compiled
+from weft.runtime import compile as compiled
 from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
 

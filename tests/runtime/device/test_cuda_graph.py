@@ -19,9 +19,8 @@ from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.run import run as engine_run
 from weft.runtime.device import cuda_graph
-from weft.runtime.device.cuda_graph import Recordings, Replay
-from weft.runtime.device.gc_pause import gc_disabled
-from weft.runtime.device.torch_rng import seeded
+from weft.runtime.device.cuda_graph import Recordings, Replay, gc_disabled
+from weft.runtime.device.process import seeded
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,10 +11,10 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import EPOCHS, Net, train_plainly
 from tests.stacks import start
-from weft.core.settings.callback import Callback
+from weft.core.settings import Callback
 from weft.core.task import Task
 from weft.graph import Graph
-from weft.runtime.step.outcome.metrics import mae, mse, r2
+from weft.runtime.step.evaluation import mae, mse, r2
 
 LR = {"lr": 0.05}
 

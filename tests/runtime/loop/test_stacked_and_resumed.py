@@ -11,9 +11,9 @@ from tests.runtime.loop.test_plain_torch import decayed, focal, regression_graph
 from tests.runtime.test_sampled import group_of
 from tests.stacks import start
 from weft.core.compatibility import stack_obstacle
-from weft.core.settings.callback import Callback
+from weft.core.settings import Callback
 from weft.core.task import Task
-from weft.runtime.loop.updates import is_update
+from weft.runtime.step.optimizers import is_update
 
 EPOCHS = 8
 PLATEAU = {"schedule": "plateau"}

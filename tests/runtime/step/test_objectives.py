@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from weft.core.compatibility import metric_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.graph.data.graph import Graph
-from weft.runtime.step.objectives import Objective, objective_of_stack
+from weft.graph.graph import Graph
+from weft.runtime.step.losses import Objective, objective_of_stack
 
 
 def objective_for(task: Task, multilabel: bool) -> Objective:

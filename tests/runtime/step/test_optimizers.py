@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from weft.core.task import Task
-from weft.runtime.loop.updates import update_counts
 from weft.runtime.step import optimizers
-from weft.runtime.step.optimizers import Optimizer, hyper_table
+from weft.runtime.step.optimizers import Optimizer, hyper_table, update_counts
 from weft.runtime.step.parameters import Slots, first_layer_prefix, layout_of
 from weft.runtime.step.schedules import SCHEDULES, learning_rates
 

@@ -19,9 +19,9 @@ import weft
 from tests import stacks
 from tests.graphs_for_tests import tiny_graph, with_relations
 from tests.stacks import MODELS, start
-from weft.graph.data.graph import Graph
-from weft.runtime.device.torch_rng import seeded
-from weft.runtime.step.members.slot import CannotStack
+from weft.graph.graph import Graph
+from weft.runtime.device.process import seeded
+from weft.runtime.step.members import CannotStack
 from weft.runtime.step.stack import check_alike
 
 CPU = torch.device("cpu")

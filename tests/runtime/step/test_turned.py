@@ -11,7 +11,7 @@ from tests.stacks import MODELS, start, tasks_of
 from weft.core.task import Task
 from weft.engine.run import run
 from weft.runtime.dry_run import capture
-from weft.runtime.step.members.members import Members
+from weft.runtime.step.members import Members
 from weft.runtime.step.parameters import layout_of
 
 WIDTHS = ([{"hidden": 8}], [{"hidden": 8, "seed": 1}, {"hidden": 4, "lr": 0.1}])  # alone, and one of them padded

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.core.errors import SpecError
-from weft.runtime.user_modules.call_style import call_style
+from weft.runtime.modules.settings import call_style
 
 pyg = pytest.importorskip("torch_geometric.nn")
 EPOCHS, RATE = 4, 0.05

@@ -13,9 +13,8 @@ from torch.nn.utils import prune
 import weft
 from weft.core.errors import SpecError
 from weft.ops.random.torch_bits import keep_mask_rows
-from weft.runtime.step.members import conversion
-from weft.runtime.user_modules.converting import Trials, try_conversion
-from weft.runtime.user_modules.same_numbers import Measures
+from weft.runtime.modules.convert import Measures, Trials, try_conversion
+from weft.runtime.step import conversion
 
 pyg = pytest.importorskip("torch_geometric.nn")
 EPOCHS = 5

@@ -10,7 +10,7 @@ import weft
 from weft.core.task import Task
 from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.counted_dropout import CountedDropout
+from weft.runtime.modules.layers import CountedDropout
 
 CLOCK = torch.tensor([7, 3])
 

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.runtime.user_modules.importing import import_callable
+from weft.runtime.modules.settings import import_callable
 
 NET = """
 from torch import nn

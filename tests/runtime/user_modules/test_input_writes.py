@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.runtime.user_modules.test_converting import run
 from weft.core.errors import SpecError
-from weft.runtime.user_modules.input_writes import InputWrites
+from weft.runtime.modules.writes import InputWrites
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

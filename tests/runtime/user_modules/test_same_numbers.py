@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.runtime.user_modules import test_converting as cases
-from weft.runtime.step.members import conversion
-from weft.runtime.user_modules import converting
-from weft.runtime.user_modules.same_numbers import FLOOR, Measures, judge
+from weft.runtime.modules import convert as converting
+from weft.runtime.modules.convert import FLOOR, Measures, judge
+from weft.runtime.step import conversion
 
 pyg = pytest.importorskip("torch_geometric.nn")
 from weft.nn.pyg import swapped_layers  # noqa: E402
@@ -190,7 +190,7 @@ class Normed(nn.Module):
 
 
 def test_a_gradient_that_cancels_is_no_obstacle(monkeypatch):
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-9)  # so that the reference is needed
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-9)  # so that the reference is needed
     found = verdicts(monkeypatch)
     for seed in range(5):
         cases.run(Normed, seeds=(seed,))
@@ -215,7 +215,7 @@ def test_the_reference_is_the_module_in_float64(monkeypatch, edges):
             return super().forward(data.x, data.edge_index)
 
     model = {"edge_index": Normed, "edge_weight": Takes, "adj_t": TakesSparse, "data": TakesData}[edges]
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-12)
     found = verdicts(monkeypatch)
     cases.run(model, graph=cases.small(weight=edges == "edge_weight"))
     assert found
@@ -246,14 +246,14 @@ class EndsInFloat(Two):
 @pytest.mark.parametrize("model", [HalfBuffer, WritesFloat, EndsInFloat])
 def test_modules_that_are_not_to_be_had_in_float64_are_judged_without(monkeypatch, model):
     found = verdicts(monkeypatch)
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-12)
     assert [note for note in cases.run(model)[1] if note.startswith("converted: 2 GCNConv")]
     assert [verdict.own for verdict in found] == [None]
 
 
 def test_float64_is_left_out_where_memory_has_no_room_for_it(monkeypatch):
     found = verdicts(monkeypatch)
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-12)
     monkeypatch.setattr(conversion, "has_room", lambda device: False)
     cases.run(Two)
     assert [verdict.own for verdict in found] == [None]
@@ -261,7 +261,7 @@ def test_float64_is_left_out_where_memory_has_no_room_for_it(monkeypatch):
 
 def test_other_precisions_are_compared_without_a_reference(monkeypatch):
     found = verdicts(monkeypatch)
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-12)
     cases.run(Two, precision="bf16")
     assert [verdict.own for verdict in found] == [None]
 
@@ -269,7 +269,7 @@ def test_other_precisions_are_compared_without_a_reference(monkeypatch):
 def test_a_run_is_the_same_whether_it_was_tried_in_float64(monkeypatch):
     """Trials leave weights, buffers and generators as they were."""
     plain, _ = cases.run(Normed, convert=True)
-    monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
+    monkeypatch.setattr("weft.runtime.modules.convert.FLOOR", 1e-12)
     again, _ = cases.run(Normed, convert=True)
     assert plain[0].history["loss"] == again[0].history["loss"]
 

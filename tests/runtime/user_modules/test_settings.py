@@ -12,8 +12,8 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.user_modules.build import build_model
-from weft.runtime.user_modules.settings import check_tasks, signature_of
+from weft.runtime.modules.build import build_model
+from weft.runtime.modules.settings import check_tasks, signature_of
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 import weft
 from tests.stacks import start
-from weft.runtime.step.members.trying import TryOut
+from weft.runtime.step.preflight import TryOut
 
 
 def small() -> weft.Graph:

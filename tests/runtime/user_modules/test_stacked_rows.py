@@ -17,7 +17,7 @@ from weft.core.plan import Plan
 from weft.nn import BatchNorm, GCNConv
 from weft.runtime import stack_check
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.stacked_rows import StackedRows
+from weft.runtime.modules.layers import StackedRows
 
 N, E, T = 7, 20, 3
 

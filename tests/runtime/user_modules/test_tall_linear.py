@@ -16,14 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.runtime.operator_names import Names
-from weft.capture.launch_watch import watched_launches
+from weft.capture.observer import watched_launches
 from weft.core.task import Task
 from weft.graph.catalog.shape_stats import shape_stats
 from weft.graph.catalog.shapes import find
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.dry_run import capture
-from weft.runtime.user_modules import tall_linear as tall_products
-from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
+from weft.runtime.modules import layers as tall_products
+from weft.runtime.modules.layers import TallLinear, has_own_products
 
 N = 20_000
 

@@ -9,9 +9,8 @@ import pytest
 from tests.serve.serving import Queue
 from weft.sched.policies import Backfill
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, UserShare
-from weft.sched.user_shares import UserShares
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_groups import Group
+from weft.sched.task_queue import UserShares
+from weft.serve.queue_db import Group, QueueDB, Submission
 
 
 def flood(queue, user, count, **more):

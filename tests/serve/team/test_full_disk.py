@@ -8,8 +8,8 @@ import pytest
 
 from tests.serve.serving import Queue
 from tests.serve.test_fifty_kills import fill
-from weft.serve.supervision import group_endings
-from weft.serve.supervision.group_endings import is_full_disk
+from weft.serve import groups as group_endings
+from weft.serve.groups import is_full_disk
 
 
 @pytest.fixture

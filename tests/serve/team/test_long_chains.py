@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.serving import Queue
-from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_retention import problems
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.retention import problems
 
 LENGTH = 1_200
 

@@ -12,8 +12,8 @@ import pytest
 
 import weft
 from tests.serve.serving import ROOT, Queue, environment
-from weft.serve.queue.queue_db import Submission
-from weft.serve.workers.source_files import stamps_of, unchanged
+from weft.serve.queue_db import Submission
+from weft.serve.source_files import stamps_of, unchanged
 
 MODEL = """
 import torch
@@ -148,7 +148,7 @@ def test_stamps_notice_what_changes(tmp_path):
 
 @pytest.mark.parametrize("name", ["torch.optim", "json", "weft.nn"])
 def test_installed_packages_are_left_alone(name, tmp_path, monkeypatch):
-    from weft.core.lazy.changed_modules import own_modules
+    from weft.core.changed_modules import own_modules
 
     __import__(name)
     made = f"{name.partition('.')[0]}.made_by_a_compiler"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.scheduler_bench import PLAN, Bench
-from weft.serve.supervision.device_faults import DeviceFaults
-from weft.serve.supervision.group_endings import GroupEndings
-from weft.serve.supervision.task_planner import TaskPlanner
+from weft.serve.groups import DeviceFaults, GroupEndings
+from weft.serve.planner import TaskPlanner
 
 EPOCHS, SETUP = 100, 0.1
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from weft.cli import remote
 from weft.cli.app import app as cli
-from weft.cli.terminal_text import plain_line, plain_text
+from weft.cli.format import plain_line, plain_text
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31mred\u202etxt\x7f\n\rnext"
 

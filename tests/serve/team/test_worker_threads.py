@@ -9,13 +9,12 @@ import torch
 
 from weft.sched.policies import Backfill
 from weft.sched.queue_state import DeviceState, MachineState, RunningGroup
+from weft.serve import worker_pool
 from weft.serve.options import ServeOptions
-from weft.serve.queue.task_states import QueueTask
-from weft.serve.supervision import worker_pool
-from weft.serve.supervision.queue_views import queued_task
-from weft.serve.supervision.supervisor_state import SupervisorState
-from weft.serve.supervision.worker_pool import WorkerPool, threads_each
-from weft.serve.workers.spawner import _use_threads
+from weft.serve.queue_file import QueueTask
+from weft.serve.spawner import _use_threads
+from weft.serve.state import SupervisorState, queued_task
+from weft.serve.worker_pool import WorkerPool, threads_each
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_torch
 from weft.ops.dense.linear import linear_torch
 from weft.ops.launch import backend
-from weft.weave.together import OpCall, together_triton
+from weft.weave.merged_launch import OpCall, together_triton
 
 AS_ON_A_GPU = (lambda tensor: True).__code__
 ROWS = 70

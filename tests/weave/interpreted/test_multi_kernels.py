@@ -14,11 +14,18 @@ from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softm
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
 from weft.ops.sparse.spmm_triton import spmm_triton
-from weft.weave.lab import autograd as multi_autograd
-from weft.weave.lab.multi_sddmm import Ends, multi_sddmm_torch
-from weft.weave.lab.multi_spmm import Source, multi_spmm_torch, push_torch
-from weft.weave.merged_launch import branch_of, by_kind, collected, filled_up, kernel_source, launch_parts
-from weft.weave.together import OpCall, together_triton
+from weft.weave.lab import multi as multi_autograd
+from weft.weave.lab.multi import Ends, Source, multi_sddmm_torch, multi_spmm_torch, push_torch
+from weft.weave.merged_launch import (
+    OpCall,
+    branch_of,
+    by_kind,
+    collected,
+    filled_up,
+    kernel_source,
+    launch_parts,
+    together_triton,
+)
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -11,8 +11,7 @@ from tests.weave.lab.test_multi_spmm import made
 from weft.core.errors import InputError
 from weft.ops import edge_softmax, sddmm
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.weave.lab.multi_edge_softmax import multi_edge_softmax, multi_edge_softmax_torch
-from weft.weave.lab.multi_sddmm import Ends, multi_sddmm, multi_sddmm_torch
+from weft.weave.lab.multi import Ends, multi_edge_softmax, multi_edge_softmax_torch, multi_sddmm, multi_sddmm_torch
 
 
 def ends(adj, dtype=torch.float64):

@@ -13,15 +13,8 @@ from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_near
 from weft.core.errors import InputError
 from weft.ops import Adjacency, spmm
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.weave.lab.multi_spmm import (
-    Source,
-    joined_spmm,
-    multi_spmm,
-    multi_spmm_torch,
-    pull_push_spmm,
-    pull_push_spmm_torch,
-)
-from weft.weave.together import FlatCalls, OpCall, flatten, together, unflatten
+from weft.weave.lab.multi import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm, pull_push_spmm_torch
+from weft.weave.merged_launch import FlatCalls, OpCall, flatten, together, unflatten
 
 
 def made(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from weft.core.errors import GraphError
-from weft.core.suggest import nearest_names
+from weft.core.wording import nearest_names
 from weft.graph import readers
 from weft.graph.catalog.listing import OGB_ARCHIVES, PLANETOID, check_published
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
 
 OGB_HOST = "https://snap.stanford.edu/ogb/data/nodeproppred"
 PLANETOID_HOST, PYG_HOST = "https://github.com", "https://data.pyg.org"

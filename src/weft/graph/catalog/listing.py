@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from weft.core.errors import GraphError
-from weft.core.suggest import nearest_names
+from weft.core.wording import nearest_names
 from weft.graph.catalog import shapes
-from weft.graph.data.saved_marker import is_saved
+from weft.graph.saved_marker import is_saved
 
 DEMO_SIZES = (2_400, 9_600, 800, 7)
 DATA_VARIABLE = "WEFT_DATA"

@@ -26,7 +26,7 @@ from weft.core.graph_stats import GraphStats
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
 from weft.graph.catalog.listing import data_folders, found_in, unknown_name
-from weft.graph.data.graph import Graph
+from weft.graph.graph import Graph
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
 PLANTED, PLANTED_NODES, PLANTED_CLASSES = "planted", 1_000, 4

@@ -6,11 +6,9 @@ import numpy as np
 
 from weft.core.graph_stats import GraphStats
 from weft.graph.catalog.shapes import Shape
-from weft.graph.data.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL
-from weft.graph.generate.citation import degree_limit
-from weft.graph.generate.degrees import degree_histogram
-from weft.graph.generate.planted_labels import split_sizes
-from weft.graph.generate.relations import relation_shares, relation_sizes
+from weft.graph.generate.citation import degree_limit, split_sizes
+from weft.graph.generate.wiring import degree_histogram, relation_shares, relation_sizes
+from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL
 
 
 def shape_stats(shape: Shape) -> GraphStats:

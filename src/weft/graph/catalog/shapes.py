@@ -31,13 +31,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from weft.core.errors import GraphError
-from weft.core.suggest import nearest_names
-from weft.graph.data.split_rules import PLANETOID, SHARES, Split
+from weft.core.wording import nearest_names
+from weft.graph.split_rules import PLANETOID, SHARES, SplitRule
 
 if TYPE_CHECKING:
     import torch
 
-    from weft.graph.data.graph import Graph
+    from weft.graph.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Shape:
     directed: bool = False
     relations: int = 0
     multilabel: bool = False
-    split: Split = SHARES
+    split: SplitRule = SHARES
     dtype: str = "float32"
 
 

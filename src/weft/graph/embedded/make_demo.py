@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.graph.data.graph import Graph
 from weft.graph.generate import citation
+from weft.graph.graph import Graph
 
 PLACE = Path(__file__).with_name("demo.npz")
 

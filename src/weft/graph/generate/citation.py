@@ -2,27 +2,215 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
-from weft.graph.data.split_rules import SHARES, Split
-from weft.graph.generate.attributes import bag_of_words, dense_features
-from weft.graph.generate.counter import COIN_SIDES, Stream, coin_side
-from weft.graph.generate.degrees import hub_draws, power_law
-from weft.graph.generate.planted_labels import (
-    observed_labels,
-    observed_tasks,
-    planted_classes,
-    same_class_rate,
-    split_nodes,
+from weft.graph.generate.draws import (
+    COIN_SIDES,
+    Popularity,
+    Stream,
+    below,
+    coin,
+    coin_side,
+    hash_range,
+    permutation,
+    spread_counts,
+    stream_key,
 )
-from weft.graph.generate.popularity import Popularity
-from weft.graph.generate.relations import relation_ids
-from weft.graph.generate.wiring import directed_csr, planted_draw, undirected_csr
+from weft.graph.generate.wiring import directed_csr, hub_draws, planted_draw, power_law, relation_ids, undirected_csr
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
+from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL, SHARES, SplitRule
 from weft.ops.csr.adjacency import Adjacency
+
+# ---- Generate node features that are partly informative of the class.
+#
+# Dense: a random centre per class plus noise. Sparse: a bag of words, some of them of the class's topic.
+# Noise is a sum of uniform integers, not a logarithm or a cosine, so that every device rounds alike.
+#
+# Shapes: N nodes, F features, C classes.
+
+CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**26}  # a cache-sized block on a CPU, few launches on a GPU
+NOISE_MEAN = 4 * (2**16 - 1) // 2
+NOISE_SCALE = (3.0 / (2.0**32 - 1.0)) ** 0.5  # one over the deviation of a sum of four 16-bit integers
+
+
+def dense_features(
+    classes: Tensor, num_features: int, num_classes: int, *, signal: float, dtype: torch.dtype, seed: int
+) -> Tensor:
+    """``x [N, F]``: the class's centre plus noise of deviation 1.
+
+    ``signal`` is the distance between two centres in deviations (2 leaves 16 % error between two classes),
+    whatever F is. Written in row chunks: the temporaries do not grow with N.
+    """
+    device, num_nodes = classes.device, classes.numel()
+    centres = class_centres(num_classes, num_features, signal, seed, device)
+    x = torch.empty(num_nodes, num_features, dtype=dtype, device=device)
+    rows = max(1, CHUNK_VALUES.get(device.type, 2**20) // max(1, num_features))
+    for begin in range(0, num_nodes, rows):
+        part = classes[begin : begin + rows]
+        noise = bell_noise(begin * num_features, part.numel() * num_features, seed, device)
+        # Two separate kernels: a fused multiply-add would round differently from device to device.
+        x[begin : begin + rows] = noise.view(-1, num_features).add_(centres.index_select(0, part))
+    return x
+
+
+def class_centres(num_classes: int, num_features: int, signal: float, seed: int, device: torch.device | str) -> Tensor:
+    """``[C, F]`` float32 of plus and minus one value; two centres differ in half of the places."""
+    bits = hash_range(stream_key(seed, Stream.CENTRE), 0, num_classes * num_features, device)
+    signs = (bits & 1).mul_(2).sub_(1).to(torch.float32).view(num_classes, num_features)
+    return signs.mul_(signal / (2.0 * max(1, num_features)) ** 0.5)
+
+
+def bell_noise(first: int, count: int, seed: int, device: torch.device | str) -> Tensor:
+    """``[count]`` float32, mean 0, deviation 1, bell-shaped within 3.5 deviations."""
+    bits = hash_range(stream_key(seed, Stream.NOISE), first, first + count, device)
+    total = bits & 0xFFFF
+    for shift in (16, 32, 48):
+        total.add_((bits >> shift).bitwise_and_(0xFFFF))
+    return total.sub_(NOISE_MEAN).to(torch.float32).mul_(NOISE_SCALE)
+
+
+def bag_of_words(
+    classes: Tensor,
+    num_features: int,
+    num_classes: int,
+    *,
+    density: float,
+    signal: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> SparseFeatures:
+    """``x [N, F]`` of ones and zeros: ``density * F`` words per node on average, between half and one and a half.
+
+    Word j belongs to topic ``j % C`` and a topic's words are Zipf distributed. A share ``signal`` of a node's
+    words is of its class's topic, the rest of any topic: 0 is uninformative, 1 fully informative.
+    """
+    if not 0.0 < density <= 0.5:
+        raise GraphError(f"density={density} must lie in (0, 0.5]; leave it out for dense features")
+    device = classes.device
+    counts = _word_counts(classes.numel(), num_features, density, seed, device)
+    words = torch.arange(num_features, dtype=torch.int64, device=device)
+    popularity = Popularity.of(10**6 // (words // num_classes + 4), words % num_classes, num_classes)
+    own_topic = signal + (1.0 - signal) / num_classes
+    sides = torch.full((num_classes,), coin_side(own_topic), dtype=torch.int64, device=device)
+    draw = planted_draw(classes, popularity, sides, num_features, seed, Stream.WORD)
+    indptr, indices = directed_csr(counts, num_features, draw, loops=True)
+    values = torch.ones(indices.numel(), dtype=dtype, device=device)
+    return SparseFeatures(Adjacency(indptr, indices, num_features, weight=values))
+
+
+def _word_counts(num_nodes: int, num_features: int, density: float, seed: int, device: torch.device | str) -> Tensor:
+    mean = max(1, round(density * num_features))
+    bits = hash_range(stream_key(seed, Stream.WORD_COUNT), 0, num_nodes, device)
+    low, high = (mean + 1) // 2, mean + mean // 2
+    return below(bits, high - low + 1).add_(low).clamp_(max=num_features).to(torch.int32)
+
+
+# ---- Plant classes, observe some of them, and choose the nodes to train and test on.
+#
+# Shapes: N nodes, C classes (or, for several labels per node, C binary tasks).
+
+ROW_BLOCK = 2**20
+
+
+def planted_classes(num_nodes: int, num_classes: int, *, skew: float, seed: int, device: torch.device | str) -> Tensor:
+    """Class of every node ``[N]`` int32; class c has a share in proportion to ``(c + 1) ^ -skew``, exactly."""
+    if not 1 <= num_classes <= num_nodes:
+        raise GraphError(f"num_classes={num_classes} must lie in 1..{num_nodes}, the number of nodes")
+    shares = np.arange(1, num_classes + 1, dtype=np.float64) ** -skew
+    ends = np.rint(np.cumsum(shares) / shares.sum() * (num_nodes - num_classes)).astype(np.int64)
+    counts = np.diff(ends, prepend=0) + 1
+    return spread_counts(torch.from_numpy(counts).to(device), seed, Stream.LABEL)
+
+
+def observed_labels(classes: Tensor, num_classes: int, noise: float, seed: int) -> Tensor:
+    """Labels ``[N]`` int64: the planted class, or with probability ``noise`` a random other one."""
+    labels = classes.to(torch.int64)
+    if noise <= 0.0 or num_classes < 2:
+        return labels
+    bits = hash_range(stream_key(seed, Stream.LABEL_NOISE), 0, labels.numel(), labels.device)
+    other = below(bits, num_classes - 1).add_(labels).add_(1).remainder_(num_classes)
+    return torch.where(coin(bits) < coin_side(noise), other, labels)
+
+
+def observed_tasks(classes: Tensor, num_tasks: int, seed: int) -> Tensor:
+    """Labels ``[N, C]`` float32 in {0, 1}: every class says yes to every task at a rate of its own."""
+    device, num_classes = classes.device, int(classes.max()) + 1
+    rates = hash_range(stream_key(seed, Stream.TASK_RATE), 0, num_classes * num_tasks, device)
+    # Squared, so that most tasks are rare in most classes, as protein functions are.
+    sides = (coin(rates).pow_(2) // COIN_SIDES).view(num_classes, num_tasks)
+    labels = torch.empty(classes.numel(), num_tasks, dtype=torch.float32, device=device)
+    for begin in range(0, classes.numel(), ROW_BLOCK):
+        rows = classes[begin : begin + ROW_BLOCK]
+        first, count = begin * num_tasks, rows.numel() * num_tasks
+        bits = hash_range(stream_key(seed, Stream.TASK), first, first + count, device)
+        labels[begin : begin + ROW_BLOCK] = coin(bits).view(-1, num_tasks) < sides.index_select(0, rows)
+    return labels
+
+
+def same_class_rate(homophily: float, num_classes: int, noise: float) -> float:
+    """How often an edge must stay in its planted class for a share ``homophily`` of equal *labels*."""
+    if not 0.0 <= homophily <= 1.0:
+        raise GraphError(f"homophily={homophily} must lie in 0..1: the share of edges inside one class")
+    if num_classes < 2:
+        return 1.0
+    others = num_classes - 1
+    inside = (1 - noise) ** 2 + noise**2 / others
+    across = 2 * (1 - noise) * noise / others + noise**2 * (num_classes - 2) / others**2
+    rate = (homophily - across) / (inside - across)
+    if rate > 1.0:
+        raise GraphError(
+            f"homophily={homophily} cannot be reached with label_noise={noise}: at most {inside:.3f}; lower one of them"
+        )
+    return max(rate, 0.0)
+
+
+def split_nodes(split: SplitRule, labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Train, validation and test ids, sorted int64.
+
+    ``split`` is "planetoid" (20 per class, 500, 1,000; fewer in graphs too small for that), three shares
+    (floats) or three numbers of nodes (ints).
+    """
+    order = permutation(seed, Stream.SPLIT, labels.shape[0], labels.device)
+    if split == PLANETOID:
+        return _planetoid(order, labels)
+    if isinstance(split, str) or len(split) != 3:
+        raise GraphError(f"split={split!r}: give 'planetoid', three shares or three numbers of nodes")
+    return _cut(order, split_sizes(split, labels.shape[0]))
+
+
+def split_sizes(split: tuple[float, float, float], num_nodes: int) -> list[int]:
+    """Nodes in train, val and test for three shares (floats) or three numbers of nodes (ints)."""
+    sizes = [part if isinstance(part, int) else int(part * num_nodes + 1e-6) for part in split]
+    if min(sizes) < 0 or sum(sizes) > num_nodes:
+        raise GraphError(f"split={split} needs {sum(sizes)} of {num_nodes} nodes; lower it")
+    if not any(isinstance(part, int) for part in split) and abs(sum(split) - 1.0) < 1e-9:
+        sizes[2] = num_nodes - sizes[0] - sizes[1]
+    return sizes
+
+
+def _planetoid(order: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    num_nodes, num_classes = labels.numel(), int(labels.max()) + 1
+    per_class = max(1, min(PER_CLASS, num_nodes // (4 * num_classes)))
+    by_class = order[torch.sort(labels[order], stable=True).indices]
+    counts = torch.bincount(labels, minlength=num_classes)
+    rank = torch.arange(num_nodes, device=labels.device) - (torch.cumsum(counts, 0) - counts)[labels[by_class]]
+    train = by_class[rank < per_class]
+    taken = torch.zeros(num_nodes, dtype=torch.bool, device=labels.device)
+    taken[train] = True
+    rest = order[~taken[order]]
+    val = min(PLANETOID_VAL, rest.numel() // 3)
+    test = min(PLANETOID_TEST, rest.numel() - val)
+    return (train.sort().values, *_cut(rest, [val, test]))
+
+
+def _cut(order: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    parts = torch.split(order[: sum(sizes)], sizes)
+    return tuple(part.sort().values for part in parts)
+
 
 DENSE_SIGNAL, WORD_SIGNAL = 2.0, 0.2
 OUT_EXPONENT, OUT_SPREAD = 3.5, 20
@@ -46,7 +234,7 @@ def citation(
     directed: bool = False,
     relations: int = 0,
     multilabel: bool = False,
-    split: Split = SHARES,
+    split: SplitRule = SHARES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     name: str = "citation",

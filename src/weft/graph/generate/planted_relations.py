@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.data.split_rules import SHARES, Split
-from weft.graph.generate.attributes import bell_noise, class_centres
-from weft.graph.generate.counter import Stream, below, hash_range, stream_key
-from weft.graph.generate.planted_labels import observed_labels, planted_classes, split_nodes
+from weft.graph.generate.citation import bell_noise, class_centres, observed_labels, planted_classes, split_nodes
+from weft.graph.generate.draws import Stream, below, hash_range, stream_key
+from weft.graph.graph import Graph
+from weft.graph.split_rules import SHARES, SplitRule
 
 
 def planted_relations(
@@ -31,7 +30,7 @@ def planted_relations(
     feature_signal: float = 6.0,
     label_noise: float = 0.0,
     seed: int = 0,
-    split: Split = SHARES,
+    split: SplitRule = SHARES,
     device: torch.device | str = "cpu",
     name: str = "relations",
 ) -> Graph:

@@ -6,22 +6,23 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.data.split_rules import SHARES, Split
-from weft.graph.generate.attributes import dense_features
-from weft.graph.generate.counter import (
+from weft.graph.generate.citation import dense_features, split_nodes
+from weft.graph.generate.draws import (
     COIN_BITS,
     COIN_SIDES,
+    Propose,
     Stream,
     below,
     coin_side,
+    distinct_keys,
     hash_,
     permutation,
+    sort_values,
     stream_key,
 )
-from weft.graph.generate.distinct import Propose, distinct_keys, sort_values
-from weft.graph.generate.planted_labels import split_nodes
 from weft.graph.generate.wiring import keys_csr, symmetric_csr
+from weft.graph.graph import Graph
+from weft.graph.split_rules import SHARES, SplitRule
 from weft.ops.csr.adjacency import Adjacency
 
 RECURSIVE_ROUNDS = 16  # after these, the few places still missing are filled uniformly
@@ -41,7 +42,7 @@ def rmat(
     directed: bool = False,
     scramble: bool = True,
     seed: int = 0,
-    split: Split = SHARES,
+    split: SplitRule = SHARES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     name: str = "rmat",

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.data.split_rules import SHARES, Split
-from weft.graph.generate.attributes import dense_features
-from weft.graph.generate.counter import Stream, below, hash_, stream_key
-from weft.graph.generate.distinct import Propose, distinct_keys
-from weft.graph.generate.planted_labels import split_nodes
+from weft.graph.generate.citation import dense_features, split_nodes
+from weft.graph.generate.draws import Propose, Stream, below, distinct_keys, hash_, stream_key
 from weft.graph.generate.wiring import offsets, symmetric_csr
+from weft.graph.graph import Graph
+from weft.graph.split_rules import SHARES, SplitRule
 from weft.ops.csr.adjacency import Adjacency
 
 
@@ -26,7 +24,7 @@ def sbm(
     num_features: int = 16,
     feature_signal: float = 1.5,
     seed: int = 0,
-    split: Split = SHARES,
+    split: SplitRule = SHARES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     name: str = "sbm",

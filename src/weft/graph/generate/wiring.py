@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from weft.graph.generate.counter import below, hash_, stream_key
-from weft.graph.generate.distinct import Propose, distinct_keys, sort_values
-from weft.graph.generate.popularity import Popularity
+from weft.core.errors import GraphError
+from weft.graph.generate.draws import (
+    Popularity,
+    Propose,
+    Stream,
+    below,
+    distinct_keys,
+    hash_,
+    sort_values,
+    spread_counts,
+    stream_key,
+)
 from weft.ops.csr.adjacency import offset_dtype
 
 CHUNK_EDGES = 2**26  # an int64 temporary of 512 MiB; about ten of them live at once
@@ -131,3 +141,156 @@ def keys_csr(keys: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     starts = torch.arange(num_nodes + 1, dtype=torch.int64, device=keys.device).mul_(num_nodes)
     indptr = torch.searchsorted(keys, starts).to(offset_dtype(keys.numel()))
     return indptr, keys.remainder_(num_nodes).to(torch.int32)
+
+
+# ---- Generate power-law degree sequences with an exact sum.
+#
+# The node of rank r has degree ``max_degree * (1 + r / r0) ^ (-1 / (exponent - 1))``, at least ``low``: its
+# tail falls as ``degree ^ -exponent``. ``r0`` is solved for so that the degrees add up to the number of edges.
+# Solved as a histogram of a few thousand bins on the host, so that every device gets the same integers.
+
+BISECTIONS = 80
+
+
+def power_law(
+    num_nodes: int,
+    total: int,
+    *,
+    exponent: float,
+    max_degree: int,
+    seed: int,
+    stream: int,
+    device: torch.device | str,
+) -> Tensor:
+    """Degrees ``[num_nodes]`` int32 that add up to ``total``, in random order."""
+    counts = degree_histogram(num_nodes, total, exponent=exponent, max_degree=max_degree)
+    return spread_counts(torch.from_numpy(counts).to(device), seed, stream)
+
+
+def degree_histogram(num_nodes: int, total: int, *, exponent: float, max_degree: int) -> np.ndarray:
+    """How many nodes have each degree: ``[max_degree + 1]`` int64, with sum ``num_nodes``.
+
+    No node has degree 0 unless there are fewer edges than nodes.
+    """
+    _check(num_nodes, total, exponent, max_degree)
+    low = 1 if total >= num_nodes else 0
+    reach = _reach(exponent, low, max_degree)
+    near, far = 1e-9, 1.0
+    while _sum(_histogram(num_nodes, far, reach, low)) < total and far < 1e18:
+        far *= 4.0
+    for _ in range(BISECTIONS):
+        middle = (near * far) ** 0.5
+        if _sum(_histogram(num_nodes, middle, reach, low)) < total:
+            near = middle
+        else:
+            far = middle
+    return _settle(_histogram(num_nodes, near, reach, low), total, low)
+
+
+def _reach(exponent: float, low: int, max_degree: int) -> np.ndarray:
+    """The last rank, in units of r0, whose degree reaches d, for d in ``low + 1 .. max_degree``."""
+    degrees = np.arange(low + 1, max_degree + 1, dtype=np.float64)
+    return (degrees / max_degree) ** (1.0 - exponent) - 1.0
+
+
+def _check(num_nodes: int, total: int, exponent: float, max_degree: int) -> None:
+    if exponent <= 1.0:
+        raise GraphError(f"exponent={exponent}: a power-law exponent must be above 1 (real graphs: 2 to 3.5)")
+    if max_degree < 1:
+        raise GraphError(f"max_degree={max_degree} must be at least 1")
+    if total > num_nodes * max_degree:
+        raise GraphError(
+            f"{num_nodes} nodes of degree at most {max_degree} cannot hold {total} edges: "
+            f"raise max_degree above {total / num_nodes:.1f}"
+        )
+
+
+def _histogram(num_nodes: int, r0: float, reach: np.ndarray, low: int) -> np.ndarray:
+    """Nodes per degree for one r0."""
+    at_least = np.zeros(low + reach.size + 2, dtype=np.int64)
+    at_least[: low + 1] = num_nodes
+    at_least[low + 1 : -1] = np.minimum(np.floor(r0 * reach) + 1.0, num_nodes).astype(np.int64)
+    return at_least[:-1] - at_least[1:]
+
+
+def _sum(counts: np.ndarray) -> int:
+    return int(np.dot(counts, np.arange(counts.size)))
+
+
+def _settle(counts: np.ndarray, total: int, low: int) -> np.ndarray:
+    """Moves as few nodes as possible to a neighbouring degree until the sum is exact."""
+    missing = total - _sum(counts)
+    while missing > 0:
+        degree = int(np.argmax(counts[:-1]))
+        moved = min(missing, int(counts[degree]))
+        counts[degree] -= moved
+        counts[degree + 1] += moved
+        missing -= moved
+    while missing < 0:  # only where the hub alone is too much: lower the highest degree
+        degree = int(np.flatnonzero(counts)[-1])
+        lowered = max(low, degree + missing)
+        counts[degree] -= 1
+        counts[lowered] += 1
+        missing += degree - lowered
+    return counts
+
+
+def hub_draws(num_nodes: int, pairs: int, *, exponent: float, max_degree: int, num_classes: int, same: float) -> int:
+    """How many partners the largest hub of an undirected graph must draw to end up with ``max_degree``.
+
+    Half of them, if it were drawn as often as it draws; but a node that draws the hub twice joins it once,
+    and a hub is soon joined to most of its own class. With w draws of its own, a node that draws d partners
+    joins it with probability ``1 - exp(-d * rate * w)``: at a high rate inside its class, a low one outside.
+    """
+    half = max(1, -(-max_degree // 2))
+    counts = degree_histogram(num_nodes, pairs, exponent=exponent, max_degree=half)
+    draws = np.arange(counts.size, dtype=np.float64)
+    inside, outside = 1.0 / num_classes, 1.0 - 1.0 / num_classes
+    low, high = half, max_degree
+    while low < high:
+        middle = (low + high) // 2
+        drawn = 0.0
+        for share, part in ((inside, same), (outside, 1.0 - same)):
+            if share > 0.0:
+                drawn += share * np.dot(counts, -np.expm1(-draws * part / share * middle / max(1, pairs)))
+        low, high = (low, middle) if middle + drawn >= max_degree else (middle + 1, high)
+    return low
+
+
+# ---- Draw relation numbers for edges, skewed as in knowledge graphs: a few relations hold most edges.
+
+LINE = 1 << 40
+
+
+def relation_shares(num_relations: int) -> np.ndarray:
+    """The share of the edges that each relation has ``[R]``, in proportion to ``1 / (r + 1)``."""
+    parts = 1.0 / np.arange(1, num_relations + 1)
+    return parts / parts.sum()
+
+
+def relation_sizes(num_relations: int, num_edges: int) -> tuple[int, ...]:
+    """About how many edges each relation has."""
+    return tuple(np.rint(relation_shares(num_relations) * num_edges).astype(int).tolist()) if num_relations else ()
+
+
+def relation_ids(indptr: Tensor, indices: Tensor, num_relations: int, *, symmetric: bool, seed: int) -> Tensor:
+    """Relation of every stored entry ``[E]`` int32; relation r has a share in proportion to ``1 / (r + 1)``.
+
+    In a symmetric graph both directions of an edge have the same one.
+    """
+    if num_relations < 1:
+        raise GraphError(f"relations={num_relations} must be at least 1 (0 for a graph without relations)")
+    shares = np.cumsum(1.0 / np.arange(1, num_relations + 1))
+    ends = torch.from_numpy(np.rint(shares / shares[-1] * LINE).astype(np.int64)).to(indices.device)
+    relation = torch.empty(indices.numel(), dtype=torch.int32, device=indices.device)
+    key, num_nodes = stream_key(seed, Stream.RELATION), indptr.numel() - 1
+    for begin, end in row_chunks(indptr.to(torch.int64), CHUNK_EDGES):
+        part = slice(int(indptr[begin]), int(indptr[end]))
+        counts = indptr[begin : end + 1].diff().to(torch.int64)
+        ids = torch.arange(begin, end, dtype=torch.int64, device=indices.device)
+        rows = torch.repeat_interleave(ids, counts, output_size=part.stop - part.start)
+        cols = indices[part].to(torch.int64)
+        low, high = (torch.minimum(rows, cols), torch.maximum(rows, cols)) if symmetric else (rows, cols)
+        bits = hash_(key, low.mul(num_nodes).add_(high)).bitwise_and_(LINE - 1)
+        relation[part] = torch.bucketize(bits, ends, right=True, out_int32=True)
+    return relation

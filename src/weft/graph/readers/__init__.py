@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.readers import saved_folder as store
+from weft.graph import saved as store
+from weft.graph.graph import Graph
 from weft.graph.readers.npz import read_npz
 from weft.graph.readers.ogb import read_ogb
 from weft.graph.readers.parquet import read_parquet

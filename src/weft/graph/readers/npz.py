@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
-from weft.graph.data.splits import SPLITS
+from weft.graph.graph import Graph
+from weft.graph.labels import SPLITS
+from weft.graph.sparse_features import SparseFeatures
 
 SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
 PLAIN_KEYS = ("x", "y", "train", "val", "test", "edge_weight", "edge_attr", "relation")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import GraphError
-from weft.graph.data.graph import Graph
-from weft.graph.readers.columns import named_columns
+from weft.graph.graph import Graph
+from weft.graph.readers.text import named_columns
 
 
 def read_parquet(path: str | Path, **fields: Any) -> Graph:

@@ -17,13 +17,12 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg
 
 from weft import ops
-from weft.graph.data.sparse_features import SparseFeatures
-from weft.nn.conv.attention import AttentionConv
-from weft.nn.conv.conv import Conv, aggregates_first
+from weft.graph.sparse_features import SparseFeatures
+from weft.nn.conv import AttentionConv, Conv, aggregates_first
+from weft.nn.dropout import CallMask
 from weft.nn.features import Features, as_dense, transform
-from weft.nn.pyg.call_mask import CallMask
+from weft.nn.pyg.convert import DROPOUT, setup_of
 from weft.nn.pyg.edges import edges_of
-from weft.nn.pyg.swap import DROPOUT, setup_of
 from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
 

@@ -25,15 +25,23 @@ from torch.nn.functional import leaky_relu
 
 from weft.core.errors import InputError
 from weft.ops import cpu
-from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
-from weft.ops.attention.gat_forward_triton import attention_forward_triton
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
-from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
-from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
+from weft.ops.attention.gat_triton import (
+    attention_backward_triton,
+    attention_forward_triton,
+    attention_row_gradient_triton,
+)
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
+from weft.ops.csr.packed import (
+    PackedCSR,
+    pack_csr,
+    pack_csr_backward,
+    segment_log_sum_exp,
+    segment_softmax,
+    segment_sum,
+    unpack_csr,
+)
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.random.torch_bits import keep_mask_rows
 
 

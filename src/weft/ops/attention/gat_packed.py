@@ -15,13 +15,11 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.attention.gat import attend, attend_backward
-from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
+from weft.ops.attention.gat_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 
 
 def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,13 +18,18 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.attention.gat import coefficient_mask
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
-from weft.ops.csr.packed import PackedCSR, pack_csr_backward, pack_csr_by_length, unpack_csr
-from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
+from weft.ops.csr.packed import (
+    PackedCSR,
+    pack_csr_backward,
+    pack_csr_by_length,
+    segment_log_sum_exp,
+    segment_softmax,
+    segment_sum,
+    unpack_csr,
+)
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 
 
 def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, csr: PackedCSR) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype
-from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
 from weft.ops.sparse.lanes_triton import (
     AttentionLaunch,

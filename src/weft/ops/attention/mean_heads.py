@@ -14,10 +14,8 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import lead_task
 from weft.ops.dense.column_sum import column_sum
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
-from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
 
 BLOCK = 1024
 

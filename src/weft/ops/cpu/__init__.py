@@ -13,15 +13,21 @@ Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of 
 
 from __future__ import annotations
 
-from weft.ops.cpu.attention_calls import (
+from weft.ops.cpu.calls import (
     attention_backward,
     attention_forward,
     attention_v2_backward,
     attention_v2_forward,
+    bias_act_dropout,
+    bias_act_dropout_backward,
+    edge_softmax,
+    edge_softmax_backward,
+    sddmm,
+    serves,
+    spmm,
+    spmm_max,
+    spmm_max_backward,
 )
-from weft.ops.cpu.call_parts import serves
-from weft.ops.cpu.dense_calls import bias_act_dropout, bias_act_dropout_backward
-from weft.ops.cpu.sparse_calls import edge_softmax, edge_softmax_backward, sddmm, spmm, spmm_max, spmm_max_backward
 
 __all__ = [
     "attention_backward",

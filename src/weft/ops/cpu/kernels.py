@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from weft.ops.cpu.attention_kernel import backward_share as attention_backward_share
-from weft.ops.cpu.attention_kernel import forward_share as attention_share
-from weft.ops.cpu.attention_v2_backward_kernel import source_share as attention_v2_source_share
-from weft.ops.cpu.attention_v2_backward_kernel import target_share as attention_v2_target_share
-from weft.ops.cpu.attention_v2_kernel import forward_share as attention_v2_share
+from weft.ops.cpu.attention import backward_share as attention_backward_share
+from weft.ops.cpu.attention import forward_share as attention_share
+from weft.ops.cpu.attention_v2 import forward_share as attention_v2_share
+from weft.ops.cpu.attention_v2 import source_share as attention_v2_source_share
+from weft.ops.cpu.attention_v2 import target_share as attention_v2_target_share
 from weft.ops.cpu.dropout_kernel import backward_share as epilogue_backward_share
 from weft.ops.cpu.dropout_kernel import forward_share as epilogue_share
-from weft.ops.cpu.sddmm_kernel import sddmm_share
-from weft.ops.cpu.softmax_kernel import softmax_backward_share, softmax_share
-from weft.ops.cpu.spmm_kernel import spmm_share
-from weft.ops.cpu.spmm_max_kernel import BLOCK as MAX_BLOCK
-from weft.ops.cpu.spmm_max_kernel import spmm_max_backward_share, spmm_max_share
+from weft.ops.cpu.edges import BLOCK as MAX_BLOCK
+from weft.ops.cpu.edges import (
+    sddmm_share,
+    softmax_backward_share,
+    softmax_share,
+    spmm_max_backward_share,
+    spmm_max_share,
+    spmm_share,
+)
 
 __all__ = [
     "MAX_BLOCK",

@@ -9,17 +9,57 @@ Shapes: N rows, M columns, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.csr.keeping import Keep, below, kept
-from weft.ops.csr.row_sums import row_sums
-from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops
+from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops, row_sums
+
+# ---- Where arrays that take long to derive from a matrix may be remembered between processes.
+#
+# A matrix whose ``keep`` is set asks it for such arrays, by the name of the form and a function that makes them.
+
+Arrays = Mapping[str, Tensor]
+Build = Callable[[], Arrays]
+Keep = Callable[[str, Build], Arrays]
+BLOCK = 1 << 24  # values that are digested at once
+
+
+def kept(keep: Keep | None, form: str, build: Build) -> Arrays:
+    """The arrays of ``form``: remembered ones, else those that ``build`` makes."""
+    return build() if keep is None else keep(form, build)
+
+
+def below(keep: Keep | None, form: str) -> Keep | None:
+    """For a matrix that is itself a ``form``: what is derived from it is remembered under both names."""
+    if keep is None:
+        return None
+    return lambda inner, build: keep(f"{form}/{inner}", build)
+
+
+def content_digest(tensors: Iterable[Tensor | None], *about: object) -> str:
+    """A digest of the types, shapes and values of tensors on the host, and of what else they are."""
+    digest = hashlib.sha256(repr(about).encode())
+    for tensor in tensors:
+        digest.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor is not None:
+            for block in _blocks(tensor):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(tensor: Tensor) -> Iterable[memoryview]:
+    """The values as bytes, without a copy of more than a block."""
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), BLOCK):
+        yield memoryview(flat[start : start + BLOCK].contiguous().view(torch.uint8).numpy())
+
 
 INT32_LIMIT = 2**31
 SMALL = 1 << 18  # edges up to which forms for a GPU are derived on the host: it takes less than to load the kernels
@@ -323,3 +363,24 @@ class Adjacency:
     def mean(self) -> Adjacency:
         """The mean over rows: the unweighted row sum divided by the degree."""
         return self.derived("mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees()))
+
+
+# ---- Dispatch an operator to a method of the adjacency, if its class has one.
+#
+# ``spmm(adj, x)`` runs Weft's kernels for a plain :class:`~weft.ops.csr.adjacency.Adjacency`. A subclass with a
+# method of
+# the operator's name (a shard that reads remote rows, a matrix with kernels of its own) gets the call instead.
+
+Result = TypeVar("Result")
+
+
+def supplied_by_adjacency(operator: Callable[..., Result]) -> Callable[..., Result]:
+    """``operator(adj, ...)``, or the method of that name on the class of ``adj`` if it has one."""
+    name = operator.__name__
+
+    @wraps(operator)
+    def call(adj: Adjacency, *args: Any, **options: Any) -> Result:
+        own = getattr(type(adj), name, None)
+        return operator(adj, *args, **options) if own is None else own(adj, *args, **options)
+
+    return call

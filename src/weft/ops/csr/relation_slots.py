@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.csr.adjacency import Adjacency, offset_dtype
-from weft.ops.csr.dispatch import supplied_by_adjacency
+from weft.ops.csr.adjacency import Adjacency, offset_dtype, supplied_by_adjacency
 
 SHARE = 8  # chunks per relation if pairs were spread evenly: rows that stand for no pair are at most an eighth of them
 LEAST_ROWS, MOST_ROWS = 16, 4096

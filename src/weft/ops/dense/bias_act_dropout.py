@@ -26,8 +26,7 @@ from weft.ops.dense.bias_act_dropout_triton import (
     bias_act_dropout_triton,
 )
 from weft.ops.dense.column_sum import column_sum
-from weft.ops.launch.backend import on_gpu, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import custom_op, on_gpu, use_triton
 from weft.ops.random.torch_bits import keep_mask_rows
 
 ACTIVATIONS = ("none", "relu", "elu")
@@ -256,3 +255,28 @@ def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
 def dropout(x: Tensor, p: float | Tensor, clock: Tensor, site: int = 0) -> Tensor:
     """Drop each element of ``x`` with probability ``p``; the mask depends on (seed, step), site, element."""
     return bias_act_dropout(x, None, "none", p, clock, site)
+
+
+# ---- Dropout of rows that are part of a larger matrix: the mask is that of the whole matrix, from a given row on.
+#
+# The fused operators count rows from 0. A rank that holds rows ``first`` to ``first + N`` of a matrix drops what one
+# process would drop of them, so that a sharded run has the masks of a run on one device.
+#
+# Shapes: N rows, F features; ``clock [2]`` and ``rate []`` of one task (``vmap`` adds tasks).
+
+
+def dropout_rows(
+    x: Tensor, p: float | Tensor, clock: Tensor | None, site: int, first: int = 0, parts: int = 1
+) -> Tensor:
+    """``keep / (1 - p) * x`` for ``x [N, F]`` or ``[Z]``, whose row 0 is row ``first`` of the whole.
+
+    ``parts``: heads side by side in F, each a row of the mask by itself, as in :func:`weft.ops.bias_act_dropout`.
+    """
+    rate = as_rate(p, x.device) if clock is not None else None
+    if rate is None or clock is None or x.numel() == 0:
+        return x
+    columns = 1 if x.dim() == 1 else x.shape[-1] // parts
+    rows_of_one = x[0].numel() // columns if x.dim() > 1 else 1
+    keep = keep_mask_rows(rate, clock, site, x.numel() // columns, columns, first * rows_of_one).reshape(x.shape)
+    scale = 1.0 / (1.0 - rate.to(torch.float32))
+    return (x * torch.where(keep, scale, 0.0)).to(x.dtype)

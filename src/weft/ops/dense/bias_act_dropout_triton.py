@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.dense.activation_triton import activate, drop_scale
 from weft.ops.dense.column_sum import column_sum_triton
-from weft.ops.dense.partial_sums_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.device_limits import limits_of
-from weft.ops.launch.launch import once_for_all, per_task_stride, triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.dense.tiles_triton import activate, add_parts, drop_scale
+from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
+from weft.ops.launch.triton_lang import once_for_all, per_task_stride, tl, triton, triton_acc
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
 
 BLOCK = 1024

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.dense.partial_sums_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, next_power_of_2, on_gpu, use_triton
-from weft.ops.launch.custom_op import custom_op
-from weft.ops.launch.device_limits import limits_of
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.dense.tiles_triton import add_parts
+from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, on_gpu, use_triton
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 
 def column_sum_torch(x: Tensor) -> Tensor:

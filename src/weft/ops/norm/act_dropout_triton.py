@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.dense.activation_triton import activate, drop_scale
-from weft.ops.launch.launch import per_task_stride
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.dense.tiles_triton import activate, drop_scale
+from weft.ops.launch.triton_lang import per_task_stride, tl, triton
 from weft.ops.random.triton_bits import mix_key
 
 TILE = 2048  # elements of a norm's tile: 16 per thread

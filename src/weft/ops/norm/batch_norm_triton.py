@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.dense.partial_sums_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.device_limits import limits_of
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.dense.tiles_triton import add_parts
+from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.norm.act_dropout_triton import TILE, drop_arguments, drop_key, end, end_backward
 
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.norm.act_dropout import ENDING, NO_ENDING, as_ending, check_columns, lead_tasks
 from weft.ops.norm.layer_norm_triton import WIDEST, layer_norm_backward_triton, layer_norm_triton
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.core.settings.fanout import most_picks
+from weft.core.settings import most_picks
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
-from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
+from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
 from weft.ops.sampling.relations import RelationFanouts
 from weft.ops.sampling.relations_triton import launch_sample_relations
 from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample

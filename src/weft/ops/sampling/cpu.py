@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.core.machine.huge_pages import advise_huge_pages
-from weft.ops.cpu.threads import run_shares
+from weft.core.host_memory import advise_huge_pages
+from weft.ops.cpu.calls import run_shares
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.sampling.hop import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
+from weft.ops.sampling.reference import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
 
 ROWS_OF_A_SHARE = 2048  # dispatching a share to a thread costs about 30 us
 MOST_STAMP = 2**31 - 1
@@ -30,7 +30,7 @@ MOST_STAMP = 2**31 - 1
 @cache
 def _kernels() -> ModuleType:
     """The compiled kernels; the first call imports numba."""
-    from weft.ops.sampling.cpu_kernels import hops
+    from weft.ops.sampling import cpu_kernels as hops
 
     return hops
 
@@ -220,7 +220,7 @@ def sample_cpu(
 
 def transpose_cpu(indptr: Tensor, indices: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """``(indptr [M+1], rows [P], perm [P])`` int32 of the transposed CSR, by counting sort: O(P + M)."""
-    from weft.ops.sampling.cpu_kernels.transpose import transpose
+    from weft.ops.sampling.cpu_kernels import transpose
 
     indptr, indices = indptr.to(torch.int32).contiguous(), indices.contiguous()
     back = torch.zeros(num_cols + 1, dtype=torch.int32)

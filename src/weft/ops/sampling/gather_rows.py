@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.cpu.threads import run_shares
+from weft.ops.cpu.calls import run_shares
 
 BYTES_OF_A_SHARE = 1 << 18
 
 
 @cache
 def _kernels() -> ModuleType:
-    from weft.ops.sampling.cpu_kernels import gather
+    from weft.ops.sampling import cpu_kernels as gather
 
     return gather
 

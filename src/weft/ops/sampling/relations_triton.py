@@ -12,10 +12,9 @@ from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
-from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
-from weft.ops.sampling.hop import HopSample, check_slots
+from weft.ops.sampling.reference import HopSample, check_slots
 from weft.ops.sampling.relations import RelationRows
-from weft.ops.sampling.sample_triton import choose_launch
+from weft.ops.sampling.sample_triton import choose_launch, draw_below, hop_key, node_streams
 
 COUNT_BLOCK = 256
 

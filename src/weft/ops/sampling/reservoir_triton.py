@@ -21,9 +21,8 @@ from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
-from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
-from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
-from weft.ops.sampling.sample_triton import count_picks
+from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
+from weft.ops.sampling.sample_triton import count_picks, draw_below, hop_key, node_streams
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,15 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import cdiv
-from weft.ops.sharded.copy_rows_triton import copy_rows_triton, copying_stream
-from weft.ops.sharded.pieces_triton import add_pieces_kernel, fetch_kernel, near_kernel, pairs_kernel
+from weft.ops.launch.triton_lang import cdiv, triton_acc
+from weft.ops.sharded.pieces_triton import (
+    add_pieces_kernel,
+    copy_rows_triton,
+    copying_stream,
+    fetch_kernel,
+    near_kernel,
+    pairs_kernel,
+)
 from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch
 
 SCHEDULES = ("pipelined", "fetch_interleaved", "interleaved", "fetch_first", "apart")

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops import cpu
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
-from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
-from weft.ops.csr.segments import segment_softmax, segment_sum
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
+from weft.ops.csr.packed import PackedCSR, pack_csr, segment_softmax, segment_sum, unpack_csr
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.segments import scatter_extreme
+from weft.ops.csr.packed import PackedCSR, scatter_extreme
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 
 @triton.jit

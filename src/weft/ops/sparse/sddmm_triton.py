@@ -6,8 +6,7 @@ from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 
 @triton.jit

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops import cpu
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.sparse.sddmm import edge_dot
 from weft.ops.sparse.spmm_triton import spmm_triton
 

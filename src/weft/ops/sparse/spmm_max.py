@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from weft.ops import cpu
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.dispatch import supplied_by_adjacency
-from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
-from weft.ops.csr.segments import scatter_extreme
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, scatter_extreme, unpack_csr
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 
 

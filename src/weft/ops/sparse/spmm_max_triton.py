@@ -8,8 +8,7 @@ from torch import Tensor
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import flatten_tasks, triton_acc
-from weft.ops.launch.triton_lang import constant, tl, triton
+from weft.ops.launch.triton_lang import constant, flatten_tasks, tl, triton, triton_acc
 from weft.ops.sparse.lanes_triton import add_hub_parts
 
 NO_EDGE = constant(2**62)

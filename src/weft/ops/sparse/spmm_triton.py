@@ -8,10 +8,8 @@ from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
-from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.device_limits import H200, DeviceLimits, limits_of
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.backend import H200, DeviceLimits, accumulate_dtype, limits_of, next_power_of_2
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 
 @triton.jit

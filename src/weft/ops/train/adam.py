@@ -10,8 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.launch.backend import use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import custom_op, use_triton
 from weft.ops.train.adam_triton import adam_triton
 
 HYPER = (

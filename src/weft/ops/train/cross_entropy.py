@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.launch.backend import accumulate_dtype, use_triton
-from weft.ops.launch.custom_op import custom_op
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 FEW = 4  # blocks of rows up to which one program takes all: adding up the parts of several would be a second launch
 

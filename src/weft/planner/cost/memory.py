@@ -7,14 +7,367 @@ pools that the phases of a run use (``pools.py``), so that rounding, splitting a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from math import inf
 from typing import Any
 
 from weft.core.machine import Machine
-from weft.core.program import Program
+from weft.core.program import MARKER_KEPT, Operator, Program
 from weft.core.units import show_bytes
-from weft.planner.cost.allocator_replay import PeakBytes, replay_allocations
+
+# ---- A model of torch's caching allocator on a GPU: bytes allocated and bytes reserved.
+#
+# Requests are rounded to 512 bytes. Those of up to 1 MiB are served from segments of 2 MiB, those of up to 10 MiB from
+# segments of 20 MiB, larger ones from a segment of their own, rounded to 2 MiB. A request takes the smallest free
+# block
+# that is large enough; what is left of it becomes a free block again, unless it is too small to be worth it. Freed
+# neighbours in one segment are joined. Nothing is given back to the device but by :meth:`Allocator.trim`.
+
+UNIT = 512
+SMALL = 1 << 20  # largest request of the small pool
+SMALL_SEGMENT = 2 << 20
+MEDIUM = 10 << 20  # requests from here on have a segment of their own
+LARGE_SEGMENT = 20 << 20
+SEGMENT_UNIT = 2 << 20
+
+
+def rounded(size: int) -> int:
+    """A request in whole units."""
+    return max(UNIT, -(-size // UNIT) * UNIT)
+
+
+def segment_size(size: int) -> int:
+    """Bytes requested from the device for a rounded request."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < MEDIUM:
+        return LARGE_SEGMENT
+    return -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
+
+
+class Block:
+    """A piece of a segment, with its neighbours there."""
+
+    __slots__ = ("after", "before", "free", "place", "size", "small")
+
+    def __init__(self, place: int, size: int, small: bool) -> None:
+        self.place, self.size, self.small = place, size, small
+        self.free = True
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+class Allocator:
+    """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far.
+
+    ``idle``: bytes of segments with nothing in them, which the device gets back when it runs short.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = self.peak = self.most = self.idle = 0
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, place), ascending
+        self._blocks: dict[int, Block] = {}
+        self._end = 0
+
+    def allocate(self, size: int) -> Block | None:
+        """A block for ``size`` bytes; None for none, which takes nothing."""
+        if size <= 0:
+            return None
+        size = rounded(size)
+        small = size <= SMALL
+        block = self._best_fit(size, small) or self._segment(size, small)
+        self._split(block, size)
+        block.free = False
+        self.allocated += block.size
+        self.peak = max(self.peak, self.allocated)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Free a block, and join it with free neighbours."""
+        if block is None:
+            return
+        self.allocated -= block.size
+        block.free = True
+        for other in (block.before, block.after):
+            if other is not None and other.free:
+                self._remove(other)
+                block = self._join(block, other)
+        insort(self._free[block.small], (block.size, block.place))
+        self.idle += block.size if self._is_segment(block) else 0
+
+    def trim(self) -> None:
+        """Give segments that are free as a whole back to the device: what ``torch.cuda.empty_cache`` does."""
+        for free in self._free.values():
+            whole = [entry for entry in free if self._is_segment(self._blocks[entry[1]])]
+            for size, place in whole:
+                self.reserved -= size
+                self.idle -= size
+                free.remove((size, place))
+                del self._blocks[place]
+
+    def _is_segment(self, block: Block) -> bool:
+        return block.before is None and block.after is None
+
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        free = self._free[small]
+        at = bisect_left(free, (size, -1))
+        if at == len(free):
+            return None
+        block = self._blocks[free.pop(at)[1]]
+        self.idle -= block.size if self._is_segment(block) else 0
+        return block
+
+    def _segment(self, size: int, small: bool) -> Block:
+        whole = segment_size(size)
+        block = Block(self._end, whole, small)
+        self._blocks[block.place] = block
+        self._end += whole + 1  # segments never touch
+        self.reserved += whole
+        self.most = max(self.most, self.reserved)
+        return block
+
+    def _split(self, block: Block, size: int) -> None:
+        left = block.size - size
+        if left < UNIT if block.small else left <= SMALL:
+            return
+        rest = Block(block.place + size, left, block.small)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        self._blocks[rest.place] = rest
+        insort(self._free[rest.small], (rest.size, rest.place))
+
+    def _join(self, one: Block, other: Block) -> Block:
+        first, second = (one, other) if one.place < other.place else (other, one)
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        first.free = True
+        del self._blocks[second.place]
+        return first
+
+    def _remove(self, block: Block) -> None:
+        free = self._free[block.small]
+        del free[bisect_left(free, (block.size, block.place))]
+
+
+# ---- Replay a run through a model of torch's caching allocator: set-up, warm-up, capture, each in the pool it uses.
+#
+# A block belongs to the stream it was allocated on, until the cache is emptied:
+#
+# * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
+# * users' modules take a step there before they are trained (``tried``), and so does cuBLAS's workspace of that
+# stream;
+# * a captured run then empties the cache: segments with nothing in them go back to the device;
+# * it warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds for good stays
+# in
+#   that stream's pool;
+# * the cache is emptied again;
+# * the capture fills a private pool, which is kept for the replays.
+#
+# A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
+# up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
+#
+# Where an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default
+# stream's pool, beside what the capture keeps.
+#
+# A woven step runs on several streams, each with a share of the pool to itself.
+#
+# cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one
+# beside
+# the main thread's. The warm-up leaves them in its stream's pool, and the capture, on the same stream, finds them
+# there: none is in the private pool. The default stream has its own where the set-up multiplies. cuBLASLt has one more
+# wherever it is called. They stay for as long as the process lives, and streams are the same for every run of a
+# process:
+# a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are an
+# upper
+# bound for it, unless the earlier one was on streams that the later one does not use (those of a woven step).
+
+WARMUPS = 2  # one to compile and build, one that makes sure that nothing waits for the device
+SETUP = "preparation"  # the phase of operators that run before the first step
+EVALUATION = "evaluation"
+EAGER = 2  # steps after which the allocator has all that it will request
+DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
+GENERATOR = 2  # numbers on the device, seed and offset, that a captured graph reads torch's generator from
+LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
+
+
+@dataclass(frozen=True)
+class PeakBytes:
+    """Most bytes at any time of a run: that were allocated, and that the allocator held.
+
+    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
+    except those of a capture.
+    ``library``: bytes of the workspaces that libraries keep, all in all.
+    """
+
+    allocated: int
+    reserved: int
+    needed: int
+    library: int = 0
+
+
+def replay_allocations(
+    program: Program,
+    preparation: Program | None,
+    replay: bool,
+    workspace: int,
+    recorded: bool = True,
+    stepped: bool = False,
+    tried: int = 0,
+    alone: bool = False,
+) -> PeakBytes:
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
+
+    ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations;
+    ``tried``: steps taken on the default stream before; ``alone``: members by themselves take some on both streams.
+    """
+    run = _Run(workspace)
+    default = run.pool(DEFAULT)
+    run.evaluating = default if stepped else None
+    side = run.pool(SIDE) if replay else default
+
+    def before() -> None:
+        for pool in (default, side) if alone else ():  # they may multiply with cuBLAS where a stack does not
+            run.keep_workspaces(pool)
+        for _ in range(tried):
+            run.play(program, default, default)
+        run.let_go()
+        run.trim()
+
+    if preparation is None:
+        run.keep(program, default)
+        if replay:
+            before()
+    else:
+        run.play(preparation, default, side, between=before if replay else None)
+    for _ in range((WARMUPS if replay else 1 + EAGER) - (preparation is not None)):
+        run.play(program, side, side)
+    if replay and recorded:
+        run.trim()
+        for _ in range(GENERATOR):
+            run.allocate(default, 8)
+        private = run.pool(SIDE, private=True)
+        run.play(program, private, private)
+    elif replay:
+        for _ in range(EAGER):
+            run.play(program, default, default)
+    return PeakBytes(run.allocated, run.reserved, run.needed, run.library)
+
+
+class _Run:
+    """The pools of one run, and the most of them together."""
+
+    def __init__(self, workspace: int) -> None:
+        self._workspace = workspace
+        self._pools: list[Allocator] = []
+        self._streams: list[int] = []  # of the pools
+        self._private: list[bool] = []
+        self._shares: dict[tuple[int, int], Allocator] = {}
+        self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
+        self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
+        self.allocated = self.reserved = self.needed = self.library = 0
+        self.evaluating: Allocator | None = None  # the pool of evaluations; None: that of the step
+
+    def pool(self, stream: int, private: bool = False) -> Allocator:
+        """A new one, for allocations on ``stream``; a capture's own pool keeps what it has."""
+        self._pools.append(Allocator())
+        self._streams.append(stream)
+        self._private.append(private)
+        return self._pools[-1]
+
+    def trim(self) -> None:
+        """Empty the cache."""
+        for pool in self._pools:
+            pool.trim()
+
+    def keep(self, program: Program, pool: Allocator) -> None:
+        """Allocate what is resident."""
+        for value in program.resident:
+            self.allocate(pool, program.values[value].bytes)
+
+    def play(
+        self, program: Program, setup: Allocator, steps: Allocator, between: Callable[[], None] | None = None
+    ) -> None:
+        """Run the operators, those of the set-up in one pool and the others in another; ``between`` the two."""
+        held = self._carried(program, steps)
+        resident, ends, left = set(program.resident), program.ends(), set(program.left)
+        for position, op in enumerate(program.operators):
+            if op.name == MARKER_KEPT:
+                continue
+            if between is not None and op.phase != SETUP:
+                between()
+                between = None
+            pool = self._share(setup if op.phase == SETUP else self._of(op, steps), op.stream)
+            for value in (*op.writes, *op.reads):
+                if value not in held and value not in resident:
+                    held[value] = pool, self.allocate(pool, program.values[value].bytes)
+            self._call(pool, op)  # the library is asked once there is room for the result
+            inside = [self.allocate(pool, size) for size in op.pieces or (op.workspace,)]
+            for block in inside:
+                pool.free(block)
+            for value in ends.get(position, ()):
+                if value not in left:
+                    owner, gone = held.get(value, (pool, None))
+                    owner.free(gone)
+        self._left = [held[value] for value in program.left if value in held]
+
+    def let_go(self) -> None:
+        """What the last step left for the next is not needed: there is none."""
+        for owner, block in self._left:
+            owner.free(block)
+        self._left = []
+
+    def _of(self, op: Operator, steps: Allocator) -> Allocator:
+        return self.evaluating if self.evaluating is not None and op.phase == EVALUATION else steps
+
+    def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
+        """What the step finds and lets go: as the one before left it, or else in ``pool``."""
+        if len(self._left) == len(program.carried):
+            return dict(zip(program.carried, self._left, strict=True))
+        return {value: (pool, self.allocate(pool, program.values[value].bytes)) for value in program.carried}
+
+    def _share(self, pool: Allocator, stream: int) -> Allocator:
+        """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
+        if stream == 0:
+            return pool
+        key = (self._pools.index(pool), stream)
+        if key not in self._shares:
+            self._shares[key] = self.pool(stream, self._private[key[0]])
+        return self._shares[key]
+
+    def _call(self, pool: Allocator, op: Operator) -> None:
+        where = self._streams[self._pools.index(pool)]
+        sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
+        for size in sizes if self._workspace else ():
+            self._keep(pool, (where, op.engine, size))
+
+    def keep_workspaces(self, pool: Allocator) -> None:
+        """Those of cuBLAS, for the main thread and autograd's."""
+        where = self._streams[self._pools.index(pool)]
+        for engine in (False, True) if self._workspace else ():
+            self._keep(pool, (where, engine, self._workspace))
+
+    def _keep(self, pool: Allocator, key: tuple[int, bool, int]) -> None:
+        if key not in self._called:
+            self._called.add(key)
+            self.allocate(pool, key[-1])
+            self.library += key[-1]
+
+    def allocate(self, pool: Allocator, size: int) -> Block | None:
+        """Ask for a block, and note the most that there has been."""
+        block = pool.allocate(size)
+        self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
+        self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
+        idle = sum(one.idle for one, private in zip(self._pools, self._private, strict=True) if not private)
+        self.needed = max(self.needed, sum(one.reserved for one in self._pools) - idle)
+        return block
+
 
 SHOWN = 8  # of the largest Values at the peak
 MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
@@ -216,3 +569,56 @@ def _halved(program: Program, kinds: Mapping[str, int]) -> int:
     single = sum(value.bytes for value in moved if value.dtype == "float32")
     share = single / max(sum(value.bytes for value in moved), 1)
     return int(share * (kinds.get("activation", 0) + kinds.get("gradient", 0)) / 2)
+
+
+# ---- Predict what a process on a CPU takes beyond itself: tensors, and what the system's allocator holds for them.
+#
+# glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap, which a run
+# keeps
+# (:func:`weft.engine.memory.keep_heap`) at its largest, beside what is mapped later, and which grows with
+# holes, since a freed block does not serve an aligned request of the same size (glibc before 2.38): over 20 trainings
+# (`benchmarks/suites/on_cpu/memory.py`) a heap took two to four times what was alive in it, and a process some 20 MiB
+# for threads, buffers and code that is loaded on the way. To map every block would cost as much time again: pages that
+# the system gives are cleared first.
+
+MIB = 1 << 20
+# Bytes of a block from which on, and up to which, the process takes so many bytes per byte alive: the heap, and beyond.
+KINDS = ((0, 16 * MIB, 2.1), (16 * MIB, 32 * MIB, 3.4), (32 * MIB, inf, 1.0))
+HEAP = 2  # of the kinds; the others are mapped
+BESIDE = 24 * MIB
+ATTENTION = "graph_attention_packed"  # the CPU kernels' own arrays: rows taken apart, a coefficient per edge and head
+ROW_COPIES, HEADS = 2, 8
+
+
+def process_bytes(program: Program, preparation: Program | None = None) -> int:
+    """Most bytes that a run of ``program`` adds to the process that runs it."""
+    parts = [program] + ([preparation] if preparation is not None else [])
+    return BESIDE + max(_most(part) for part in parts)
+
+
+def _most(program: Program) -> int:
+    alive = [[times * part for part in _running_process(program, least, most)] for least, most, times in KINDS]
+    inside = [op.workspace + _inside(op, program) for op in program.operators]
+    heap = max(map(sum, zip(*alive[:HEAP], strict=True)), default=0)
+    mapped = max(map(sum, zip(inside, *alive[HEAP:], strict=True)), default=0)
+    return program.resident_bytes + int(heap + mapped)
+
+
+def _running_process(program: Program, least: float, most: float) -> list[int]:
+    """Bytes alive at every operator that the step allocates, in blocks of ``least`` to ``most`` bytes."""
+    change = [0] * (len(program.operators) + 1)
+    for number, (first, last) in program.lifetimes().items():
+        size = program.values[number].bytes
+        if least <= size < most:
+            change[first] += size
+            change[last + 1] -= size
+    return list(accumulate(change[:-1]))
+
+
+def _inside(op: Operator, program: Program) -> int:
+    if ATTENTION not in op.name:
+        return 0
+    read = [program.values[number] for number in op.reads]
+    rows = max((value.bytes for value in read if value.dtype.startswith("float")), default=0)
+    edges = max((value.bytes for value in read if value.dtype == "int32"), default=0)
+    return ROW_COPIES * rows + HEADS * edges

@@ -8,22 +8,209 @@ the best are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from weft.core.batches.buckets import MOST_BUCKETS
+from weft.core.batch_sizes import MOST_BUCKETS, LargeBatch, bucket_shares, bucket_sizes
+from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.placement import Placement
+from weft.core.settings import picks_per_hop
+from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
-from weft.planner.division.candidate import Candidate
-from weft.planner.division.loads import bound, loads
 from weft.planner.division.partitioner import Limits, Partition, best_share, partition
 from weft.planner.division.predicted_times import predicted_times
-from weft.planner.division.setup import Setup, batch_bytes, may_have_buckets, with_buckets
-from weft.planner.division.simulator import simulate
-from weft.planner.sampling.transfers import with_batches
-from weft.planner.training_mode import steps_per_epoch
+from weft.planner.division.simulator import Simulation, bound, loads, simulate
+from weft.planner.placement import steps_per_epoch
+from weft.planner.transfers import row_bytes, with_batches
+
+# ---- Batch buckets: what padding to several sizes saves of training, and what its recordings take.
+#
+# Rows that only pad are multiplied, activated and stored like others; edges that do not exist are not followed. So of
+# a
+# captured step the products and pointwise passes shrink with the rows of the size that a batch is padded to, and the
+# aggregations and launches stay. Every size more is another recording.
+
+RECORDING_SECONDS = 0.4  # of a warm-up and a capture of a step: 0.3 s were measured on an H200 for a stacked GCN
+FOLLOWS_EDGES = ("spmm", "attention", "scatter", "launch")  # families of operators that padding rows do not lengthen
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Batches in ``buckets`` sizes: the share of the largest size's rows that is computed, on average.
+
+    ``training``: what is left of the training's seconds; ``device_bytes``: of the inputs of the recordings beyond the
+    first; ``seconds``: of making those, once.
+    """
+
+    buckets: int
+    rows: float
+    training: float
+    device_bytes: int
+    seconds: float
+
+    def per_epoch(self, epochs: int) -> float:
+        """Seconds of recordings that an epoch pays for."""
+        return self.seconds / max(epochs, 1)
+
+
+def padding(task: Task, stats: GraphStats, training: Cost, buckets: int) -> Padding:
+    """Of the batches of ``task``; ``training``: cost of an epoch with batches of one size."""
+    seeds = min(task.batch, max(stats.num_train, 1))
+    sizes = bucket_sizes(stats, task.fanouts, seeds, buckets)
+    whole = max(sum(sizes[-1].rows), 1)
+    rows = sum(share * sum(size.rows) / whole for share, size in zip(bucket_shares(buckets), sizes, strict=True))
+    padded = _padded_share(training.families)
+    held = sum(_bytes(size, row_bytes(task, stats)) for size in sizes[:-1])
+    return Padding(buckets, rows, 1.0 - padded * (1.0 - rows), held, (buckets - 1) * RECORDING_SECONDS)
+
+
+def _padded_share(families: Mapping[str, float]) -> float:
+    """Of the seconds by family of operator those that grow with the rows; half of them if no families are known."""
+    whole = sum(families.values())
+    if not whole:
+        return 0.5
+    return sum(seconds for name, seconds in families.items() if name not in FOLLOWS_EDGES) / whole
+
+
+def _bytes(size: LargeBatch, row: int) -> int:
+    return size.nodes * (row + 4) + 4 * (sum(size.rows) + sum(size.edges))
+
+
+# ---- Setup: where things lie and how a step runs, with what training takes then; and setups that follow from another.
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where things lie and how a step runs, with what training takes then.
+
+    ``task``: the first of ``members`` tasks that share every batch, in the mode and precision of this setup.
+    ``training``: cost of an epoch of all members without sampling and fetching, evaluation included.
+    ``device_bytes``: with everything that is on the device. ``captured``: batches are padded to one size and steps
+    replayed; else they have their own sizes and steps are launched one by one. ``condition``: what has to be set for it
+    (empty: nothing). ``rough``: worked out from another setup, so that it is compared but not taken. ``padding``: to
+    several sizes instead of one, with what that leaves of the training (None: to one); ``one_size``: the same without.
+    """
+
+    task: Task
+    placement: Placement
+    training: Cost
+    device_bytes: int
+    members: int = 1
+    captured: bool = True
+    condition: str = ""
+    rough: bool = False
+    padding: Padding | None = None
+    one_size: Setup | None = None
+
+    @property
+    def buckets(self) -> int:
+        """Sizes that batches are padded to."""
+        return 1 if self.padding is None else self.padding.buckets
+
+
+def batch_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of a batch at its largest: features and neighbours."""
+    rows = min(task.batch, max(stats.num_train, 1))
+    most, edges = rows, 0
+    for fanout in picks_per_hop(task.fanouts, stats):
+        edges += most * max(fanout, 1)
+        most = min(most * (max(fanout, 0) + 1), stats.num_nodes + rows)
+    return most * (row_bytes(task, stats) + 4) + 8 * edges
+
+
+def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
+    """About what ``setup`` would take with features and edges elsewhere, without a dry run of its own."""
+    moved = {
+        "features": stats.num_nodes * row_bytes(setup.task, stats),
+        "topology": 4 * stats.num_edges,
+    }
+    taken = setup.device_bytes - setup.placement.cache_bytes
+    taken += batch_bytes(setup.task, stats) * (placement.overlap - setup.placement.overlap)
+    for name, size in moved.items():
+        before, after = getattr(setup.placement, name) == "gpu", getattr(placement, name) == "gpu"
+        taken += size * (after - before)
+    return replace(setup, placement=without_cache(placement), device_bytes=max(taken, 0), rough=True)
+
+
+def without_cache(placement: Placement) -> Placement:
+    """The same with everything in host memory and nothing of it cached."""
+    place = {"cached": "host"}
+    features, topology = (place.get(one, one) for one in (placement.features, placement.topology))
+    return replace(placement, features=features, topology=topology, cache_bytes=0)
+
+
+def may_have_buckets(setup: Setup, stats: GraphStats) -> bool:
+    """Whether its batches can be padded to several sizes: captured steps of Weft's models, a number per hop."""
+    task = setup.task
+    plain = all(isinstance(hop, int) and hop > 0 for hop in task.fanouts) and not stats.relation_edges
+    return setup.captured and plain and task.traits is not None and not setup.rough and not setup.condition
+
+
+def with_buckets(setup: Setup, stats: GraphStats, buckets: int) -> Setup:
+    """The same with batches padded to one of ``buckets`` sizes, at least 2."""
+    about, before = padding(setup.task, stats, setup.training, buckets), setup.training
+    kept = {name: 1.0 if name == "evaluation" else about.training for name in before.phases}
+    phases = {name: seconds * kept[name] for name, seconds in before.phases.items()}
+    left = sum(phases.values()) / max(sum(before.phases.values()), 1e-12)
+    seconds, families = (
+        {name: amount * left for name, amount in amounts.items()} for amounts in (before.seconds, before.families)
+    )
+    training = replace(before, phases=phases, seconds=seconds, families=families)
+    taken = setup.device_bytes + about.device_bytes
+    return replace(setup, training=training, device_bytes=taken, padding=about, one_size=setup)
+
+
+# ---- Candidate: one way to train a group, with the seconds and bytes that it takes.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setup, the division of its batches (None: one side prepares them), and what that takes.
+
+    ``seconds`` of an epoch of all members; ``measured``: from measured phases.
+    """
+
+    setup: Setup
+    seconds: float
+    device_bytes: int
+    division: Division | None = None
+    host_bytes: int = 0
+    simulation: Simulation | None = None
+    times: PhaseTimes | None = None
+    measured: bool = False
+
+    @property
+    def seconds_per_task(self) -> float:
+        """Of an epoch."""
+        return self.seconds / max(self.setup.members, 1)
+
+    def words(self) -> str:
+        """In one line."""
+        setup, place = self.setup, self.setup.placement
+        parts = ["whole graph"] if not setup.task.sampled else [f"sampled, {_places(place)}"]
+        parts += [f"cache {show_bytes(place.cache_bytes)}"] if place.cache_bytes else []
+        parts += [] if self.division is None else [self.division.words()]
+        parts += [] if setup.captured or not setup.task.sampled else ["batches of their own sizes, steps not captured"]
+        parts += [setup.task.precision] + ([f"{setup.members} tasks"] if setup.members > 1 else [])
+        if setup.condition:
+            parts.append(f"needs {setup.condition}")
+        return "; ".join(parts)
+
+    def figures(self) -> str:
+        """Seconds and bytes in words."""
+        host = f", {show_bytes(self.host_bytes)} pinned" if self.host_bytes else ""
+        about = "about " if self.setup.rough else ""
+        return f"{about}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
+
+
+def _places(place: Placement) -> str:
+    if place.features == place.topology:
+        return f"features and edges: {place.features}"
+    return f"features: {place.features}, edges: {place.topology}"
+
 
 SIMULATED = 3  # of the setups with the lowest bounds
 ALSO_SIMULATED = 1  # of those that need a setting: named, never taken, so they take no place from the others

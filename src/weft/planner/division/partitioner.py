@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from weft.core.division import Division, PhaseTimes, Registry
-from weft.planner.division.loads import Load, bound, loads
-from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.simulator import Load, Simulation, bound, loads, simulate
 
 DEVICE_BATCHES = 10  # per overlap at most; MorphGL's gbs in all of its experiments
 LARGEST = 4  # overlaps may have so many times as many device batches as their buffer holds, for shares near 1

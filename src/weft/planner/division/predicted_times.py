@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from weft.core.cost import Cost
-from weft.core.division import PhaseTime, PhaseTimes
-from weft.core.division.typical_interference import INSIDE, INTERFERENCE
+from weft.core.division import INSIDE, INTERFERENCE, PhaseTime, PhaseTimes
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.sampling.transfers import (
+from weft.planner.transfers import (
     HOST_SECONDS_AN_EDGE,
     ON_DEVICE,
     OVER_PCIE,

@@ -2,7 +2,7 @@
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
 slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
-does so in captured steps (of batches of one size: see :mod:`weft.core.batches.buckets`), whose phases have times of
+does so in captured steps (of batches of one size: see :mod:`weft.core.batch_sizes`), whose phases have times of
 their own and follow one another. The bus is shared where it was measured how copies and the device's reads slow each
 other down. Results are per batch, so that epochs of different lengths compare. Of an elastic division it is an epoch
 that follows another: the host has begun some of its batches while that one ended, as it begins some of the next.
@@ -11,13 +11,81 @@ that follows another: the host has begun some of its batches while that one ende
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
-from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
-from weft.core.division.operators import BUS, HOST
+from weft.core.division import BUS, HOST, Division, DualBuffer, Operator, PhaseTimes, Registry
 from weft.core.errors import SpecError
-from weft.planner.division.loads import device_operators, step_operators
+
+# ---- Seconds that a batch occupies each resource, by the share of batches that the trainer prepares itself.
+#
+# With a share s of the batches on the device's route, a resource is busy for ``host + s * (device - host)`` seconds
+# per
+# batch; the busiest one bounds the throughput of every schedule. Minimising that bound over s is MorphGL's Equation 6:
+# for a ratio of 1 : x, with x = s / (1 - s), the three terms of the equation are the loads of PCIe, GPU and CPU.
+
+READS = "pcie reads"  # of the bus, by the trainer itself, beside copies
+
+
+@dataclass(frozen=True)
+class Load:
+    """Seconds per batch on one resource: of a batch that the host prepares, and of one that the device prepares."""
+
+    host: float
+    device: float
+
+    def at(self, share: float) -> float:
+        """With that share of the batches on the device's route."""
+        return self.host + share * (self.device - self.host)
+
+
+def device_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple[Operator, ...]:
+    """The operators of ``trainer`` that prepare batches, none if it cannot.
+
+    They hold the bus, unless it was measured how copies and its own reads slow each other down: reads in random places
+    of much memory take longer than the bus needs for them, and then both run at the same time.
+    """
+    host, device = registry.host_route(), registry.device_route(trainer)
+    if device is None or host is None:
+        return device.operators if device else ()
+    copying, reading = host.keys[-1], device.keys[-1]
+    measured = all(other in times.interference.get(key, {}) for key, other in ((copying, reading), (reading, copying)))
+    if not measured:
+        return device.operators
+    return tuple(
+        replace(one, occupies=tuple(READS if name == BUS else name for name in one.occupies))
+        for one in device.operators
+    )
+
+
+def step_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple[Operator, ...]:
+    """The same where ``trainer`` prepares inside of its steps: they occupy it, and the bus as they do otherwise."""
+    training = registry.training(trainer).occupies
+    return tuple(
+        replace(one, occupies=(*training, *(name for name in one.occupies if name in (BUS, READS))))
+        for one in device_operators(registry, trainer, times.in_step())
+    )
+
+
+def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int, in_step: bool = False) -> dict[str, Load]:
+    """The load of every resource; the host's is divided by its workers. ``in_step``: as :class:`Division` has it."""
+    host, training = registry.host_route(), registry.training(trainer)
+    times = times.in_step() if in_step else times
+    device = (step_operators if in_step else device_operators)(registry, trainer, times)
+    found: dict[str, list[float]] = {}
+    for side, operators in enumerate((host.operators if host else (), device)):
+        for operator in (*operators, training):
+            for resource in operator.occupies:
+                seconds = times.of(operator.key, workers).mean
+                found.setdefault(resource, [0.0, 0.0])[side] += seconds / (workers if resource == HOST else 1)
+    return {resource: Load(*sides) for resource, sides in found.items()}
+
+
+def bound(by_resource: Mapping[str, Load], share: float) -> float:
+    """Seconds per batch that no schedule with that share goes below."""
+    return max(load.at(share) for load in by_resource.values())
+
 
 MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
 BEFORE = 64  # batches of the epoch before, at most: its end is what matters
@@ -333,3 +401,78 @@ class _Run:
 
 def _ended(one: _Running, now: float) -> Activity:
     return Activity(one.operator.key, one.batch, one.operator.occupies, one.begin, now)
+
+
+# ---- Check a schedule against MorphGL's constraints: hardware (Equation 2), dependencies (3) and buffers (4).
+
+EPSILON = 1e-9
+
+
+def violations(simulation: Simulation, registry: Registry) -> list[str]:
+    """What the schedule breaks, in words; empty if it keeps to every constraint."""
+    return [*_hardware(simulation), *_dependencies(simulation, registry), *_buffers(simulation, registry)]
+
+
+def most_open(spans: Sequence[tuple[float, float]]) -> int:
+    """The most spans open at one time; one that begins as another ends does not overlap it."""
+    events = [(begin, 1) for begin, _ in spans] + [(end - EPSILON, -1) for _, end in spans]
+    return max(accumulate(change for _, change in sorted(events)), default=0)
+
+
+def _hardware(simulation: Simulation) -> list[str]:
+    by_resource: dict[str, list[tuple[float, float]]] = {}
+    for one in simulation.activities:
+        for resource in one.resources:
+            if one.end - one.begin > EPSILON:
+                by_resource.setdefault(resource, []).append((one.begin, one.end))
+    places = {HOST: simulation.division.workers}
+    return [
+        f"{resource} runs {most_open(spans)} phases at once"
+        for resource, spans in by_resource.items()
+        if most_open(spans) > places.get(resource, 1)
+    ]
+
+
+def _dependencies(simulation: Simulation, registry: Registry) -> list[str]:
+    ends = _ends(simulation.activities)
+    training, found = registry.training(simulation.division.trainer).key, []
+    for batch in range(max(ends, default=-1) + 1):
+        phases = ends.get(batch, [])
+        if [one.key for one in phases][-1:] != [training]:
+            found.append(f"batch {batch} is not trained last")
+        found += [
+            f"batch {batch}: {later.key} begins before {earlier.key} ends"
+            for earlier, later in pairwise(phases)
+            if later.begin < earlier.end - EPSILON
+        ]
+    trained = [one.batch for one in sorted(simulation.activities, key=lambda one: one.begin) if one.key == training]
+    return found if trained == sorted(trained) else [*found, "batches are not trained in their order"]
+
+
+def _ends(activities: Sequence[Activity]) -> dict[int, list[Activity]]:
+    """The phases of every batch in the order of their ends."""
+    found: dict[int, list[Activity]] = {}
+    for one in sorted(activities, key=lambda one: (one.end, one.begin)):
+        found.setdefault(one.batch, []).append(one)
+    return found
+
+
+def _buffers(simulation: Simulation, registry: Registry) -> list[str]:
+    """At no time more batches between two phases than the buffer between them holds."""
+    host, training = registry.host_route(), registry.training(simulation.division.trainer).key
+    in_host, on_device = [], []
+    for phases in _ends(simulation.activities).values():
+        by_key = {one.key: one for one in phases}
+        if host and host.keys[0] in by_key and host.keys[1] in by_key:
+            in_host.append((by_key[host.keys[0]].end, by_key[host.keys[1]].begin))
+        if training in by_key and len(phases) > 1:
+            on_device.append((phases[-2].end, by_key[training].begin))
+    division, found = simulation.division, []
+    for name, spans, most in (
+        ("host", in_host, division.host_buffer),
+        ("device", on_device, division.device_buffer),
+    ):
+        held = most_open([span for span in spans if span[1] > span[0] + EPSILON])
+        if held > most:
+            found.append(f"the {name} buffer holds {held} batches of {most}")
+    return found

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from weft.core.compatibility import alone_reason, padding_obstacle, stack_key, width
-from weft.core.settings.value_names import identity
+from weft.core.settings import identity
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import work
-from weft.planner.grouping.limits import Limits, size_in_words
-from weft.planner.grouping.stack_size import Size, fitting_size
-from weft.planner.grouping.width_runs import cut_widths, waste
+from weft.planner.cost.rule import work
+from weft.planner.grouping.limits import Limits, Size, fitting_size, size_in_words
+
+# ---- Decide which widths share a stack, padded with zeros: if the zeros cost less than a separate step.
+#
+# Tasks that differ in width alone can share one stack, or be several. A stack costs its launches once; every
+# member of it costs what the widest costs. The best way to cut the sorted widths into neighbouring runs is
+# found exactly, by dynamic programming over the few distinct widths of a sweep.
+
+
+def cut_widths(counts: Mapping[int, int], cost: Callable[[int], float], overhead: float) -> list[list[int]]:
+    """The distinct widths of ``counts`` (width -> tasks of it) in runs that share a stack, narrow to wide.
+
+    ``cost(width)`` is what one task costs at that width, ``overhead`` what one more stack costs.
+    """
+    order = sorted(counts)
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the first i widths: their cost, and where the last run begins
+    for end in range(1, len(order) + 1):
+        widest = cost(order[end - 1])
+        options = []
+        for begin in range(end):
+            tasks = sum(counts[width] for width in order[begin:end])
+            options.append((best[begin][0] + tasks * widest + overhead, begin))
+        best.append(min(options))
+    runs, end = [], len(order)
+    while end:
+        begin = best[end][1]
+        runs.append(order[begin:end])
+        end = begin
+    return runs[::-1]
+
+
+def waste(counts: Mapping[int, int], cost: Callable[[int], float]) -> float:
+    """The share of the work of a padded run that is spent on zeros."""
+    padded = sum(counts.values()) * cost(max(counts))
+    useful = sum(tasks * cost(width) for width, tasks in counts.items())
+    return 1.0 - useful / padded if padded else 0.0
+
 
 MAX_LISTED = 8  # widths in a sentence
 

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan, PlanOptions, object_obstacle, read_task
 from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.core.version import __version__
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_text import explain
 
 FORMAT, VERSION = "weft plan", 1
@@ -308,3 +311,87 @@ def _check_members(report: PlanReport) -> None:
                 raise SpecError(
                     f"task {name!r} was planned with {key}={value!r}, but has {key}={now[key]!r}; plan again"
                 )
+
+
+# ---- The plan of one group as it travels from a scheduler to a worker, and back into a report that can be run.
+
+
+def group_plan(tasks: Sequence[Task], stats: GraphStats, alone: Plan, total_bytes: int, machine: Machine) -> Plan:
+    """The plan of ``tasks`` as one group, executable elsewhere; ``alone`` is the plan of one of them by itself.
+
+    Of a group of several the cost is not predicted beyond ``total_bytes``, which admission has set aside for it.
+    """
+    if len(tasks) == 1:
+        return replace(alone, members=(tasks[0].label,), tasks=tuple(tasks), graph=stats.fingerprint())
+    made = plan_as_one_group(tasks, stats, alone.device, machine=machine, weave=False)
+    cost = {"total_bytes": total_bytes}
+    return replace(made, tasks=tuple(tasks), graph=stats.fingerprint(), cost=cost, mode=alone.mode, stages=alone.stages)
+
+
+def report_to_run(data: Mapping[str, Any], machine: Machine) -> PlanReport:
+    """The report that ``weft.run`` carries out, from the plan of one group as plain data."""
+    plan = Plan.from_dict(data)
+    work: Task | Sweep = plan.tasks[0] if len(plan.tasks) == 1 else Sweep.from_tasks(plan.tasks)
+    epochs = max(task.epochs for task in plan.tasks)
+    group = GroupEstimate(plan, Cost.from_dict(plan.cost), epochs, fits=True)
+    return PlanReport(work.label, machine, machine.memory_bytes, (), (group,), work=work)
+
+
+# ---- Suggest the nearest change that makes a task fit, by what it gives up.
+#
+# Tried in this order, each with what the ones before could not do: lower precision (where the machine has units for
+# it), narrower layers, both. Fewer tasks in a group is not among them: groups are cut to the budget before suggestions
+# are made (``weft.planner.grouping.groups``).
+
+CostOf = Callable[[Task], Cost]
+
+
+def nearest(task: Task, cost_of: CostOf, budget: int, bf16: bool = True) -> Suggestion | None:
+    """The smallest change of ``task`` that fits into ``budget`` bytes, None if none of those tried does."""
+    for changes in candidates(task, bf16):
+        cost = cost_of(task.with_values(**changes))
+        if cost.total_bytes <= budget:
+            return _suggestion(task, changes, cost)
+    return None
+
+
+def candidates(task: Task, bf16: bool = True) -> list[dict[str, Any]]:
+    """Changes to try, the least first: bf16 where the machine has it, then narrower layers, then both."""
+    lower: list[dict[str, Any]] = [{"precision": "bf16"}] if bf16 and task.precision != "bf16" else []
+    narrower: list[dict[str, Any]] = [{"hidden": width} for width in widths_below(task)]
+    return [*lower, *narrower, *({**low, **narrow} for low in lower for narrow in narrower)]
+
+
+def widths_below(task: Task) -> list[int]:
+    """Narrower hidden layers to try, widest first; none where ``hidden`` does not shape the model."""
+    if task.traits is None or task.layers < 2:
+        return []
+    step = task.heads if task.traits.has_heads else 1
+    widths, width = [], task.hidden // 2
+    while width >= max(step, 4):
+        widths += [width // step * step]
+        width //= 2
+    return list(dict.fromkeys(widths))
+
+
+def _suggestion(task: Task, changes: Mapping[str, Any], cost: Cost) -> Suggestion:
+    sets = " ".join(f"--set {'model' if key == 'hidden' else 'train'}.{key}={value}" for key, value in changes.items())
+    words = f"task {task.label!r} with {_listed(changes)} takes {show_bytes(cost.total_bytes)} ({sets})"
+    return Suggestion(dict(changes), words, cost, (task.label,))
+
+
+def _listed(changes: Mapping[str, Any]) -> str:
+    return " and ".join(f"{key}={value!r}" for key, value in changes.items())
+
+
+def roomy_machines(total_bytes: int, machines: Iterable[Machine], here: Machine) -> list[str]:
+    """Names of the GPUs that have the memory for it as it is, smallest first."""
+    fixed = here.context_bytes + here.workspace_bytes
+    able = [
+        machine
+        for machine in machines
+        if machine.device == "cuda"
+        and machine.name != here.name
+        and total_bytes - fixed + machine.context_bytes + machine.workspace_bytes <= machine.memory_bytes
+    ]
+    return [machine.name for machine in sorted(able, key=lambda machine: machine.memory_bytes)]

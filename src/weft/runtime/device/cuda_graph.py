@@ -16,8 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.runtime.device.gc_pause import gc_disabled
+from weft.core.startup import no_collections
 from weft.runtime.device.streams import recording_stream
+
+# ---- Disable Python's garbage collection while a CUDA graph is captured or a step is traced.
+
+
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    """No garbage is collected inside, by any thread.
+
+    A collection could free an older CUDA graph, which breaks a capture in progress. And while a step is traced,
+    hundreds of small objects trigger collections that scan every live object and find nothing.
+    """
+    with no_collections():
+        yield
+
 
 COMPILING = 0.3  # a first run that takes longer has compiled something
 _ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one

@@ -14,21 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.batches.source import Batch
 from weft.core.errors import SpecError, TrainingError
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
-from weft.runtime.batches.source import Batch
-from weft.runtime.loop.outputs import with_member
-from weft.runtime.step.backward import backward, gradient
-from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules, take_buffers
-from weft.runtime.step.parameters import Layout, Slots
+from weft.runtime.modules.copying import copy_module
+from weft.runtime.modules.layers import CountedDropout, StackedRows, TallLinear, has_own_products
+from weft.runtime.modules.writes import followers
+from weft.runtime.step.losses import with_member
+from weft.runtime.step.parameters import BufferSlots, ClockSlots, Layout, Slots, drawing_modules, take_buffers
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.copying import copy_module
-from weft.runtime.user_modules.counted_dropout import CountedDropout
-from weft.runtime.user_modules.kept.shared_memory import followers
-from weft.runtime.user_modules.stacked_rows import StackedRows
-from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
+
+# ---- Differentiate losses with given slopes, without what ``torch.autograd.grad`` imports on the way.
+
+
+def gradient(losses: Tensor, leaf: Tensor, slopes: Tensor) -> Tensor:
+    """The gradient of ``losses [T]`` in ``leaf``, each loss with its slope.
+
+    ``torch.autograd.grad`` compares the shapes of losses and slopes with torch's symbolic shapes, which imports sympy:
+    half a second. They are equal here, and the engine is called as it calls it.
+    """
+    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if run is None:  # another version of torch
+        return torch.autograd.grad(losses, leaf, slopes)[0]
+    if losses.shape != slopes.shape:
+        raise RuntimeError(f"losses of shape {list(losses.shape)} need slopes of that shape, not {list(slopes.shape)}")
+    found: Tensor = run((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)[0]
+    return found
+
+
+def backward(losses: Tensor, slopes: Tensor, inputs: Sequence[Tensor] = ()) -> None:
+    """``losses.backward(slopes)`` into all leaves, or into ``inputs``.
+
+    Torch's own functions leave modes (:class:`torch.overrides.TorchFunctionMode`) on the way, so that these do not see
+    what hooks do; the engine does not.
+    """
+    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if run is None:  # another version of torch
+        torch.autograd.backward(losses, slopes, inputs=list(inputs) or None)
+        return
+    run((losses,), (slopes,), False, False, tuple(inputs), True, accumulate_grad=True)
+
 
 Loss = Callable[[Any, Batch], Tensor]
 Watch = Callable[[int, Tensor], None]
@@ -41,9 +68,9 @@ class Forward:
     the same for all members, so it stays outside of ``vmap`` and is never copied T times.
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
-    (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`), on a CPU
-    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.user_modules.stacked_rows.StackedRows`).
+    (:class:`weft.runtime.modules.layers.CountedDropout`), and
+    on a GPU its dense layers are Weft's products (:class:`weft.runtime.modules.layers.TallLinear`), on a CPU
+    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.modules.layers.StackedRows`).
     """
 
     def __init__(

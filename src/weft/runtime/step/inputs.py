@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from weft.batches.block import exact_device
+from weft.batches.placing import place_features
+from weft.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 from weft.core.errors import SpecError
-from weft.flow.device import exact_device
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
 from weft.nn.models import GNN
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.keeping import content_digest
-from weft.ops.csr.row_sums import row_sums
-from weft.runtime.batches.placing import place_features
-from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
-from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
+from weft.ops.csr.adjacency import Adjacency, content_digest
+from weft.ops.csr.self_loops import row_sums
+from weft.runtime.modules.settings import OF_EDGES, call_style, parameters_of
 
 if TYPE_CHECKING:
-    from weft.runtime.built_stacks import Converted
+    from weft.runtime.modules.convert import Converted
 
 BUILT_IN_MODELS = GNN.__module__
 

@@ -7,22 +7,353 @@ Shapes: T members, P parameters.
 
 from __future__ import annotations
 
+import copy
+import inspect
+import io
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft import ops
-from weft.core.compatibility import loop_parts
-from weft.core.task import Task
-from weft.runtime.loop.own_schedule import own_factors
-from weft.runtime.loop.param_groups import GroupRates, adam_groups_, sgd_groups_
-from weft.runtime.loop.plateau import RATE
-from weft.runtime.loop.torch_update import TorchUpdate
-from weft.runtime.loop.updates import Accumulation, Averaging, Clipping, is_update, update_counts
+from weft.core.compatibility import function_name, loop_parts
+from weft.core.errors import SpecError
+from weft.core.settings import group_of
+from weft.core.task import OPTIMIZER_GIVEN, Task
+from weft.runtime.modules.settings import takes
+from weft.runtime.step.losses import function_of
 from weft.runtime.step.parameters import Layout
-from weft.runtime.step.schedules import learning_rates, rate_factors
+from weft.runtime.step.schedules import RATE, check_group_rates, learning_rates, own_factors, rate_factors
+
+# ---- Rates and decays per parameter, from ``param_groups``: Adam, AdamW and SGD with a number per element of the
+# weights.
+#
+# Shapes: T members, P parameters.
+
+
+def check_patterns(task: Task, names: Sequence[str]) -> None:
+    """A :class:`SpecError` for a pattern that no parameter of the model is in."""
+    found = {group_of(name, task.param_groups) for name in names}
+    for pattern in task.param_groups:
+        if pattern not in found:
+            raise SpecError(
+                f"task {task.label!r}: param_groups[{pattern!r}] is the group of no parameter of {task.model_name}; "
+                f"they are called {', '.join(names)}, and the first pattern that matches counts"
+            )
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """``scales [T, P]`` of the learning rate, ``decays [T, P]`` of the weights."""
+
+    scales: Tensor
+    decays: Tensor
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], names: Sequence[str], sizes: Sequence[int], mask: Tensor | None) -> GroupRates:
+        """Of parameters with ``names`` and ``sizes``; ``mask [P]``: where the tasks' own weight decay applies."""
+        for task in tasks:
+            check_patterns(task, names)
+            check_group_rates(task, [group["lr"] for group in task.param_groups.values() if "lr" in group])
+        scales, decays = [], []
+        for task in tasks:
+            groups = [task.param_groups.get(group_of(name, task.param_groups) or "", {}) for name in names]
+            scales.append([float(group.get("lr", task.lr)) / task.lr for group in groups])
+            decays.append([float(group.get("weight_decay", task.weight_decay)) for group in groups])
+        repeats = torch.tensor(list(sizes))
+        wide = [
+            torch.tensor(rows, dtype=torch.float64).float().repeat_interleave(repeats, 1) for rows in (scales, decays)
+        ]
+        return cls(wide[0], wide[1] if mask is None else wide[1] * mask)
+
+    def to(self, device: torch.device) -> GroupRates:
+        """The same on another device."""
+        return GroupRates(self.scales.to(device), self.decays.to(device))
+
+
+def adam_groups_(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, groups: GroupRates
+) -> None:
+    """One Adam or AdamW step in place on ``[T, P]``; ``hyper [T, 10]`` as :func:`weft.ops.adam_` has it."""
+    lr, _, beta2, eps, _, decoupled, correction1, correction2, rest1, rest2 = (
+        column[:, None] for column in hyper.unbind(-1)
+    )
+    lr = lr * groups.scales
+    param.mul_(1.0 - lr * groups.decays * decoupled)
+    grad = grad + groups.decays * (1.0 - decoupled) * param
+    exp_avg.lerp_(grad, rest1.expand_as(grad))
+    exp_avg_sq.mul_(beta2).add_(rest2 * grad * grad)
+    denominator = (exp_avg_sq / correction2).sqrt_().add_(eps)
+    param.sub_(lr / correction1 * exp_avg / denominator)
+
+
+def sgd_groups_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, groups: GroupRates) -> None:
+    """One SGD step in place on ``[T, P]``."""
+    lr, momentum = (hyper[:, column, None] for column in (0, 1))
+    velocity.mul_(momentum).add_(grad).addcmul_(param, groups.decays)
+    param.sub_(velocity * (lr * groups.scales))
+
+
+# ---- TorchUpdate: update one task's weights with an optimizer of ``torch.optim``, or one that a user's function
+# makes.
+#
+# The optimizer gets parameters that are views of the flat weights, so everything around it stays as it is. It keeps
+# numbers in Python: the task trains alone and its step runs eagerly.
+#
+# Shapes: P parameters.
+
+SAVED = "optimizer"  # its name in a checkpoint
+
+
+class TorchUpdate:
+    """The optimizer of ``task``. ``named``: its parameters, views of the flat weights; ``model``: what to build for.
+
+    ``without``: names of parameters that have no gradient, which torch's optimizers skip.
+    """
+
+    without: frozenset[str] = frozenset()
+
+    def __init__(self, task: Task, model: nn.Module, named: Mapping[str, Tensor]) -> None:
+        self._task, self.name = task, function_name(task.optimizer)
+        self._parameters = {name: nn.Parameter(view) for name, view in named.items()}
+        self.optimizer = self._made(function_of(task, "optimizer"), model)
+        self._check()
+        self._initial = [group.get("lr") for group in self.optimizer.param_groups]
+
+    @property
+    def first_rate(self) -> float:
+        """The learning rate of its first group."""
+        return float(self._initial[0]) if self._initial[0] is not None else 1.0
+
+    def _made(self, make: Callable[..., Any], model: nn.Module) -> torch.optim.Optimizer:
+        task = self._task
+        given = optimizer_arguments(task, make)
+        of_model = takes_model(make)
+        if of_model and task.param_groups:
+            raise SpecError(f"task {task.label!r}: param_groups would have no effect: {self.name} is given the model")
+        try:
+            found = make(model, **given) if of_model else make(self._groups(), **given)
+        except Exception as error:
+            raise SpecError(f"task {task.label!r}: optimizer {self.name} could not be made: {error}") from error
+        if not isinstance(found, torch.optim.Optimizer):
+            raise SpecError(
+                f"task {task.label!r}: optimizer {self.name} gave {type(found).__name__}; "
+                "expected a torch.optim.Optimizer"
+            )
+        if of_model:
+            self._take_over(found, model)
+        return found
+
+    def _groups(self) -> list[Any]:
+        """All parameters, or one group per pattern and one of those in none."""
+        task, patterns = self._task, self._task.param_groups
+        if not patterns:
+            return list(self._parameters.values())
+        check_patterns(task, list(self._parameters))
+        by_pattern: dict[str | None, list[Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            by_pattern.setdefault(group_of(name, patterns), []).append(parameter)
+        return [{"params": own, **patterns.get(pattern or "", {})} for pattern, own in by_pattern.items()]
+
+    def _take_over(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Give the optimizer the views of the flat weights in place of the model's own parameters."""
+        mine = {id(p): self._parameters.get(name) for name, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            group["params"] = [self._mine(mine, p) for p in group["params"]]
+        for parameter in list(optimizer.state):
+            optimizer.state[self._mine(mine, parameter)] = optimizer.state.pop(parameter)
+
+    def _mine(self, mine: Mapping[int, Tensor | None], parameter: Tensor) -> Tensor:
+        if id(parameter) not in mine:
+            raise SpecError(f"task {self._task.label!r}: optimizer {self.name} has a parameter that is not the model's")
+        found = mine[id(parameter)]
+        return parameter if found is None else found  # a frozen one has no gradient, and stays as it is
+
+    def _check(self) -> None:
+        task = self._task
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        left = [name for name, p in self._parameters.items() if id(p) not in held]
+        if left:
+            raise SpecError(
+                f"task {task.label!r}: optimizer {self.name} leaves out {', '.join(left)}; freeze what is not to train "
+                "with requires_grad_(False)"
+            )
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise SpecError(
+                f"task {task.label!r}: optimizer {self.name} computes the loss several times per step by itself, which "
+                "Weft's steps do not offer"
+            )
+        moves = task.schedule != "constant" or task.warmup or task.callbacks
+        if moves and any("lr" not in group for group in self.optimizer.param_groups):
+            raise SpecError(f"task {task.label!r}: optimizer {self.name} has no lr for a schedule to change")
+        if task.plateau.get("min_lr") and len({str(group.get("lr")) for group in self.optimizer.param_groups}) > 1:
+            raise SpecError(
+                f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: "
+                "one factor serves all"
+            )
+        check_group_rates(task, [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group])
+        if not next(iter(self._parameters.values())).is_meta:
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """One step of a copy, so that an optimizer that cannot be used is known before the first epoch."""
+        trial = copy.deepcopy(self.optimizer)
+        for group in trial.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        try:
+            trial.step()
+        except Exception as error:
+            raise SpecError(f"task {self._task.label!r}: optimizer {self.name} cannot take a step: {error}") from error
+
+    def update(self, grads: Sequence[Tensor], factor: float) -> None:
+        """One step with ``grads``, in the order of the parameters, at ``factor`` times the rates it began with."""
+        for (name, parameter), grad in zip(self._parameters.items(), grads, strict=True):
+            parameter.grad = None if name in self.without else grad
+        for group, rate in zip(self.optimizer.param_groups, self._initial, strict=True):
+            if rate is not None and factor != 1.0:
+                group["lr"] = rate * factor
+            elif rate is not None:
+                group["lr"] = rate
+        self.optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def saved(self) -> dict[str, Tensor]:
+        """Its state for a checkpoint."""
+        file = io.BytesIO()
+        torch.save(self.optimizer.state_dict(), file)
+        return {SAVED: torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`saved`."""
+        if SAVED not in saved:
+            raise SpecError(f"task {self._task.label!r}: the checkpoint has no state of optimizer {self.name}")
+        file = io.BytesIO(bytes(saved[SAVED].cpu().numpy().tobytes()))
+        try:
+            self.optimizer.load_state_dict(torch.load(file, weights_only=True))
+        except Exception as error:
+            raise SpecError(
+                f"task {self._task.label!r}: optimizer {self.name} keeps something that a checkpoint cannot hold, so "
+                f"its training cannot be resumed ({str(error).splitlines()[0]}); start afresh with overwrite"
+            ) from error
+
+
+def takes_model(make: Callable[..., Any]) -> bool:
+    """Whether an optimizer is made of the whole model: by a function whose first parameter is called ``model``."""
+    try:
+        names = list(inspect.signature(make).parameters)
+    except (TypeError, ValueError):
+        return False
+    return names[:1] == ["model"]
+
+
+def optimizer_arguments(task: Task, make: Callable[..., Any]) -> dict[str, Any]:
+    """Settings that the task gives and the optimizer takes, and ``optimizer_args``; its own defaults for the rest."""
+    given = {name: getattr(task, name) for name in OPTIMIZER_GIVEN if name in task.given and takes(make, name)}
+    for name in task.optimizer_args:
+        if not takes(make, name):
+            raise SpecError(
+                f"task {task.label!r}: optimizer_args: {function_name(task.optimizer)} has no parameter {name!r}"
+            )
+    return given | task.optimizer_args
+
+
+# ---- Which steps update the weights, and what happens to a gradient before: accumulation, clipping, averaging.
+#
+# Everything is a comparison or a table on the device, so that one captured step serves all epochs and members.
+# Shapes: T members, P parameters, S steps.
+
+
+def is_update(task: Task, step: int, steps_per_epoch: int) -> bool:
+    """Whether the weights are updated in ``step`` (counted from 0).
+
+    With ``accumulate=k``, after every k-th step of an epoch and after its last; where an epoch is one step, after
+    every k-th epoch.
+    """
+    place = step if steps_per_epoch == 1 else step % steps_per_epoch
+    return (place + 1) % task.accumulate == 0 or (steps_per_epoch > 1 and place + 1 == steps_per_epoch)
+
+
+def update_counts(task: Task, steps_per_epoch: int) -> list[int]:
+    """After every step of the training, how many updates there were so far."""
+    if task.accumulate == 1:
+        return list(range(1, task.epochs * steps_per_epoch + 1))
+    total, found = 0, []
+    for step in range(task.epochs * steps_per_epoch):
+        total += is_update(task, step, steps_per_epoch)
+        found.append(total)
+    return found
+
+
+class Accumulation:
+    """Adds up gradients over the steps of an update: their sum divided by ``accumulate``, as of ``loss / k``."""
+
+    def __init__(
+        self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device
+    ) -> None:
+        self._parts = torch.tensor([1.0 / task.accumulate for task in tasks], device=device)[:, None]
+        due = torch.zeros(len(tasks), length * steps_per_epoch + spare, dtype=torch.bool)
+        for row, task in zip(due, tasks, strict=True):
+            steps = range(task.epochs * steps_per_epoch)
+            row[: len(steps)] = torch.tensor([is_update(task, step, steps_per_epoch) for step in steps])
+        self._due = due.to(device)
+
+    def due(self, step: Tensor) -> Tensor:
+        """Which members are updated in ``step [1]``: ``[T, 1]`` bool."""
+        return self._due.index_select(1, step)
+
+    def add(self, sums: Tensor, grad: Tensor) -> Tensor:
+        """Add a step's gradient ``[T, P]`` to the ``sums`` so far; gives a copy of these."""
+        return sums.add_(grad * self._parts).clone()
+
+
+class Clipping:
+    """Bounds the gradient of every member: its norm, or each of its numbers."""
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device) -> None:
+        self._by_norm = tasks[0].clip_norm is not None
+        limits = [task.clip_norm if self._by_norm else task.clip_value for task in tasks]
+        self._limits = torch.tensor(limits, device=device)[:, None]
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        """The clipped gradient ``[T, P]``, as ``clip_grad_norm_`` or ``clip_grad_value_`` give it."""
+        if not self._by_norm:
+            return torch.maximum(torch.minimum(grad, self._limits), -self._limits)
+        norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
+        return grad * (self._limits / (norm + 1e-6)).clamp(max=1.0)
+
+
+class Averaging:
+    """The exponential moving average of the weights, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` has it.
+
+    The first update copies the weights; every later one moves the average by ``1 - decay`` of the way to them.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device
+    ) -> None:
+        shares = torch.zeros(len(tasks), length * steps_per_epoch + spare)
+        for row, task in zip(shares, tasks, strict=True):
+            own = _average_shares(task, steps_per_epoch)
+            row[: len(own)] = torch.tensor(own)
+        self._shares = shares.to(device)
+
+    def __call__(self, average: Tensor, flat: Tensor, step: Tensor) -> None:
+        """Take the weights ``flat [T, P]`` after ``step [1]`` into ``average``."""
+        average.lerp_(flat, self._shares.index_select(1, step).expand_as(flat))
+
+
+def _average_shares(task: Task, steps_per_epoch: int) -> list[float]:
+    """How far the average moves in every step: all the way at the first update, not at all between updates."""
+    counts = update_counts(task, steps_per_epoch)
+    pairs = zip([0, *counts], counts, strict=False)
+    return [0.0 if now == before else 1.0 if before == 0 else 1.0 - (task.ema or 0.0) for before, now in pairs]
+
 
 SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
 NUMBERS = 10  # of a row
@@ -86,7 +417,7 @@ def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int, devi
 class Optimizer:
     """The update of the flat buffers of T members in one call; all of them SGD, or all Adam or AdamW.
 
-    What else a training loop does with gradients and weights (:mod:`weft.runtime.loop.updates`) is here where the
+    What else a training loop does with gradients and weights (:mod:`weft.runtime.step.optimizers`) is here where the
     tasks have it: all of a stack, or none.
     """
 

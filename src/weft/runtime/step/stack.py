@@ -1,7 +1,7 @@
 """Stack: train tasks whose steps differ only in numbers as one step with a leading dimension.
 
 Members may differ in seed, rates, decay, schedule, epochs, patience, dropout, label smoothing, initial weights, and
-in width, which is padded with zeros (see :mod:`weft.runtime.step.members.zero_padding`).
+in width, which is padded with zeros (see :mod:`weft.runtime.step.members`).
 
 A step never reads a number back to the host: rates come from a table by the step's own counter, dropout from
 clocks, and the best weights and the end of training are found by comparisons on the device. So the same code
@@ -19,30 +19,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.batches.source import Batch, OnSplit, Source, StackSplits
 from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.batches.member_splits import OnSplit, StackSplits
-from weft.runtime.batches.source import Batch, Source
-from weft.runtime.device.torch_rng import same_draws
-from weft.runtime.loop.functions import OwnMeasure
-from weft.runtime.loop.initial_extras import initial_extras
-from weft.runtime.loop.outputs import logits_and_extra, with_member
-from weft.runtime.loop.plateau import RATE, Plateau
-from weft.runtime.loop.trial import check_ranks, check_reads_output_alone, try_measures
+from weft.runtime.device.process import same_draws
+from weft.runtime.modules.state import Snapshot
+from weft.runtime.step.copies import evaluated_by_copy
+from weft.runtime.step.evaluation import Bookkeeper, Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members.copies import evaluated_by_copy
-from weft.runtime.step.members.members import Members
-from weft.runtime.step.members.slot import CannotStack
-from weft.runtime.step.members.trying import TryOut
-from weft.runtime.step.objectives import Objective, check_metric, objective_of_stack
+from weft.runtime.step.losses import (
+    Objective,
+    OwnMeasure,
+    StackLoss,
+    check_metric,
+    check_ranks,
+    check_reads_output_alone,
+    logits_and_extra,
+    objective_of_stack,
+    try_measures,
+    with_member,
+)
+from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
-from weft.runtime.step.outcome.best_and_history import Bookkeeper
-from weft.runtime.step.outcome.evaluation import Evaluation
-from weft.runtime.step.stack_loss import StackLoss
-from weft.runtime.step.state import State
-from weft.runtime.user_modules.kept.state import Snapshot
+from weft.runtime.step.preflight import TryOut
+from weft.runtime.step.schedules import RATE, Plateau
+from weft.runtime.step.state import State, initial_extras
 
 
 class Stack:
@@ -286,7 +289,7 @@ class Stack:
 
     def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
-        from weft.dist.early_gradients import EarlyGradients
+        from weft.dist.reduce import EarlyGradients
 
         early = EarlyGradients(
             self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, self.source.reduce

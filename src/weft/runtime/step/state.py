@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from weft.core.compatibility import loop_parts
+from weft.core.task import Task
+from weft.runtime.step import schedules as plateau
+
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
 FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
 
@@ -150,3 +154,21 @@ def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
+
+
+# ---- What a training loop keeps in the state besides weights and moments, before the first epoch.
+#
+# Shapes: T members, P parameters.
+
+
+def initial_extras(tasks: Sequence[Task], flat: Tensor) -> dict[str, Tensor]:
+    """Averaged weights, gradients so far, factors of the rates, by what the tasks have; ``flat [T, P]``: weights."""
+    parts, device = loop_parts(tasks[0]), flat.device
+    found: dict[str, Tensor] = {}
+    if "ema" in parts:
+        found["ema"] = flat.clone()
+    if "accumulate" in parts:
+        found["gradient"] = torch.zeros_like(flat)
+    if "plateau" in parts or "callbacks" in parts:
+        found[plateau.RATE] = torch.ones(len(tasks), dtype=torch.float64, device=device)
+    return found | (plateau.initial(tasks, device) if "plateau" in parts else {})

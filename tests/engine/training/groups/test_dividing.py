@@ -7,9 +7,9 @@ import json
 import pytest
 
 import weft
+from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.errors import SpecError
-from weft.engine.training.groups import dividing
-from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.engine import dividing
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weft
 from weft.core.plan import Plan
-from weft.engine.training.groups.group_queue import CONSIDERED, TRIED, GroupQueue
+from weft.engine.job import CONSIDERED, TRIED, GroupQueue
 
 TASKS = {name: weft.Task(graph="demo", model="gcn", epochs=10, name=name) for name in "abc"}
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.sampling.graphs import CLOCK, assert_same_sample
 from tests.ops.sampling.relational import NODES, related_csr, rows_of
-from weft.flow.sampling.hops import CpuHops, TritonHops
+from weft.batches.sampler import CpuHops, TritonHops
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.relations import RelationFanouts, sample_relations_torch
 from weft.ops.sampling.relations_triton import launch_sample_relations

@@ -9,12 +9,18 @@ import torch
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
 from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.degree_classes_triton import first_low_class, order_by_class
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_torch
 from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
-from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
-from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
+from weft.ops.sampling.paper_triton import (
+    PaperLaunch,
+    ThreadsLaunch,
+    first_low_class,
+    order_by_class,
+    sample_classes_triton,
+    sample_paper_triton,
+    sample_threads_triton,
+)
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.core.task import Task
-from weft.runtime.step.outcome.best_and_history import Bookkeeper
+from weft.runtime.step.evaluation import Bookkeeper
 from weft.runtime.step.state import State
 
 EPOCHS, COLUMNS = 8, 4  # loss, val_loss, train metric, val metric

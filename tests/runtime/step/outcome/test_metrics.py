@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.runtime.step.outcome.metrics import accuracy, f1_macro, f1_micro, roc_auc
+from weft.runtime.step.evaluation import accuracy, f1_macro, f1_micro, roc_auc
 
 
 def plain_f1(truth, guess):

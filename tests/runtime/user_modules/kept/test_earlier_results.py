@@ -14,7 +14,7 @@ from torch import nn
 import weft
 from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import GRAPH, preempted_after, run, tasks_of
-from weft.runtime.step.members import earlier_results
+from weft.runtime.step import trial as earlier_results
 
 SCALES: dict = {}
 SCALE = None

@@ -1,0 +1,443 @@
+"""Pipeline: a list of stages, each with a thread of its own and a bounded queue behind it.
+
+    batches = Pipeline([Stage("sample", sample), Stage("fetch", fetch), Stage("transfer", transfer)], depth=3)
+    for batch in batches.run(order.epochs(10)):
+        train(batch)
+
+Items leave in the order of the source. ``depth=1`` is synchronous: every item passes all stages in the caller's thread
+before the next one begins. A deeper pipeline keeps at most ``depth`` finished items per stage and one in work. The
+results are the same, because a stage's work depends on its item alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
+from threading import Condition, Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.batches.block import MiniBatch, Subgraph, exact_device
+from weft.batches.features import FeatureStore
+from weft.batches.sampler import NeighbourSampler, SeedBatch
+from weft.batches.source import failure, is_memory_error, named_failures
+from weft.core.errors import InputError, TrainingError
+
+# ---- Channel: a bounded queue between two stages that can be closed from anywhere.
+#
+# Unlike ``queue.Queue``, closing wakes all waiting threads at once, so shutting a pipeline down needs no timeouts.
+
+
+class Closed(Exception):
+    """The channel was closed, and for a reader it is also empty."""
+
+
+class Channel:
+    """At most ``depth`` items; ``longest`` is the most it ever held."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.longest = depth, 0
+        self._items: deque[Any] = deque()
+        self._changed = Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Any) -> None:
+        """Add an item, waiting while the channel is full; raises Closed once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self.depth)
+            if self._closed:
+                raise Closed
+            self._items.append(item)
+            self.longest = max(self.longest, len(self._items))
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        """The oldest item, waiting while there is none; raises Closed when no more can come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._items)
+            if not self._items:
+                raise Closed
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def wait_below(self, length: int) -> None:
+        """Wait until fewer than ``length`` items are queued; raises Closed once the channel is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < length)
+            if self._closed:
+                raise Closed
+
+    def close(self, drop: bool = False) -> None:
+        """No more items; ``drop`` also discards those that are queued."""
+        with self._changed:
+            self._closed = True
+            if drop:
+                self._items.clear()
+            self._changed.notify_all()
+
+
+# ---- Pace: when a stage may begin its next item, decided from the length of the queue behind it.
+#
+# TurboGNN's runtime monitoring: a queue that has grown for several items in a row means that the next stage cannot
+# keep
+# up, so the stage in front of it is held back until the queue has drained.
+
+
+class Pace:
+    """Limits the queue behind a stage to ``high_water`` items, and to half of that after ``patience`` growing items."""
+
+    def __init__(self, high_water: int, patience: int = 5) -> None:
+        self.high_water, self.patience = high_water, patience
+        self.held_back = 0
+        self._seen: deque[int] = deque(maxlen=patience + 1)
+        self._slow = False
+
+    def limit(self, length: int) -> int:
+        """The stage may begin an item once its queue is shorter than this; ``length`` is the queue's length now."""
+        self._seen.append(length)
+        seen = list(self._seen)
+        growing = len(seen) == self.patience + 1 and all(a < b for a, b in pairwise(seen))
+        half = max(self.high_water // 2, 1)
+        self._slow = growing or (self._slow and length > half)
+        limit = half if self._slow else self.high_water
+        self.held_back += length >= limit
+        return limit
+
+
+# ---- A stage's work on a CUDA stream of its own, ordered before what later stages do with its result.
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """An item whose tensors another stream is still writing; ``ready`` is recorded behind that work."""
+
+    item: Any
+    ready: torch.cuda.Event
+
+
+def arrived(item: Any, stream: torch.cuda.Stream | None = None) -> Any:
+    """The item itself, once ``stream`` (the current one if None) waits for the work that makes it.
+
+    Its tensors are marked as used by that stream, so that their memory is not reused while it reads them.
+    """
+    if not isinstance(item, OnDevice):
+        return item
+    stream = stream or torch.cuda.current_stream()
+    stream.wait_event(item.ready)
+    _mark_used(item.item, stream)
+    return item.item
+
+
+def _mark_used(item: Any, stream: torch.cuda.Stream) -> None:
+    """Keep the memory of ``item`` from being reused before ``stream`` has read it."""
+    for tensor in _tensors(item):
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
+
+
+def _tensors(item: Any) -> list[Tensor]:
+    if isinstance(item, Tensor):
+        return [item]
+    if isinstance(item, (tuple, list)):
+        return [tensor for part in item for tensor in _tensors(part)]
+    return item.tensors() if hasattr(item, "tensors") else []
+
+
+def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any], Any]:
+    """``work`` on a stream of its own; on the CPU, ``work`` itself."""
+    if device.type != "cuda":
+        return work
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # what the stage reads may still be on its way there
+
+    def run(item: Any) -> OnDevice:
+        if not isinstance(item, OnDevice):  # made on the caller's stream, which may still be writing it
+            stream.wait_stream(torch.cuda.current_stream(device))
+            _mark_used(item, stream)
+        with torch.cuda.stream(stream):
+            result = work(arrived(item, stream))
+            ready = torch.cuda.Event()
+            ready.record(stream)
+        return OnDevice(result, ready)
+
+    return run
+
+
+# ---- Workers: a few daemon threads that run functions and hand back futures.
+#
+# Unlike ``ThreadPoolExecutor``, threads that never return do not keep the process from ending.
+
+
+class Workers:
+    """``count`` threads named after ``name``."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads = [Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """A future of ``work()``."""
+        future: Future[Any] = Future()
+        self._work.put((future, work))
+        return future
+
+    def stop(self) -> None:
+        """End every thread after what is submitted already."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (task := self._work.get()) is not None:
+            _fulfil(*task)
+            del task  # an idle worker must not keep the last result's memory
+
+
+def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+JOIN_SECONDS = 5.0  # for a stage that is still at work when the pipeline is closed
+_END = object()  # of a source
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the pipeline: ``work(item)`` returns the next stage's item.
+
+    ``workers`` threads share the items; results keep their order.
+    """
+
+    name: str
+    work: Callable[[Any], Any]
+    workers: int = 1
+
+
+@dataclass
+class StageReport:
+    """What a stage has done: items, seconds at work, times it was held back, and the longest queue behind it."""
+
+    name: str
+    items: int = 0
+    busy_seconds: float = 0.0
+    held_back: int = 0
+    longest_queue: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, seconds: float) -> None:
+        """Count one item."""
+        with self._lock:
+            self.items += 1
+            self.busy_seconds += seconds
+
+
+class Pipeline:
+    """Stages that run at the same time on different items; see the module."""
+
+    def __init__(self, stages: Sequence[Stage], depth: int = 2, high_water: int | None = None) -> None:
+        if depth < 1:
+            raise InputError(f"pipeline depth={depth} must be at least 1 (synchronous)")
+        if not stages or len({stage.name for stage in stages}) != len(stages):
+            raise InputError(f"a pipeline needs stages with different names, not {[s.name for s in stages]}")
+        if high_water is not None and not 1 <= high_water <= depth:
+            raise InputError(f"high_water={high_water} must be from 1 to the depth {depth}")
+        self.stages, self.depth = tuple(stages), depth
+        self.high_water = high_water or depth
+        self.reports = [StageReport(stage.name) for stage in stages]
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """The items of ``source`` after all stages.
+
+        An error in a stage, or in the source, is raised here as a TrainingError that names the stage; memory that ran
+        out is raised as it is. Leaving the loop early (or closing the iterator) stops all threads.
+        """
+        return self._synchronous(source) if self.depth == 1 else self._overlapped(source)
+
+    def _synchronous(self, source: Iterable[Any]) -> Iterator[Any]:
+        for number, item in enumerate(named_errors(source)):
+            for stage, report in zip(self.stages, self.reports, strict=True):
+                item = _timed(stage, report, item, number)
+            yield arrived(item)
+            del item  # the consumer decides how long it lives
+
+    def _overlapped(self, source: Iterable[Any]) -> Iterator[Any]:
+        running = _Running(self, source)
+        try:
+            yield from running.results()
+        finally:
+            running.stop()
+
+
+def named_errors(source: Iterable[Any]) -> Iterator[Any]:
+    """The items of the source, its errors named like a stage's."""
+    items, number = iter(source), 0
+    while True:
+        with named_failures(_failed("source", number)):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item
+        number += 1
+
+
+def _failed(stage: str, number: int) -> str:
+    return f"stage '{stage}' failed at item {number}"
+
+
+def _timed(stage: Stage, report: StageReport, item: Any, number: int) -> Any:
+    """One item through one stage; an error names the stage, unless memory ran out."""
+    start = time.perf_counter()
+    with named_failures(_failed(stage.name, number)):
+        result = stage.work(item)
+    report.add(time.perf_counter() - start)
+    return result
+
+
+class _Running:
+    """The threads and queues of one run."""
+
+    def __init__(self, pipeline: Pipeline, source: Iterable[Any]) -> None:
+        self._pipeline, self._lock = pipeline, threading.Lock()
+        self._error: BaseException | None = None
+        self._channels = [Channel(pipeline.depth) for _ in range(len(pipeline.stages) + 1)]
+        self._pools = [Workers(s.workers, f"weft-{s.name}") if s.workers > 1 else None for s in pipeline.stages]
+        targets = [("source", lambda: self._feed(source))]
+        targets += [(s.name, lambda place=i: self._work(place)) for i, s in enumerate(pipeline.stages)]
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work, i), name=f"weft-{name}", daemon=True)
+            for i, (name, work) in enumerate(targets)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def results(self) -> Iterator[Any]:
+        """Finished items; raises the first error at once, even if finished items are waiting."""
+        try:
+            while True:
+                yield self._result()
+        except Closed:
+            if self._error is not None:
+                raise self._error from self._error.__cause__
+
+    def _result(self) -> Any:
+        """The next finished item; raises Closed when there is none, and when a stage has failed."""
+        item = self._channels[-1].take()
+        try:
+            return arrived(_settled(item))
+        except Exception as error:
+            self._fail(error)
+            raise Closed from None
+
+    def stop(self) -> None:
+        """Close all queues, drop what is in them and wait for the threads."""
+        for channel in self._channels:
+            channel.close(drop=True)
+        for pool in self._pools:
+            if pool is not None:
+                pool.stop()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        for report, channel in zip(self._pipeline.reports, self._channels[1:], strict=True):
+            report.longest_queue = max(report.longest_queue, channel.longest)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
+        for channel in self._channels:
+            channel.close(drop=True)
+
+    def _guard(self, work: Callable[[], None], place: int) -> None:
+        """A thread's whole life: work, then close the queue behind it, or report its error."""
+        try:
+            work()
+        except Closed:
+            pass
+        except TrainingError as error:
+            self._fail(error)
+        except BaseException as error:
+            stages = ["source", *(stage.name for stage in self._pipeline.stages)]
+            done = self._pipeline.reports[place - 1].items if place else 0
+            self._fail(error if is_memory_error(error) else failure(_failed(stages[place], done), error))
+        self._channels[place].close()
+
+    def _feed(self, source: Iterable[Any]) -> None:
+        for item in named_errors(source):
+            self._channels[0].put(item)
+
+    def _work(self, place: int) -> None:
+        stage, report, pool = self._pipeline.stages[place], self._pipeline.reports[place], self._pools[place]
+        before, behind = self._channels[place], self._channels[place + 1]
+        pace, number = Pace(self._pipeline.high_water), 0
+        while True:
+            # Wait for a free place before the work, not after it: an item in work owns memory too.
+            behind.wait_below(pace.limit(len(behind)))
+            report.held_back = pace.held_back
+            # No variable holds an item: while the stage waits, the queues alone keep batches alive.
+            if pool is None:
+                behind.put(_timed(stage, report, _settled(before.take()), number))
+            else:
+                behind.put(pool.submit(partial(self._by_worker, stage, report, before.take(), number)))
+            number += 1
+
+    def _by_worker(self, stage: Stage, report: StageReport, item: Any, number: int) -> Any:
+        try:
+            return _timed(stage, report, _settled(item), number)
+        except Exception as error:
+            self._fail(error)  # at once, not when the next stage comes to this item
+            raise
+
+
+def _settled(item: Any) -> Any:
+    """The item itself; the result of one that a worker is still making."""
+    return item.result() if isinstance(item, Future) else item
+
+
+# ---- The stages of sampled training as a list: sample, fetch, transfer; seeds go in, training takes what comes out.
+
+
+def training_stages(
+    sampler: NeighbourSampler,
+    store: FeatureStore,
+    labels: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    workers: int = 1,
+) -> list[Stage]:
+    """From a :class:`SeedBatch` to a batch on ``device`` with features and labels.
+
+    ``labels [N]`` or ``[N, C]``; ``workers`` threads sample when the CPU does. On a GPU each stage has its own stream.
+    """
+    device = exact_device(device)
+
+    def sample(seeds: SeedBatch) -> MiniBatch | Subgraph:
+        return sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
+
+    def fetch(batch: MiniBatch | Subgraph) -> MiniBatch | Subgraph:
+        y = None if labels is None else labels[batch.seeds.to(labels.device).long()]
+        return batch.with_data(store.read(batch.input_nodes), y)
+
+    def transfer(batch: MiniBatch | Subgraph) -> MiniBatch | Subgraph:
+        return batch.to(device, non_blocking=True)
+
+    return [
+        Stage("sample", on_stream(sample, sampler.device), workers if sampler.backend == "cpu" else 1),
+        Stage("fetch", on_stream(fetch, store.device)),
+        Stage("transfer", on_stream(transfer, device)),
+    ]

@@ -1,0 +1,589 @@
+"""NeighbourSampler: from seeds to the blocks of a batch, on the CPU or the GPU, with the same result.
+
+Shapes: N nodes, E edges, S seeds, M nodes of a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+from functools import partial
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.batches.block import Block, MiniBatch, Subgraph, exact_device
+from weft.core.errors import InputError
+from weft.core.settings import most_picks, resolve
+from weft.graph.graph import Graph
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.self_loops import loop_weights, row_sums
+from weft.ops.random.torch_bits import signed64, splitmix
+from weft.ops.sampling.compact_triton import Compactor, DeviceHop, sample_hops_triton
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sampling.paper_triton import sample_paper_triton, sample_threads_triton
+from weft.ops.sampling.reference import (
+    FULL,
+    HopSample,
+    check_fanout,
+    check_seeds,
+    relabel_torch,
+    sample_reservoir_torch,
+)
+from weft.ops.sampling.relations import RelationFanouts, RelationRows, picks_at_most, sample_relations_torch
+from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, sample_triton
+
+# ---- The hops of a batch behind one interface: compiled on the CPU, Triton on the GPU, or any sampler of one hop.
+#
+# A :class:`HopSampler` returns, for seeds and fan-outs, one :class:`Hop` per fan-out, seeds outwards. With
+# ``expand="all"`` every hop samples for all nodes found before it (the rows of a block); with ``expand="new"`` only
+# for
+# those that the hop before it found (a local subgraph).
+#
+# Shapes: S seeds, D rows, M nodes, P edges.
+
+Fanout = int | tuple[int, ...]  # of all relations together, or of each
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop in local ids: row i is node ``first + i``.
+
+    ``indptr [D+1]``, ``indices [P]`` int32, ``edges [P]`` int64 or None, ``nodes [M]`` int32: all nodes then known.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edges: Tensor | None
+    nodes: Tensor
+    first: int = 0
+
+
+class HopSampler(Protocol):
+    """Samples all hops of one batch; used by one thread at a time."""
+
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
+        """The hops of ``seeds [S]`` int32, seeds outwards."""
+        ...
+
+
+class CpuHops:
+    """Compiled sampling on the CPU, relabelling fused."""
+
+    def __init__(self, sampler: CpuSampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
+        """See :class:`HopSampler`."""
+        self._sampler.begin(seeds, clock)
+        hops, first = [], 0
+        for number, fanout in enumerate(fanouts):
+            known = self._sampler.nodes.numel()
+            take = self._sampler.hop if isinstance(fanout, int) else self._sampler.hop_of_relations
+            sample, found = take(fanout, number, first)
+            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
+            first = known if expand == "new" else 0
+        return hops
+
+
+class TorchHops:
+    """Any sampler of one hop with relabelling in torch: the reference, and the kernels kept for comparison."""
+
+    def __init__(self, sample: Callable[[Tensor, Fanout, Tensor, int], HopSample]) -> None:
+        self._sample = sample
+
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
+        """See :class:`HopSampler`."""
+        nodes, first, hops = seeds, 0, []
+        for number, fanout in enumerate(fanouts):
+            sample = self._sample(nodes[first:], fanout, clock, number).trimmed()
+            found = relabel_torch(nodes, sample.sources)
+            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
+            first = nodes.numel() if expand == "new" else 0
+            nodes = found.nodes
+        return hops
+
+
+class TritonHops:
+    """O(k) sampling and compaction on the GPU, with one read of all sizes at the end of a batch."""
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        *,
+        replace: bool,
+        edges: bool,
+        device: torch.device,
+        cached: CachedLists | None = None,
+        relations: RelationFanouts | None = None,
+    ) -> None:
+        self._arrays = indptr, indices
+        self._options = {"replace": replace, "edges": edges, "cached": cached, "relations": relations}
+        self._compactor = Compactor(indptr.numel() - 1, device)
+
+    def padded(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor) -> list[DeviceHop]:
+        """The hops padded to their capacity, sizes on the device; nothing is read back."""
+        return sample_hops_triton(*self._arrays, seeds, list(fanouts), clock, self._compactor, **self._options)
+
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
+        """See :class:`HopSampler`; ``expand`` must be "all"."""
+        assert expand == "all", "the local subgraph is sampled hop by hop"
+        hops = self.padded(seeds, fanouts, clock)
+        sizes = torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops]).tolist()
+        return [_trimmed(hop, *size) for hop, size in zip(hops, sizes, strict=True)]
+
+
+def _trimmed(hop: DeviceHop, rows: int, nodes: int, edges: int) -> Hop:
+    picked = None if hop.edges is None else hop.edges[:edges]
+    return Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes])
+
+
+COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution
+BACKENDS = ("auto", "cpu", "gpu", *COMPARED)
+DIRECTIONS = ("in", "out")
+DEGREES = ("sampled", "full")
+EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
+
+
+class NeighbourSampler:
+    """Samples neighbours hop by hop.
+
+    ``fanouts[0]`` is the number of neighbours of each seed, ``fanouts[1]`` of each node found then, and so on (PyG's
+    order); -1 takes all. A hop may also be a list with a number per relation, or a dict from relations to numbers
+    (``"each"``: those that are not named): then so many of each relation are taken, not of all together. ``replace``
+    draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without replacement with these odds.
+    ``direction="in"`` follows edges to their sources, "out" to their destinations.
+
+    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN),
+    "paper-threads" (the same with the work divided otherwise) and "reservoir" are kept for comparison and draw other
+    samples of the same distribution.
+
+    ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
+    :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``, and with
+    ``edge_attr=True`` the features of their edges.
+
+    ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
+    (uniform sampling with fan-outs up to 1,024); ``cached``: ids of nodes whose neighbour lists it keeps on the device.
+
+    A batch depends on (seed, epoch, batch) and its seeds alone. Any thread may call :meth:`sample`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fanouts: Sequence[Any],
+        replace: bool = False,
+        weight: Tensor | None = None,
+        direction: str = "in",
+        backend: str = "auto",
+        *,
+        seed: int = 0,
+        degrees: str = "sampled",
+        subgraph: bool = False,
+        edge_attr: bool = False,
+        threads: int = 1,
+        device: torch.device | str | None = None,
+        cached: Tensor | None = None,
+    ) -> None:
+        _check_choice("backend", backend, BACKENDS)
+        _check_choice("direction", direction, DIRECTIONS)
+        _check_choice("degrees", degrees, DEGREES)
+        fanouts = resolved(fanouts, graph)
+        apart = any(not isinstance(fanout, int) for fanout in fanouts)
+        _check_fanouts(fanouts, replace, weight)
+        if apart:
+            _check_apart(replace, weight, degrees, backend)
+        if weight is not None and weight.numel() != graph.num_edges:
+            raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
+        self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
+        self.direction, self.subgraph, self.threads, self.edge_attr = direction, subgraph, threads, edge_attr
+        self.device = graph.device if device is None else exact_device(device)
+        self.backend = _resolve(backend, self.device, replace, weight)
+        plain = is_plain(fanouts) and weight is None and direction == "in" and not subgraph and not apart
+        _check_place(graph, self.device, plain)
+        self.adj = graph.adj if direction == "in" else graph.adj.transposed()
+        self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
+        self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
+        self._relation = None if graph.relation is None else self._reordered(graph.relation)
+        self._edge_attr = self._wanted_features()
+        self._rows = RelationRows.of(self.adj, self._relation, graph.num_relations) if apart else None
+        self._degrees, self._full = degrees, None
+        self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
+        self.cached = self._cached_lists(cached)
+        self._idle: dict[int, list[HopSampler]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def full_degrees(self) -> tuple[Tensor, Tensor]:
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
+        if self._full is None:
+            scale, degree = _full_degrees(self.adj)
+            self._full = scale.to(self.device), degree.to(self.device)
+        return self._full
+
+    def _reordered(self, values: Tensor) -> Tensor:
+        """Numbers per edge of the graph in the order of the matrix that is sampled."""
+        return values if self.direction == "in" else values[self.adj.perm.long()]
+
+    def _wanted_features(self) -> Tensor | None:
+        """Features of the edges, where batches are to have them."""
+        if not self.edge_attr:
+            return None
+        if self.graph.edge_attr is None or not self.subgraph:
+            raise InputError("edge_attr=True needs a graph whose edges have features, and subgraph=True")
+        return self._reordered(self.graph.edge_attr)
+
+    def _cached_lists(self, nodes: Tensor | None) -> CachedLists | None:
+        if nodes is None or not nodes.numel() or self.adj.device == self.device:
+            return None
+        return cached_lists(self.adj, nodes, self.device)
+
+    def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
+        """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
+        seeds = check_seeds(seeds, self.graph.num_nodes).to(self.device)
+        clock = make_clock(self.seed, epoch, batch, self.device)
+        hops = self._run(seeds, clock)
+        if self.subgraph:
+            return self._local_graph(hops, seeds, epoch, batch)
+        blocks = [self._block(hop) for hop in reversed(hops)]
+        return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
+
+    def sample_padded(self, seeds: Tensor, clock: Tensor) -> list[DeviceHop]:
+        """The hops of a batch on the GPU, padded to their capacity, seeds outwards, with nothing read back.
+
+        For steps that are captured as a CUDA graph: shapes depend on the number of seeds alone, and a replay samples
+        for what ``seeds [S]`` int32 (valid ids) and ``clock [3]`` then hold. Needs uniform sampling and fan-outs from
+        1 to 1,024.
+        """
+        with self._hop_sampler() as sampler:
+            if not isinstance(sampler, TritonHops):
+                raise InputError(f"backend={self.backend!r} with fan-outs {list(self.fanouts)} has no padded batches")
+            return sampler.padded(seeds, self.fanouts, clock)
+
+    def _run(self, seeds: Tensor, clock: Tensor) -> list[Hop]:
+        with self._hop_sampler() as sampler:
+            return sampler(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
+
+    @contextmanager
+    def _hop_sampler(self) -> Iterator[HopSampler]:
+        """Borrow a hop sampler for exclusive use: it keeps a table with one entry per node."""
+        # The work of one CUDA stream is in order, so an idle table may be used again there, not on another stream.
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        with self._lock:
+            idle = self._idle.setdefault(stream, [])
+            sampler = idle.pop() if idle else None
+        sampler = sampler or self._make_hops()
+        yield sampler
+        with self._lock:  # after an error the table is in an unknown state and is dropped
+            idle.append(sampler)
+
+    def _make_hops(self) -> HopSampler:
+        if self._rows is not None:
+            return self._make_relation_hops(self._rows)
+        arrays = (self.adj.indptr, self.adj.indices)
+        if self.backend == "cpu":
+            return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
+        if self.backend in COMPARED:
+            return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
+        if self._weight is None and not self.subgraph and is_plain(self.fanouts):
+            options = {"replace": self.replace, "edges": self._needs_edges, "device": self.device}
+            return TritonHops(self._offsets, self.adj.indices, **options, cached=self.cached)
+        return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
+
+    def _make_relation_hops(self, rows: RelationRows) -> HopSampler:
+        if self.backend == "cpu":
+            return CpuHops(CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
+        plain = rows.plain_indptr()
+        if is_plain(self.fanouts) and not self.subgraph:
+            fanouts = RelationFanouts(rows, self.fanouts)
+            options = {"replace": False, "edges": True, "device": self.device, "relations": fanouts}
+            return TritonHops(plain, rows.indices, **options)
+
+        def sample(seeds: Tensor, fanout: int | tuple[int, ...], clock: Tensor, hop: int) -> HopSample:
+            if isinstance(fanout, int):
+                return sample_triton(plain, rows.indices, seeds, fanout, clock, hop, edges=True)
+            return sample_relations_torch(rows, seeds, fanout, clock, hop)
+
+        return TorchHops(sample)
+
+    @property
+    def _needs_edges(self) -> bool:
+        return self._edge_weight is not None or self._relation is not None
+
+    def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
+        edges = hop.edges if hop.edges is None else self._in_matrix(hop.edges)
+        if edges is None:
+            return {"edges": None, "weight": None, "relation": None}
+        values = {"weight": self._edge_weight, "relation": self._relation}
+        found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
+        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
+
+    def relation_at(self, edges: Tensor | None) -> Tensor | None:
+        """Relations at picked ``edges``, of which those beyond the existing ones may be anything; None without any."""
+        if self._relation is None or edges is None:
+            return None
+        return _values_at(self._relation, self._in_matrix(edges.clamp(0, max(self._relation.numel() - 1, 0))))
+
+    def _in_matrix(self, edges: Tensor) -> Tensor:
+        """Positions of picked edges in ``self.adj``: rows per relation have them in another order."""
+        return edges if self._rows is None else _values_at(self._rows.order, edges).long()
+
+    def _features_at(self, hop: Hop) -> Tensor:
+        """Features ``[P, ...]`` of the picked edges."""
+        assert self._edge_attr is not None
+        assert hop.edges is not None
+        return self._edge_attr.index_select(0, self._in_matrix(hop.edges).long())
+
+    def _block(self, hop: Hop) -> Block:
+        sizes = {"num_relations": self.graph.num_relations}
+        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop), **sizes)
+        if self._degrees == "sampled":
+            return block
+        scale, degree = self.full_degrees
+        rows = hop.nodes[: block.num_dst]
+        return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
+
+    def _local_graph(self, hops: list[Hop], seeds: Tensor, epoch: int, batch: int) -> Subgraph:
+        pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
+        parts = [self._per_edge(hop) for hop in hops]
+        joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        if self._edge_attr is not None:
+            joined["edge_attr"] = torch.cat([self._features_at(hop) for hop in hops])
+        about = {"epoch": epoch, "batch": batch, "num_relations": self.graph.num_relations}
+        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, **about)
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{name}={value!r} must be one of {', '.join(known)}")
+
+
+def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:
+    """Fan-outs as they are sampled: a number, or one per relation of the graph, for every hop."""
+    if len(fanouts) == 0:
+        raise InputError("fanouts=[] must hold one number per layer, such as [15, 10, 5]")
+    fanouts = [int(fanout) if isinstance(fanout, Integral) else fanout for fanout in fanouts]
+    if all(isinstance(fanout, int) for fanout in fanouts):
+        return tuple(fanouts)
+    return resolve(fanouts, graph.num_relations, graph.stats().relation_edges)
+
+
+def _check_fanouts(fanouts: Sequence[Fanout], replace: bool, weight: Tensor | None) -> None:
+    for fanout in fanouts:
+        check_fanout(most_picks(fanout), replace, weight is not None)
+
+
+def _check_apart(replace: bool, weight: Tensor | None, degrees: str, backend: str) -> None:
+    if replace or weight is not None or backend in COMPARED:
+        raise InputError("fan-outs per relation are sampled uniformly without replacement, by backend 'auto'")
+    if degrees == "full":
+        raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
+
+
+def is_plain(fanouts: Sequence[Fanout]) -> bool:
+    """Whether every hop can be sampled by the GPU's own kernels, nothing read back."""
+    counts = [k for fanout in fanouts for k in ((fanout,) if isinstance(fanout, int) else fanout)]
+    return all(k != FULL and k <= LARGEST_FANOUT for k in counts)
+
+
+def _check_place(graph: Graph, device: torch.device, plain: bool) -> None:
+    """A GPU reads a graph on it, or for plain sampling one in pinned memory; a CPU one in its memory."""
+    if graph.device.type == device.type:
+        return
+    if device.type == "cpu" or not graph.adj.indices.is_pinned():
+        raise InputError(f"{device} cannot sample a graph on {graph.device}; move it with graph.to() or pin its memory")
+    if not plain:
+        raise InputError(
+            "a GPU samples a graph in host memory only uniformly, along in-edges, as blocks and with fan-outs from 1 "
+            f"to {LARGEST_FANOUT}; move the graph with graph.to({str(device)!r})"
+        )
+
+
+def _values_at(values: Tensor, ids: Tensor) -> Tensor:
+    """``values[ids]``, also when a GPU has the ids and pinned host memory the values."""
+    if values.device == ids.device:
+        return values[ids.long()]
+    return gather_rows_triton(values[:, None], ids)[:, 0]
+
+
+def _resolve(backend: str, device: torch.device, replace: bool, weight: Tensor | None) -> str:
+    """The backend that serves the device, or an InputError that says what to change."""
+    on_gpu = device.type == "cuda"
+    if backend in COMPARED and (replace or weight is not None):
+        raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
+    if backend == "auto":
+        return "gpu" if on_gpu else "cpu"
+    if (backend == "gpu") != on_gpu and backend in ("cpu", "gpu"):
+        raise InputError(f"backend={backend!r} cannot make batches on {device}; use 'auto' or another device")
+    return backend
+
+
+def _comparison_sampler(name: str, device: torch.device):
+    """The kernel of that name, or its reference where there is no GPU."""
+    if device.type != "cuda":
+        return sample_reservoir_torch
+    kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
+    return dict(zip(COMPARED, kernels, strict=True))[name]
+
+
+def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
+    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks.
+
+    A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
+    """
+    total, loops = torch.zeros(adj.num_rows, device=adj.device), torch.ones(adj.num_rows, device=adj.device)
+    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
+    for first in range(0, adj.num_rows, rows):
+        last = min(first + rows, adj.num_rows)
+        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
+        count = adj.indptr[first : last + 1].diff().long()
+        of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
+        value = (of != adj.indices[begin:end]).float()
+        if adj.weight is not None:
+            weight, own = adj.weight[begin:end].float(), value == 0
+            loops[first:last] = loop_weights(of[own] - first, weight[own], last - first)
+            value *= weight
+        total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
+    scale = (total + loops).rsqrt()
+    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
+
+
+def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedLists:
+    """The neighbour lists of ``nodes [R]`` of a graph in host memory, on ``device``."""
+    nodes = nodes.cpu().long()
+    begin, count = adj.indptr[nodes].long(), adj.degrees()[nodes]
+    first = count.cumsum(0) - count
+    total = int(count.sum())
+    if total >= 2**31:
+        raise InputError(
+            f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
+        )
+    places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
+    starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
+    starts[nodes] = first.to(torch.int32)
+    read = torch.zeros(2, dtype=torch.int64, device=device)
+    return CachedLists(adj.indices[places].to(device), starts.to(device), read)
+
+
+def _pairs(hop: Hop, direction: str) -> Tensor:
+    """Edges ``[2, P]`` of a hop, sources above destinations."""
+    rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
+    rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
+    found = [hop.indices.long(), rows]
+    return torch.stack(found if direction == "in" else found[::-1])
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat([part for part in parts if part is not None])
+
+
+# ---- The order of the training seeds: a permutation per epoch, cut into batches, resumable anywhere.
+#
+# Shapes: S seeds, B batch size.
+
+ORDER_STREAM = 0x5EED  # keeps these draws apart from those of the samplers
+
+
+@dataclass(frozen=True)
+class SeedBatch:
+    """Seeds ``[B]`` of one batch and which batch it is."""
+
+    epoch: int
+    batch: int
+    seeds: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """Every array of it."""
+        return [self.seeds]
+
+
+class SeedOrder:
+    """Batches of ``batch_size`` seeds in an order that depends on (seed, epoch) alone; the last one may be smaller."""
+
+    def __init__(self, seeds: Tensor, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch={batch_size} must be at least 1 seed per batch")
+        if seeds.numel() == 0:
+            raise InputError("there are no training seeds; give the graph a train split")
+        self.seeds, self.batch_size, self.seed, self.shuffle = seeds, batch_size, seed, shuffle
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return -(-self.seeds.numel() // self.batch_size)
+
+    def permutation(self, epoch: int) -> Tensor:
+        """The order ``[S]`` int64 of the seeds in an epoch: sorted by random 64-bit keys."""
+        count = self.seeds.numel()
+        places = torch.arange(count, device=self.seeds.device)
+        if not self.shuffle:
+            return places
+        key = torch.tensor([signed64(self.seed), signed64(epoch)], device=self.seeds.device)
+        key = splitmix(splitmix(splitmix(key[0]) + key[1]) + ORDER_STREAM)
+        # A sort by full 64-bit keys: equal ones are too rare to matter and keep their order.
+        return torch.sort(splitmix(key ^ splitmix(places)), stable=True).indices
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[SeedBatch]:
+        """The batches of an epoch from batch ``start`` on."""
+        if not 0 <= start <= len(self):
+            raise InputError(f"batch {start} must be from 0 to {len(self)}, the batches of an epoch")
+        order = self.permutation(epoch)
+        for batch in range(start, len(self)):
+            part = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield SeedBatch(epoch, batch, self.seeds[part])
+
+    def epochs(self, count: int, epoch: int = 0, batch: int = 0) -> Iterator[SeedBatch]:
+        """The batches of all epochs up to ``count``, resumed at (epoch, batch)."""
+        for number in range(epoch, count):
+            yield from self.epoch(number, batch if number == epoch else 0)
+
+
+# ---- Upper bounds on the size of a sampled batch, from the fan-outs alone.
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """``rows[h]`` nodes that hop h samples for, ``edges[h]`` that it picks at most, ``nodes`` of the whole batch.
+
+    ``new_edges``: what all hops pick together if each samples only for the nodes that the hop before it found.
+    """
+
+    rows: tuple[int, ...]
+    edges: tuple[int, ...]
+    nodes: int
+
+    @property
+    def new_edges(self) -> int:
+        """Of a local subgraph."""
+        per_row = (edges // max(rows, 1) for rows, edges in zip(self.rows, self.edges, strict=True))
+        new = (after - before for before, after in pairwise((0, *self.rows)))
+        return sum(count * most for count, most in zip(new, per_row, strict=True))
+
+
+def capacity(
+    fanouts: Sequence[int | tuple[int, ...]], seeds: int, num_nodes: int, num_edges: int | None = None
+) -> BatchSize:
+    """The most that ``seeds`` and their sampled neighbours can be; hop h samples for every node found before it.
+
+    A fan-out of -1 takes all neighbours, and so each edge of the graph once at most; where their number is not known,
+    only the number of nodes bounds it. Of a hop with a fan-out per relation each edge is picked once at most, too.
+    """
+    rows, edges, nodes = [], [], seeds
+    for fanout in fanouts:
+        rows.append(nodes)
+        most = most_picks(fanout)
+        picked = nodes * most if most >= 0 else nodes * num_nodes if num_edges is None else num_edges
+        if not isinstance(fanout, int) and num_edges is not None:
+            picked = num_edges if most < 0 else picks_at_most(most, seeds, nodes, num_edges)
+        edges.append(picked)
+        nodes = min(nodes + picked, max(num_nodes, seeds))
+    return BatchSize(tuple(rows), tuple(edges), nodes)

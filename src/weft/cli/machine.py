@@ -1,0 +1,284 @@
+"""``weft probe``: measure this machine, and correct its predictions by measured runs."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.format import write_file
+from weft.cli.spec import spec_of
+from weft.core.errors import SpecError
+from weft.core.machine import Machine, Processor
+from weft.core.models import BUILT_IN
+from weft.core.startup import gc_paused
+from weft.core.task import Task
+from weft.core.units import show_bytes, show_seconds
+from weft.engine.background_probe import MOST_BUSY, Look
+from weft.engine.derived_cache import FormFiles
+from weft.engine.home import STEPS, home
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.engine.estimator import Estimator
+
+
+def probe(
+    out: Annotated[Path | None, typer.Option(help="Also write the machine to this JSON file.")] = None,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="The machine as JSON on stdout.")] = False,
+    learn_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--learn", metavar="RUNS", help="Do not measure: learn from the results of runs in this folder; repeat."
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="With --learn: the machine that ran them.", show_default="this one"),
+    ] = None,
+) -> None:
+    """Measure what this machine copies, gathers, multiplies and launches, for `weft plan` to use.
+
+    With a GPU, its host and the bus between them are measured too. Takes some seconds. What it finds is kept for
+    this host (see WEFT_HOME) and used by every later plan; --out writes a file that `weft plan --machine FILE`
+    takes elsewhere.
+    """
+    if learn_from:
+        _learn(learn_from, machine)
+        return
+    if machine is not None:
+        raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
+    from weft.engine.machine import (
+        choose_device,  # loads torch, which --help can do without
+        keep_probe,
+    )
+
+    begin, before = time.perf_counter(), Look.here()
+    found = measure(choose_device(device))
+    after = Look.here()
+    kept = keep_probe(found)
+    if out is not None:
+        write_file(out, found.to_json())
+    print(found.to_json() if json else describe(found))
+    print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
+    if before and after and after.others(before) > MOST_BUSY * after.cores:
+        taken = f"{after.others(before):.1f} of {after.cores} cores"
+        print(f"other processes took {taken} meanwhile: measure again once the machine is idle", file=sys.stderr)
+
+
+def measure(device: torch.device) -> Machine:
+    """What ``device`` and its host can do, measured."""
+    from weft.engine.probe import probe
+
+    return probe(device)
+
+
+def _learn(folders: list[Path], machine: str | None) -> None:
+    from weft.engine.learning import learn
+    from weft.engine.machine import find_machine
+
+    there = find_machine(machine)
+    lesson = learn(folders, there)
+    for skipped in lesson.skipped:
+        print(f"skipped {skipped}", file=sys.stderr)
+    if not lesson.observations:
+        places = ", ".join(str(folder) for folder in folders)
+        raise SpecError(f"--learn {places}: no result.json of a finished run that could be learned from")
+    print(f"learned from {len(lesson.observations)} runs on {there.name}: typical error {lesson.before:.0%} before, "
+          f"{lesson.after:.0%} after")  # fmt: skip
+    for name, factor in sorted(lesson.calibration.factors.items()):
+        print(f"  {name:<10} {factor:.2f} times the roofline")
+
+
+def describe(machine: Machine) -> str:
+    """The machine in lines for people."""
+    lines = [
+        f"{machine.name}: {show_bytes(machine.memory_bytes)} on {machine.device}, cache {show_bytes(machine.l2_bytes)}",
+        *_rate_lines(machine.primary),
+    ]
+    if machine.devices:
+        lines += [
+            f"  bus             {_rate(machine.h2d_bandwidth)} to the device, {_rate(machine.d2h_bandwidth)} back",
+            f"  kernel          {show_seconds(machine.launch_seconds)} from Python, "
+            f"{show_seconds(machine.replay_seconds)} replayed",
+            f"  CUDA context    {show_bytes(machine.context_bytes)}",
+        ]
+    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}"]
+    if machine.devices and machine.host.flops:
+        lines += _rate_lines(machine.host)
+    disk = machine.link("disk", "disk", "host")
+    return "\n".join([*lines, *([f"  disk            {_rate(disk.bytes_per_second)} read"] if disk else [])])
+
+
+def _rate_lines(part: Processor) -> list[str]:
+    return [
+        f"  copy            {_rate(part.copy_bandwidth)}",
+        f"  gather          {_rates(part.gather)} from memory",
+        f"                  {_rates(part.l2_gather)} from the cache",
+        "  products        " + ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in part.flops.items()),
+        f"  operator call   {show_seconds(part.op_seconds)} of torch's, "
+        f"{show_seconds(part.custom_op_seconds)} of Weft's",
+    ]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e12:.2f} TB/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GB/s"
+
+
+def _rates(rates: tuple[tuple[int, float], ...]) -> str:
+    return ", ".join(f"{_rate(rate)} ({width} B rows)" for width, rate in rates)
+
+
+# ---- ``weft warm [SPEC.toml]``: compile kernels ahead, on all cores, so that no run has to wait for them.
+
+COMMON_SHAPES = ("shape:cora", "shape:pubmed", "shape:ogbn-arxiv")  # without SPEC: every model on each of them
+
+
+def warm(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML file of a task or sweep. Without one: common models and sizes.", metavar="[SPEC.toml]"
+        ),
+    ] = None,
+    arch: Annotated[
+        int | None, typer.Option(help="Compute capability to compile for, such as 90.", show_default="the GPU's here")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Processes at once.", show_default="one per core")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set model.hidden=64; repeat."),
+    ] = None,
+) -> None:
+    """Compile the GPU kernels that SPEC needs into Triton's cache. A run compiles what it lacks by itself.
+
+    Without SPEC: the five models, two layers of 16 and three of 64, on graphs of the size of Cora, Pubmed and
+    ogbn-arxiv.
+
+    Exit codes: 0 done, 2 a mistake in the input.
+    """
+    if changes and spec is None:
+        raise SpecError(f"--set {changes[0]}: needs a SPEC whose settings it overrides")
+    tasks = _common() if spec is None else _tasks(spec, changes or [])
+    with gc_paused():
+        from weft.engine.estimator import Estimator
+        from weft.engine.graphs import Graphs
+        from weft.ops.launch.backend import have_triton
+    if not have_triton():
+        raise SpecError("Triton is not installed: there are no kernels to compile; pip install triton")
+    machine, number, limits = _target(arch)
+    estimator = Estimator(machine, graphs=Graphs(), limits=limits)
+    total = sum(_warm(part, estimator, number, processes) for part in _groups(tasks, estimator))
+    print(f"compiled {total} kernels for sm_{number}" if total else f"nothing to compile for sm_{number}")
+
+
+def _tasks(spec: Path, changes: list[str]) -> list[Task]:
+    work = spec_of(spec, changes)
+    return [work] if isinstance(work, Task) else work.tasks()
+
+
+def _common() -> list[Task]:
+    sizes = ({"hidden": 16, "layers": 2, "dropout": 0.5}, {"hidden": 64, "layers": 3})
+    return [
+        Task(graph=shape, model=model, name=f"{model}-{shape}-{size['hidden']}", **size)
+        for shape in COMMON_SHAPES
+        for model in BUILT_IN
+        for size in sizes
+    ]
+
+
+def _target(arch: int | None):  # type: ignore[no-untyped-def]
+    """The machine to plan for, the number of its architecture, and its limits if it is here."""
+    import torch
+
+    from weft.engine.machine import machine_with
+    from weft.ops.launch.backend import limits_of
+    from weft.planner.machine_profiles import profile
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        major, minor = torch.cuda.get_device_capability(device)
+        here = 10 * major + minor
+        if arch in (None, here):
+            return machine_with(device), here, limits_of(device)
+    if arch is None:
+        raise SpecError("there is no GPU here; --arch 90 compiles for another machine's, into this one's cache")
+    return profile("h200"), arch, None
+
+
+def _groups(tasks: list[Task], estimator: Estimator):  # type: ignore[no-untyped-def]
+    """Tasks with the plan of every group, as a run would make it."""
+    from weft.planner.grouping.groups import group
+
+    named = {task.label: task for task in tasks}
+    for plan in group(tasks, estimator.stats, "cuda", machine=estimator.machine):
+        yield [named[name] for name in plan.members], plan
+
+
+def _warm(part, estimator: Estimator, arch: int, processes: int | None) -> int:  # type: ignore[no-untyped-def]
+    from weft.engine.run_planner import warm_kernels
+
+    tasks, plan = part
+    several = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+
+    def told(done: int, total: int) -> None:
+        print(f"\r{tasks[0].label}{several}: {done} of {total} kernels", end="", file=sys.stderr, flush=True)
+
+    count = warm_kernels(tasks, plan, estimator, arch, told, processes)
+    if count:
+        print(file=sys.stderr)
+    return count
+
+
+# ---- ``weft cache``: what is remembered between processes to save time, and ``--clear`` to remove it.
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next runs make it again.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="A JSON line per form instead of a table.")] = False,
+) -> None:
+    """What is remembered between processes: forms of large graphs for training on a CPU, and captured steps.
+
+    Forms take at most 16 GiB (WEFT_FORMS=4GiB: less, WEFT_FORMS=0: none are kept), the least recently used are removed
+    first. What was measured of machines is not in it: `weft probe` shows and replaces that.
+    """
+    store, steps = FormFiles(), home() / STEPS
+    if clear:
+        try:
+            freed = store.clear() + sum(file.stat().st_size for file in steps.glob("*"))
+            shutil.rmtree(steps, ignore_errors=True)
+        except OSError as error:
+            raise SpecError(f"{error.filename} cannot be removed: {error.strerror}") from None
+        print(f"removed {show_bytes(freed)} from {home()}")
+        return
+    found = store.entries()
+    for entry in found:
+        since = time.time() - entry.last_use
+        line = f"{show_bytes(entry.bytes):>10}  {_ago(since):>8}  {entry.graph}: {_short(entry.form)}"
+        print(jsonlib.dumps(entry.to_dict()) if json else f"{line} ({entry.seconds:.1f} s to make)")
+    if not json:
+        total = show_bytes(sum(entry.bytes for entry in found))
+        count = sum(1 for _ in steps.glob("*.json.gz"))
+        print(f"{len(found)} forms of graphs, {total} of at most {show_bytes(store.limit)}; {count} captured steps")
+        print(f"in {home()}; `weft cache --clear` removes them")
+
+
+def _short(form: str) -> str:
+    """Without the digest of features and the marks of Python, which say nothing to people."""
+    words = form.split(" ")
+    return re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"

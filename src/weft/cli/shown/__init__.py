@@ -1,1 +1,0 @@
-"""Tasks and times as people read and write them."""

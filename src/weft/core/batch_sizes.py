@@ -1,0 +1,205 @@
+"""Expected sizes of sampled batches, from a graph's summary alone.
+
+Nodes are grouped by degree, as the histogram of a :class:`GraphStats` has them. A pick of a neighbour hits a node in
+proportion to its degree (the picks of an edge-uniform draw), so of ``p`` picks a node of degree d is hit at least once
+with probability ``1 - exp(-p d / E)``. In a directed graph out-degrees are not known and all nodes count as equally
+likely, which makes batches a little too large.
+
+Every hop samples for all nodes found so far, so a node's list is drawn from again and again: of ``f`` picks among d
+neighbours of which a share u has not been picked yet, ``f u`` are new, and u falls by ``1 - f / d``. In an undirected
+graph a node that was just found has one neighbour that is known, the one it was found from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from weft.core.graph_stats import GraphStats
+from weft.core.settings import Hop, picks_per_hop
+
+DEVIATIONS = 3.0  # standard deviations above the expected size that hardly any batch exceeds
+PARTS = 3  # of a bin of the histogram: within it low degrees prevail, and hits are no straight line in the degree
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """``count`` nodes of about this ``degree``; ``known``: how many of them a batch is expected to have.
+
+    ``found``: the same by the hop that found them, each with the share of their neighbours that no pick has hit yet.
+    """
+
+    degree: float
+    count: float
+    found: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def known(self) -> float:
+        """Nodes of this kind in a batch."""
+        return sum(nodes for nodes, _ in self.found)
+
+    def picks(self, fanout: int) -> float:
+        """Neighbours that one node of this kind picks."""
+        return self.degree if fanout < 0 else min(self.degree, float(fanout))
+
+    def new_picks(self, fanout: int) -> float:
+        """Of all picks of the kind in a hop those that no hop before has made."""
+        return self.picks(fanout) * sum(nodes * unseen for nodes, unseen in self.found)
+
+    def sampled(self, fanout: int) -> NodeKind:
+        """After a hop has picked for all that are known."""
+        left = 1.0 - self.picks(fanout) / max(self.degree, 1e-9)
+        return replace(self, found=tuple((nodes, unseen * max(left, 0.0)) for nodes, unseen in self.found))
+
+    def with_more(self, nodes: float, symmetric: bool) -> NodeKind:
+        """With ``nodes`` more, just found."""
+        unseen = max(1.0 - 1.0 / max(self.degree, 1.0), 0.0) if symmetric else 1.0
+        return replace(self, found=(*self.found, (nodes, unseen)))
+
+
+@dataclass(frozen=True)
+class ExpectedBatch:
+    """A batch as it is expected: nodes whose features are read, by kind, and edges picked, hop by hop."""
+
+    kinds: tuple[NodeKind, ...]
+    rows: tuple[float, ...]
+    edges: tuple[float, ...]
+
+    @property
+    def nodes(self) -> float:
+        """Nodes whose features are read."""
+        return sum(kind.known for kind in self.kinds)
+
+    def hit_rate(self, rows: float) -> float:
+        """Share of the nodes that a cache of ``rows`` rows has, those of the highest degree."""
+        hits, left = 0.0, rows
+        for kind in sorted(self.kinds, key=lambda kind: -kind.degree):
+            taken = min(left, kind.count)
+            hits += kind.known * taken / max(kind.count, 1.0)
+            left -= taken
+        return min(hits / max(self.nodes, 1.0), 1.0)
+
+
+def expected_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> ExpectedBatch:
+    """The batch of ``seeds`` random seeds; hop h samples for every node found before it.
+
+    A fan-out per relation counts as their sum: as if a node had edges of all of them, which is the most it picks.
+    """
+    kinds = [replace(k, found=((seeds * k.count / max(stats.num_nodes, 1), 1.0),)) for k in _kinds(stats)]
+    rows, edges = [], []
+    for fanout in picks_per_hop(fanouts, stats):
+        rows.append(sum(kind.known for kind in kinds))
+        edges.append(sum(kind.known * kind.picks(fanout) for kind in kinds))
+        new = sum(kind.new_picks(fanout) for kind in kinds)
+        kinds = [_after(kind.sampled(fanout), new, stats) for kind in kinds]
+    return ExpectedBatch(tuple(kinds), tuple(rows), tuple(edges))
+
+
+@dataclass(frozen=True)
+class LargeBatch:
+    """Sizes that hardly any batch exceeds: rows and edges hop by hop, seeds outwards, and nodes."""
+
+    rows: tuple[int, ...]
+    edges: tuple[int, ...]
+    nodes: int
+
+
+def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int, deviations: float = DEVIATIONS) -> LargeBatch:
+    """A batch so many standard deviations above the expected one.
+
+    What one seed leads to deviates by about as much as it is, or as its picks do where degrees differ more; that of S
+    seeds by its part of the square root of S.
+    """
+    expected = expected_batch(stats, fanouts, seeds)
+    more = 1.0 + deviations * _deviation(stats, fanouts) / math.sqrt(max(seeds, 1))
+    rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
+    nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
+    return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)
+
+
+def _deviation(stats: GraphStats, fanouts: Sequence[Hop]) -> float:
+    """Standard deviation of what a seed picks as a share of its mean, at least 1."""
+    first = picks_per_hop(fanouts, stats)[0] if fanouts else 0
+    nodes = max(stats.num_nodes, 1)
+    kinds = _kinds(stats)
+    mean = sum(kind.count * kind.picks(first) for kind in kinds) / nodes
+    square = sum(kind.count * kind.picks(first) ** 2 for kind in kinds) / nodes
+    return max(math.sqrt(max(square - mean * mean, 0.0)) / max(mean, 1e-9), 1.0)
+
+
+def _after(kind: NodeKind, picks: float, stats: GraphStats) -> NodeKind:
+    """What is known of a kind after so many new picks."""
+    share = kind.degree / max(stats.num_edges, 1) if stats.symmetric else 1.0 / max(stats.num_nodes, 1)
+    found = (kind.count - kind.known) * -math.expm1(-picks * share)
+    return kind.with_more(max(found, 0.0), stats.symmetric)
+
+
+def _kinds(stats: GraphStats) -> list[NodeKind]:
+    """Nodes by degree: some parts of every bin of the histogram, scaled to the number of edges."""
+    if not stats.degree_histogram:
+        return [NodeKind(stats.num_edges / max(stats.num_nodes, 1), stats.num_nodes)]
+    bins = [
+        (degree, share * count)
+        for length, count in enumerate(stats.degree_histogram)
+        if count
+        for degree, share in _parts(length, stats.max_degree)
+    ]
+    scale = stats.num_edges / max(sum(degree * count for degree, count in bins), 1.0)
+    return [NodeKind(degree * scale, count) for degree, count in bins]
+
+
+def _parts(length: int, most: int) -> list[tuple[float, float]]:
+    """Degrees that stand for those of a bit length, and their shares: numbers fall as a power law's, by the square."""
+    if length <= 1:
+        return [(float(length), 1.0)]
+    low = float(1 << (length - 1))
+    high = max(min(2.0 * low, (most or 2.0 * low) + 1.0), low + 1.0)
+    ends = [low * (high / low) ** (part / PARTS) for part in range(PARTS + 1)]
+    whole = 1.0 / low - 1.0 / high
+    return [(math.sqrt(begin * end), (1.0 / begin - 1.0 / end) / whole) for begin, end in pairwise(ends)]
+
+
+# ---- Buckets: sizes that the batches of captured steps are padded to.
+#
+# A step is captured once per size. With one size, batches are padded to the most that their fan-outs allow; with
+# more, a
+# batch takes the smallest size that it fits into, and the largest is always among them. The size depends on the batch
+# alone, so it does not matter who prepares it.
+
+MOST_BUCKETS = 3
+# Standard deviations above the expected size, of the sizes below the largest: nearly all batches fit into the last.
+ABOVE: dict[int, tuple[float, ...]] = {1: (), 2: (3.0,), 3: (0.5, 3.0)}
+
+
+def largest_batch(fanouts: Sequence[int], seeds: int, num_nodes: int) -> LargeBatch:
+    """The most that fan-outs allow, as the GPU's sampler pads: duplicates among the seeds keep their rows."""
+    rows, edges, count = [], [], seeds
+    for fanout in fanouts:
+        rows.append(count)
+        edges.append(count * fanout)
+        count = min(count * (fanout + 1), seeds + num_nodes)
+    return LargeBatch(tuple(rows), tuple(edges), count)
+
+
+def bucket_sizes(stats: GraphStats, fanouts: Sequence[Hop], seeds: int, count: int) -> tuple[LargeBatch, ...]:
+    """``count`` sizes for batches of ``seeds``, the smallest first and the largest possible last."""
+    whole = largest_batch(picks_per_hop(fanouts, stats), seeds, stats.num_nodes)
+    return (*(_within(large_batch(stats, fanouts, seeds, above), whole) for above in ABOVE[count]), whole)
+
+
+def _within(size: LargeBatch, whole: LargeBatch) -> LargeBatch:
+    rows, edges = (
+        tuple(min(pair) for pair in zip(*both, strict=True))
+        for both in ((size.rows, whole.rows), (size.edges, whole.edges))
+    )
+    return LargeBatch(rows, edges, min(size.nodes, whole.nodes))
+
+
+def bucket_shares(count: int) -> tuple[float, ...]:
+    """The share of the batches that takes each of ``count`` sizes, if sizes deviate as a normal distribution does."""
+    below = [0.5 * (1.0 + math.erf(above / math.sqrt(2.0))) for above in ABOVE[count]]
+    ends = [0.0, *below, 1.0]
+    return tuple(after - before for before, after in itertools.pairwise(ends))

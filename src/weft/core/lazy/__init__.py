@@ -1,1 +1,0 @@
-"""Import what is used, when it is used; keep what was made before it is needed."""

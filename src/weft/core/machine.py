@@ -1,0 +1,497 @@
+"""Machines: a host, its devices and the links between them, with measured rates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, ClassVar, TypeVar
+
+from weft.core.errors import SpecError
+
+# ---- Processor: memory and rates that a :class:`Device` and a :class:`Host` have in common.
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+Rates = tuple[tuple[int, float], ...]
+"""Bytes per second by the width of a row in bytes, ascending: ``((64, 2e12), (256, 4e12))``."""
+
+Kind = TypeVar("Kind", bound="Processor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Memory and rates; 0 or nothing where a number is not known.
+
+    Bytes: ``memory_bytes``, and ``l2_bytes`` of the last cache before memory. Rates in bytes per second:
+    ``copy_bandwidth`` (read and written bytes of a long copy), ``gather`` and ``l2_gather`` (rows fetched by index, by
+    the width of a row; from memory, and when the rows stay in the cache). ``flops`` per second by precision.
+    Seconds: ``op_seconds`` that a torch operator takes the host, ``custom_op_seconds`` one of Weft's.
+    ``sources`` says where each number is from.
+    """
+
+    memory_bytes: int = 0
+    l2_bytes: int = 0
+    copy_bandwidth: float = 0.0
+    gather: Rates = ()
+    l2_gather: Rates = ()
+    flops: Mapping[str, float] = field(default_factory=dict)
+    op_seconds: float = 0.0
+    custom_op_seconds: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    kind: ClassVar[str]
+    must_be_above_0: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Mapping) or one.name in ("name", "gather", "l2_gather"):
+                continue
+            _check_number(self.words, one.name, value, above=one.name in self.must_be_above_0)
+        for table in ("gather", "l2_gather"):
+            given = getattr(self, table)
+            object.__setattr__(self, table, _checked_rates(self.words, table, given) if given else ())
+        for precision, rate in self.flops.items():
+            _check_number(self.words, f"flops[{precision!r}]", rate, above=True)
+
+    @property
+    def words(self) -> str:
+        """How messages begin."""
+        return self.kind
+
+    def require_rates(self) -> None:
+        """A :class:`SpecError` for the first rate that is not known; training is predicted from all of them."""
+        for name in ("memory_bytes", "copy_bandwidth"):
+            _check_number(self.words, name, getattr(self, name), above=True)
+        for table in ("gather", "l2_gather"):
+            _checked_rates(self.words, table, getattr(self, table))
+        missing = [precision for precision in PRECISIONS if precision not in self.flops]
+        if missing:
+            raise SpecError(f"{self.words}: flops has no rate above 0 for {missing[0]!r}")
+
+    def gather_rate(self, row_bytes: float, cached: bool) -> float:
+        """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
+        return interpolate(self.l2_gather if cached else self.gather, row_bytes)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether products in bfloat16 are faster than in float32: without units for it they are emulated."""
+        return self.flops.get("bf16", 0.0) > self.flops.get("fp32", math.inf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        tables = {name: [list(point) for point in getattr(self, name)] for name in ("gather", "l2_gather")}
+        return {"kind": self.kind, **asdict(self), **tables}
+
+    @classmethod
+    def from_dict(cls: type[Kind], data: Mapping[str, Any]) -> Kind:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+        kind = data.get("kind", cls.kind)
+        if kind != cls.kind:
+            raise SpecError(f"device={kind!r} must be {cls.kind} here")
+        known = {one.name for one in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+def interpolate(rates: Rates, row_bytes: float) -> float:
+    """The rate at ``row_bytes``: between two points on a line over log2 of the width, flat beyond the ends.
+
+    Below the narrowest measured row a whole sector is fetched for less and less of use, so the rate falls with it.
+    """
+    first, last = rates[0], rates[-1]
+    if row_bytes <= first[0]:
+        return first[1] * max(row_bytes, 1.0) / first[0]
+    if row_bytes >= last[0]:
+        return last[1]
+    for (low, slow), (high, fast) in pairwise(rates):
+        if row_bytes <= high:
+            share = math.log2(row_bytes / low) / math.log2(high / low)
+            return slow + share * (fast - slow)
+    raise AssertionError("the last point ends the search")
+
+
+def _check_number(who: str, name: str, value: Any, above: bool) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (above and value == 0):
+        raise SpecError(f"{who}: {name}={value!r} must be a number {'above 0' if above else 'at least 0'}")
+
+
+def _checked_rates(who: str, name: str, rates: Any) -> Rates:
+    try:
+        points = tuple((int(width), float(rate)) for width, rate in rates)
+    except (TypeError, ValueError):
+        points = ()
+    ascending = all(a[0] < b[0] for a, b in pairwise(points))
+    if not points or not ascending or not all(width > 0 and 0 < rate < math.inf for width, rate in points):
+        raise SpecError(f"{who}: {name}={rates!r} must be pairs of row bytes (ascending) and bytes per second")
+    return points
+
+
+# ---- Device: an accelerator of a machine, with its memory, rates and launch costs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Processor):
+    """A GPU.
+
+    Beyond what every :class:`Processor` has: ``context_bytes`` are gone once CUDA is up, ``workspace_bytes`` go to the
+    libraries (cuBLAS) of a process. ``matmul_share``: how much of ``flops`` the tall products of a GNN reach (1 where
+    they were measured so). ``launch_seconds`` per kernel called from Python, ``replay_seconds`` per kernel of a
+    captured CUDA graph. ``sms``: multiprocessors. ``op_seconds`` are of operators on tensors of this device.
+    """
+
+    name: str = ""
+    context_bytes: int = 0
+    workspace_bytes: int = 0
+    matmul_share: float = 1.0
+    launch_seconds: float = 0.0
+    replay_seconds: float = 0.0
+    sms: int = 0
+
+    kind: ClassVar[str] = "cuda"
+    must_be_above_0: ClassVar[tuple[str, ...]] = ("memory_bytes", "copy_bandwidth", "matmul_share")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_rates()
+
+    @property
+    def words(self) -> str:
+        """How messages begin."""
+        return f"device {self.name!r}"
+
+
+# ---- Host: the CPUs and the memory of a machine; it trains if there is no GPU.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Processor):
+    """The CPUs: ``cores`` that may be used; ``one_thread`` is the share of the rates that one thread reaches."""
+
+    cores: int = 1
+    one_thread: float = 1.0
+
+    kind: ClassVar[str] = "cpu"
+    must_be_above_0: ClassVar[tuple[str, ...]] = ("cores", "one_thread")
+
+    # Fields that only a device has, so that both can be read alike.
+    context_bytes: ClassVar[int] = 0
+    workspace_bytes: ClassVar[int] = 0
+    matmul_share: ClassVar[float] = 1.0
+    launch_seconds: ClassVar[float] = 0.0
+    replay_seconds: ClassVar[float] = 0.0
+    sms: ClassVar[int] = 0
+
+    @property
+    def words(self) -> str:
+        """How messages begin."""
+        return "host"
+
+
+# ---- Link: a connection between two parts of a machine, with its bandwidth and latency.
+
+LINKS = ("pcie", "nvlink", "network", "disk")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of a connection.
+
+    ``kind``: one of :data:`LINKS`. ``origin`` and ``target``: ``"host"``, ``"disk"``, ``"gpu:0"``, or the name of
+    another machine; in JSON they are ``from`` and ``to``. ``bytes_per_second`` of a long transfer, ``latency`` in
+    seconds of a short one (0: not known). ``source`` says where the numbers are from.
+    """
+
+    kind: str
+    origin: str
+    target: str
+    bytes_per_second: float
+    latency: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        who = f"link {self.origin!r} to {self.target!r}"
+        if self.kind not in LINKS:
+            raise SpecError(f"{who}: kind={self.kind!r} must be one of {', '.join(LINKS)}")
+        for name, value, low in (("bytes_per_second", self.bytes_per_second, "above 0"), ("latency", self.latency, "")):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or (low and value == 0):
+                raise SpecError(f"{who}: {name}={value!r} must be a number {low or 'at least 0'}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        numbers = {"bytes_per_second": self.bytes_per_second, "latency": self.latency}
+        return {"kind": self.kind, "from": self.origin, "to": self.target, **numbers, "source": self.source}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Link:
+        """The inverse of :meth:`to_dict`."""
+        try:
+            return cls(
+                data["kind"], data["from"], data["to"], data["bytes_per_second"],
+                data.get("latency", 0.0), data.get("source", ""),
+            )  # fmt: skip
+        except KeyError as missing:
+            raise SpecError(f"a link has no {missing}; expected kind, from, to and bytes_per_second") from None
+
+
+# ---- Machine: a host, its devices and the links between them, measured by ``weft probe`` or taken from data sheets.
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The numbers that memory and time are worked out from.
+
+    ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
+    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured``: probed, not from data sheets.
+
+    What trains is :attr:`primary`, the first device or else the host. Its numbers are also those of the machine:
+    ``machine.memory_bytes`` is ``machine.primary.memory_bytes``.
+    """
+
+    name: str
+    host: Host
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", tuple(self.devices))
+        object.__setattr__(self, "links", tuple(self.links))
+        if not self.devices:
+            self.host.require_rates()
+
+    @property
+    def primary(self) -> Device | Host:
+        """What trains: the first device, or the host if there is none."""
+        return self.devices[0] if self.devices else self.host
+
+    @property
+    def device(self) -> str:
+        """The kind of the trainer: ``"cuda"`` or ``"cpu"``."""
+        return self.primary.kind
+
+    def link(self, kind: str, origin: str, target: str) -> Link | None:
+        """The link of that kind between two parts; None if there is none, or none is known."""
+        found = (one for one in self.links if (one.kind, one.origin, one.target) == (kind, origin, target))
+        return next(found, None)
+
+    def host_only(self, name: str) -> Machine:
+        """The same host without its devices, called ``name``; its rates have to be known."""
+        kept = tuple(link for link in self.links if "gpu" not in link.origin + link.target)
+        return Machine(name, self.host, (), kept, self.measured)
+
+    def with_device(self, **changes: Any) -> Machine:
+        """The same machine with other numbers for the trainer."""
+        if not self.devices:
+            return self.with_host(**changes)
+        return replace(self, devices=(replace(self.devices[0], **changes), *self.devices[1:]))
+
+    def with_host(self, **changes: Any) -> Machine:
+        """The same machine with other numbers for its host."""
+        return replace(self, host=replace(self.host, **changes))
+
+    # ---- numbers of the trainer ----------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the trainer."""
+        return self.primary.memory_bytes
+
+    @property
+    def context_bytes(self) -> int:
+        """What CUDA takes once it is up."""
+        return self.primary.context_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What cuBLAS takes in a process."""
+        return self.primary.workspace_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        """What tensors may take: the memory less the CUDA context and the workspaces of the libraries."""
+        return max(self.memory_bytes - self.context_bytes - self.workspace_bytes, 0)
+
+    @property
+    def l2_bytes(self) -> int:
+        """The last cache before memory."""
+        return self.primary.l2_bytes
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Read and written bytes per second of a long copy."""
+        return self.primary.copy_bandwidth
+
+    @property
+    def gather(self) -> Rates:
+        """Rows fetched from memory by index."""
+        return self.primary.gather
+
+    @property
+    def l2_gather(self) -> Rates:
+        """Rows fetched from the cache by index."""
+        return self.primary.l2_gather
+
+    @property
+    def flops(self) -> Mapping[str, float]:
+        """Floating-point operations per second by precision."""
+        return self.primary.flops
+
+    @property
+    def matmul_share(self) -> float:
+        """How much of ``flops`` tall products reach."""
+        return self.primary.matmul_share
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the trainer has units for bfloat16."""
+        return self.primary.has_bf16
+
+    @property
+    def launch_seconds(self) -> float:
+        """Of a kernel called from Python."""
+        return self.primary.launch_seconds
+
+    @property
+    def replay_seconds(self) -> float:
+        """Of a kernel in a captured CUDA graph."""
+        return self.primary.replay_seconds
+
+    @property
+    def op_seconds(self) -> float:
+        """Of a call of a torch operator."""
+        return self.primary.op_seconds
+
+    @property
+    def custom_op_seconds(self) -> float:
+        """Of a call of one of Weft's operators."""
+        return self.primary.custom_op_seconds
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.primary.sms
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where the numbers of the trainer are from."""
+        return self.primary.sources
+
+    def gather_rate(self, row_bytes: float, cached: bool) -> float:
+        """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
+        return self.primary.gather_rate(row_bytes, cached)
+
+    def matmul_rate(self, precision: str) -> float:
+        """Floating-point operations per second of a product of tall matrices."""
+        return self.flops[precision] * self.matmul_share
+
+    # ---- numbers of the host and its bus -------------------------------------------------------------
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host."""
+        return self.host.memory_bytes
+
+    @property
+    def cores(self) -> int:
+        """Cores of the host."""
+        return self.host.cores
+
+    @property
+    def one_thread(self) -> float:
+        """The share of the host's rates that one thread reaches."""
+        return self.host.one_thread
+
+    @property
+    def h2d_bandwidth(self) -> float:
+        """Bytes per second from pinned memory of the host to the first GPU; 0 where that is not known."""
+        found = self.link("pcie", "host", "gpu:0")
+        return 0.0 if found is None else found.bytes_per_second
+
+    @property
+    def d2h_bandwidth(self) -> float:
+        """Bytes per second from the first GPU to pinned memory of the host; 0 where that is not known."""
+        found = self.link("pcie", "gpu:0", "host")
+        return 0.0 if found is None else found.bytes_per_second
+
+    # ---- plain data ----------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "name": self.name,
+            "measured": self.measured,
+            "host": self.host.to_dict(),
+            "devices": [device.to_dict() for device in self.devices],
+            "links": [link.to_dict() for link in self.links],
+        }
+
+    def to_json(self) -> str:
+        """The text of a machine file."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Machine:
+        """The inverse of :meth:`to_dict`; files of earlier versions, without a host in them, are read as well."""
+        try:
+            return _read(data) if isinstance(data.get("host"), Mapping) else _read_flat(data)
+        except SpecError as error:
+            raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"machine {data.get('name', '?')!r}: not as `weft probe` writes one ({error})") from None
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Machine:
+        """The machine that a file holds; ``where`` begins every complaint."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"{where}: not valid JSON ({error}); `weft probe --out FILE` writes a machine") from None
+        if not isinstance(data, dict):
+            raise SpecError(f"{where}: holds {type(data).__name__}; expected the machine that `weft probe` writes")
+        try:
+            return cls.from_dict(data)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+
+
+def _read(data: Mapping[str, Any]) -> Machine:
+    if "name" not in data:
+        raise SpecError("no 'name'; `weft probe --out FILE` writes one")
+    return Machine(
+        data["name"],
+        Host.from_dict(data["host"]),
+        tuple(Device.from_dict(one) for one in data.get("devices", ())),
+        tuple(Link.from_dict(one) for one in data.get("links", ())),
+        bool(data.get("measured", False)),
+    )
+
+
+def _read_flat(data: Mapping[str, Any]) -> Machine:
+    """A machine as files had it before hosts and links: one device, with the host's cores and memory among its numbers.
+
+    Of a GPU's host nothing else is known; of its bus, both directions.
+    """
+    for name in ("name", "device", "memory_bytes"):
+        if name not in data:
+            raise SpecError(f"no {name!r}; `weft probe --out FILE` writes one")
+    if data["device"] not in DEVICES:
+        raise SpecError(f"device={data['device']!r} must be one of {', '.join(DEVICES)}")
+    measured = bool(data.get("measured", False))
+    host = {key: data[key] for key in ("cores", "one_thread") if key in data}
+    if data["device"] == "cpu":
+        own = {one.name: data[one.name] for one in fields(Host) if one.name in data}
+        return Machine(data["name"], Host(**(own | host)), measured=measured)
+    own = {one.name: data[one.name] for one in fields(Device) if one.name in data}
+    bus = (("h2d_bandwidth", "host", "gpu:0"), ("d2h_bandwidth", "gpu:0", "host"))
+    source = dict(data.get("sources", {})).get("h2d_bandwidth", "")
+    links = tuple(Link("pcie", begin, end, data[key], source=source) for key, begin, end in bus if data.get(key))
+    return Machine(
+        data["name"], Host(memory_bytes=data.get("host_bytes", 0), **host), (Device(**own),), links, measured
+    )

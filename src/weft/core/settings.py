@@ -1,0 +1,535 @@
+"""Rule: check a field of a task and say what it may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
+
+from weft.core.errors import InputError, SpecError
+from weft.core.graph_stats import GraphStats
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The values a field accepts: a kind, bounds or choices, and the section of a spec file it stands in."""
+
+    kind: type
+    section: str = "train"
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    open: bool = False  # besides a choice, a function of the user's own, or "file.py:function"
+
+    def check(self, label: str, name: str, value: Any) -> Any:
+        """``value`` in its proper type, or a :class:`SpecError` that names it."""
+        if value is None and self.optional:
+            return None
+        if self.open and (callable(value) or is_reference(value)):
+            return value
+        if isinstance(value, (list, tuple, range)):
+            raise SpecError(f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting")
+        value = self._typed(label, name, value)
+        complaint = self._complaint(value)
+        if complaint:
+            raise SpecError(f"task {label!r}: {name}={value!r} {complaint}")
+        return value
+
+    def _typed(self, label: str, name: str, value: Any) -> Any:
+        if self.kind is bool and isinstance(value, bool):
+            return value
+        if self.kind is str and isinstance(value, str):
+            return value
+        if self.kind is int and isinstance(value, Integral) and not isinstance(value, bool):
+            return int(value)
+        if self.kind is float and isinstance(value, Real) and not isinstance(value, bool):
+            return float(value)
+        raise SpecError(f"task {label!r}: {name}={value!r} must be {self.expected()}")
+
+    def _complaint(self, value: Any) -> str:
+        if self.choices:
+            return "" if value in self.choices else f"must be {self.expected()}"
+        if self.kind is str:
+            return "" if _is_text(value) else "must be text that a file can hold"
+        if self.kind is bool:
+            return ""
+        if not math.isfinite(value):
+            return "must be a finite number"
+        if self.low is not None and value < self.low:
+            return f"must be at least {self.low:g}"
+        if self.above is not None and value <= self.above:
+            return f"must be above {self.above:g}"
+        if self.high is not None and value > self.high:
+            return f"must be at most {self.high:,}"
+        if self.below is not None and value >= self.below:
+            return f"must be below {self.below:g}"
+        return ""
+
+    def expected(self) -> str:
+        """What a value should be, in words."""
+        if self.choices:
+            own = ', or a function ("file.py:function" in a file)' if self.open else ""
+            return "one of " + ", ".join(self.choices) + own
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        return words[self.kind] + (" (or left out)" if self.optional else "")
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be written down: half a surrogate pair and a zero byte cannot be everywhere."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def is_reference(value: Any) -> bool:
+    """Whether ``value`` says where a function is: ``"package.module:name"`` or ``"path/file.py:name"``."""
+    return isinstance(value, str) and ":" in value and not value.startswith("<")
+
+
+def setting(default: Any, kind: type, **limits: Any) -> Any:
+    """A dataclass field with a :class:`Rule`; ``default=None`` makes it optional."""
+    rule = Rule(kind, optional=default is None, **limits)
+    return field(default=default, metadata={"rule": rule})
+
+
+def choice(default: str | None, *choices: str, section: str = "train") -> Any:
+    """A dataclass field that holds one of ``choices``."""
+    return setting(default, str, choices=choices, section=section)
+
+
+def open_choice(default: str, *choices: str) -> Any:
+    """A dataclass field that holds one of ``choices``, or a function of the user's own."""
+    return setting(default, str, choices=choices, open=True)
+
+
+# ---- Callback: a user's function that is called after stated epochs and may end a task or change its learning rate.
+
+
+@dataclass(frozen=True)
+class Callback:
+    """Calls ``call(moment)`` after every ``every``-th epoch, and after the epochs ``at`` (counted from 1).
+
+    ``call``: a function that takes a :class:`Moment`, or ``"file.py:function"``.
+    """
+
+    call: Any
+    every: int | None = None
+    at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.call) and not is_reference(self.call):
+            raise SpecError(f'Callback: call={self.call!r} must be a function of a moment, or "file.py:function"')
+        at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
+        for name, value in [("every", self.every), *(("at", epoch) for epoch in at)]:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise SpecError(f"Callback: {name}={value!r} must be a number of epochs, at least 1")
+        if self.every is None and not at:
+            raise SpecError("Callback: say when, with every=10 or at=[5, 20]")
+        object.__setattr__(self, "at", at)
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether it is called after ``epoch`` (counted from 1)."""
+        return epoch in self.at or (self.every is not None and epoch % self.every == 0)
+
+    def next_after(self, epoch: int) -> int | None:
+        """The next epoch after which it is called; None if there is none."""
+        found = [each for each in self.at if each > epoch]
+        found += [] if self.every is None else [(epoch // self.every + 1) * self.every]
+        return min(found, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; a function becomes a description of it."""
+        call = (
+            self.call if isinstance(self.call, str) else f"<{getattr(self.call, '__name__', type(self.call).__name__)}>"
+        )
+        return {"call": call, "every": self.every, "at": list(self.at)}
+
+
+@dataclass
+class Moment:
+    """A task after one of its epochs, as a callback sees it.
+
+    ``task``: its name; ``epoch``: counted from 1; ``history``: a list per column, NaN where nothing was measured.
+    :meth:`stop` ends the task here, :meth:`scale_lr` changes its rate from the next step on.
+    """
+
+    task: str
+    epoch: int
+    history: Mapping[str, Sequence[float]]
+    factor: float = field(default=1.0, init=False)
+    reason: str | None = field(default=None, init=False)
+
+    def __getitem__(self, column: str) -> float:
+        """What was measured last in a column, such as ``"val_loss"``."""
+        if column not in self.history:
+            raise SpecError(f"a callback reads {column!r}; the columns are {', '.join(self.history)}")
+        return self.history[column][-1]
+
+    def stop(self, reason: str = "") -> None:
+        """End the task after this epoch; ``reason`` is shown with it."""
+        self.reason = str(reason)
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the rate of every later step by ``factor``."""
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
+            raise SpecError(f"scale_lr({factor!r}): the factor must be a number, at least 0")
+        self.factor *= factor
+
+
+def read_callbacks(label: str, value: Any) -> tuple[Callback, ...]:
+    """``callbacks=``: one :class:`Callback` or several, or tables of a spec file that say the same."""
+    if value is None:
+        return ()
+    several = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(_read(label, one) for one in several)
+
+
+def _read(label: str, value: Any) -> Callback:
+    if isinstance(value, Callback):
+        return value
+    if isinstance(value, Mapping) and set(value) <= {"call", "every", "at"} and "call" in value:
+        return Callback(**value)
+    raise SpecError(
+        f"task {label!r}: callbacks has {value!r}; expected weft.Callback(function, every=10), or in a spec file "
+        '{ call = "file.py:function", every = 10 }'
+    )
+
+
+# ---- Described: the place of a function in a task that was read from a file, which can hold its name only.
+
+
+@dataclass(frozen=True)
+class Described:
+    """A function that was given as an object and is called ``<name>`` in a file; it cannot be called."""
+
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """A :class:`SpecError` that says why."""
+        raise SpecError(
+            f"{self.name} was given as an object, which a file cannot hold; give the task again to train it"
+        )
+
+
+# ---- Fan-outs: how many neighbours a sampler takes per hop, of all relations together or of each.
+#
+# A hop is a number (of all relations together; -1: all neighbours), a list with a number per relation, or a mapping
+# from
+# relations to numbers, where ``each`` stands for those that are not named (0 otherwise). Tasks keep a mapping as
+# sorted
+# pairs, which can be hashed.
+
+EACH = "each"
+MOST_PICKS = 10_000_000  # of a hop: as many as anything that is counted
+Pairs = tuple[tuple[int | str, int], ...]
+Hop = int | tuple[int, ...] | Pairs
+SHAPE = (
+    "must list neighbours per hop, such as [15, 10, 5] (-1: all), or per hop and relation, such as "
+    '[{"each": 3}, {"0": 5, "2": -1}]'
+)
+
+
+def read_fanout(where: str, fanout: Any) -> tuple[Hop, ...]:
+    """The fan-outs of a task as it keeps them, or a :class:`SpecError` that begins with ``where`` and names them."""
+    if not isinstance(fanout, (list, tuple)) or not fanout:
+        raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
+    hops = [_read_hop(hop) for hop in fanout]
+    good = tuple(hop for hop in hops if hop is not None)
+    if len(good) < len(hops):
+        raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
+    most = max(_largest(hop) for hop in good)
+    if most > MOST_PICKS:
+        raise SpecError(f"{where}fanout={fanout!r}: {most:,} neighbours are more than {MOST_PICKS:,}; -1 takes all")
+    return good
+
+
+def _largest(hop: Hop) -> int:
+    """The largest number of a hop."""
+    if isinstance(hop, int):
+        return hop
+    return max(part[1] if isinstance(part, tuple) else part for part in hop)
+
+
+def _read_hop(hop: Any) -> Hop | None:
+    """One hop in the form that is kept; None if it is not one."""
+    if _is_count(hop):
+        return hop if hop == -1 or hop >= 1 else None
+    if isinstance(hop, Mapping):
+        return _read_pairs(list(hop.items()))
+    if not isinstance(hop, (list, tuple)) or not hop:
+        return None
+    if all(isinstance(part, (list, tuple)) and len(part) == 2 for part in hop):
+        return _read_pairs([tuple(part) for part in hop])
+    good = all(_is_count(k) and k >= -1 for k in hop) and any(hop)
+    return tuple(hop) if good else None
+
+
+def _read_pairs(items: list[tuple[Any, Any]]) -> Pairs | None:
+    found: dict[int | str, int] = {}
+    for key, count in items:
+        name = int(key) if isinstance(key, str) and key.isdecimal() else key
+        if not (name == EACH or (_is_count(name) and name >= 0)) or not _is_count(count) or count < -1:
+            return None
+        found[name] = count
+    return tuple(sorted(found.items(), key=lambda pair: (pair[0] != EACH, pair[0]))) if any(found.values()) else None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_per_relation(hop: Any) -> bool:
+    """Whether a hop takes neighbours of each relation apart."""
+    return not _is_count(hop)
+
+
+def plain_hop(hop: Hop) -> Any:
+    """A hop for JSON, which :func:`read_fanout` reads back."""
+    if isinstance(hop, int):
+        return hop
+    return {str(key): count for key, count in hop} if isinstance(hop[0], tuple) else list(hop)
+
+
+def show_hop(hop: Hop) -> str:
+    """A hop in words."""
+    if isinstance(hop, int):
+        return _show_count(hop)
+    if not isinstance(hop[0], tuple):
+        return f"{', '.join(_show_count(k) for k in hop)} by relation"
+    words = (f"{_show_count(k)} {'of each relation' if r == EACH else f'of relation {r}'}" for r, k in hop)
+    return " and ".join(words)
+
+
+def _show_count(count: int) -> str:
+    return "all" if count < 0 else str(count)
+
+
+def resolve(
+    fanouts: Sequence[Any], num_relations: int, relation_edges: Sequence[int]
+) -> tuple[int | tuple[int, ...], ...]:
+    """Every hop as a number, or as a number per relation of a graph; an :class:`InputError` if that does not fit."""
+    return tuple(_resolved(hop, num_relations, relation_edges) for hop in read_fanout("", list(fanouts)))
+
+
+def _resolved(hop: Hop, relations: int, edges: Sequence[int]) -> int | tuple[int, ...]:
+    if isinstance(hop, int):
+        return hop
+    if not relations:
+        raise InputError("fan-outs per relation need a graph whose edges have relations; give one number per hop")
+    if not isinstance(hop[0], tuple):
+        if len(hop) != relations:
+            raise InputError(f"a hop of fanout has {len(hop)} numbers, but the graph has {relations} relations")
+        return hop
+    given: dict[int | str, int] = dict(hop)
+    for relation, count in given.items():
+        if isinstance(relation, int) and relation >= relations:
+            raise InputError(f"fanout names relation {relation}, but the graph has relations 0 to {relations - 1}")
+        if isinstance(relation, int) and count and edges and not edges[relation]:
+            raise InputError(f"fanout names relation {relation}, of which the graph has no edges; leave it out")
+    return tuple(given.get(relation, given.get(EACH, 0)) for relation in range(relations))
+
+
+def most_picks(hop: int | tuple[int, ...]) -> int:
+    """Neighbours that a node has at most in a resolved hop; -1: as many as there are."""
+    if isinstance(hop, int):
+        return hop
+    return -1 if min(hop) < 0 else sum(hop)
+
+
+def picks_per_hop(fanouts: Sequence[Hop], stats: GraphStats) -> list[int]:
+    """Neighbours that a node of a graph has at most in every hop; -1: as many as there are."""
+    return [most_picks(hop) for hop in resolve(fanouts, stats.num_relations, stats.relation_edges)]
+
+
+# ---- Read the settings of the training loop that are more than a number: class weights, parameter groups, plateau.
+
+# Of schedule="plateau", as torch's ReduceLROnPlateau calls them; ``watch``: the column that should improve.
+PLATEAU = {"factor": 0.1, "patience": 10, "threshold": 1e-4, "cooldown": 0, "min_lr": 0.0, "watch": "val_loss"}
+GROUP_SETTINGS = ("lr", "weight_decay")  # what a group of parameters may have of its own with Weft's optimizers
+LOWER = ("mse", "mae")  # metrics of which less is better
+BOUNDED = ("accuracy", "f1_micro", "f1_macro", "roc_auc")  # metrics that are never below 0
+
+
+def lower_is_better(column: str) -> bool:
+    """Whether less is better of a column such as ``val_loss``, ``test_mse`` or ``seconds``."""
+    return column.endswith("loss") or column.startswith("seconds") or column.partition("_")[2] in LOWER
+
+
+def read_class_weights(label: str, value: Any) -> str | tuple[float, ...] | None:
+    """``"balanced"``, or one number per class, none below 0."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "balanced":
+        return value
+    if hasattr(value, "tolist"):  # arrays of numpy and torch
+        value = value.tolist()
+    numbers = isinstance(value, (list, tuple)) and all(_is_number(one) for one in value)
+    if not numbers or not value or min(value) < 0 or not any(value):
+        raise SpecError(
+            f'task {label!r}: class_weights={value!r} must be "balanced", or one number per class, at least 0 and '
+            "not all 0, such as [1.0, 2.5]"
+        )
+    return tuple(float(one) for one in value)
+
+
+def read_param_groups(label: str, value: Any) -> dict[str, dict[str, Any]]:
+    """Settings by name pattern: ``{"conv1.*": {"weight_decay": 5e-4}}``; of several patterns the first one counts."""
+    if value is None:
+        return {}
+    tables = isinstance(value, Mapping) and all(isinstance(one, Mapping) and one for one in value.values())
+    if not tables or not all(isinstance(name, str) for name in value):
+        raise SpecError(
+            f"task {label!r}: param_groups={value!r} must be settings by name pattern, such as "
+            'param_groups={"conv1.*": {"weight_decay": 5e-4}}'
+        )
+    return {pattern: dict(settings) for pattern, settings in value.items()}
+
+
+def check_group_settings(label: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """A :class:`SpecError` for settings that Weft's own optimizers do not have per group."""
+    for pattern, settings in groups.items():
+        for name, value in settings.items():
+            if name not in GROUP_SETTINGS:
+                known = " and ".join(GROUP_SETTINGS)
+                raise SpecError(
+                    f"task {label!r}: param_groups[{pattern!r}] has {name!r}; a group of Weft's own optimizers may "
+                    f"set {known}; that of a torch.optim class, whatever the class takes"
+                )
+            if not _is_number(value) or value < 0:
+                raise SpecError(f"task {label!r}: param_groups[{pattern!r}]: {name}={value!r} must be at least 0")
+
+
+def group_of(name: str, groups: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The pattern of the group that the parameter ``name`` is in; None: in none."""
+    return next((pattern for pattern in groups if fnmatchcase(name, pattern)), None)
+
+
+def read_plateau(label: str, value: Any) -> dict[str, Any]:
+    """The settings of ``schedule="plateau"`` that were given."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise SpecError(f"task {label!r}: plateau={value!r} must be a table, such as plateau={{'patience': 5}}")
+    for name, one in value.items():
+        if name not in PLATEAU:
+            raise SpecError(f"task {label!r}: plateau has no {name!r}; it has {', '.join(PLATEAU)}")
+        _check_plateau(label, name, one)
+    return dict(value)
+
+
+def _check_plateau(label: str, name: str, value: Any) -> None:
+    if name == "watch":
+        fine, expected = isinstance(value, str), "the name of a column, such as val_loss"
+    elif name in ("patience", "cooldown"):
+        fine, expected = (
+            isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+            "a number of evaluations",
+        )
+    elif name == "factor":
+        fine, expected = _is_number(value) and 0 < value < 1, "above 0 and below 1"
+    else:
+        fine, expected = _is_number(value) and value >= 0, "a number of at least 0"
+    if not fine:
+        raise SpecError(f"task {label!r}: plateau: {name}={value!r} must be {expected}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ---- Short, distinct labels for setting values (distinct unless that would make them long).
+
+ARGS = "model_args."  # how the names of a model's own arguments begin among settings
+MAX_LONG_NUMBERS = 12  # with more numbers, short labels are better than distinct ones
+
+
+def identity(value: Any) -> Any:
+    """A hashable stand-in for a value of a setting: equal for equal numbers and words, one for every other object."""
+    if isinstance(value, (list, tuple)):
+        return tuple(identity(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, identity(item)) for key, item in value.items())
+    if hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if isinstance(value, bool):
+        return ("bool", value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return str(value) if hasattr(value, "__fspath__") else ("object", id(value))
+
+
+def describe(value: Any, digits: int = 3) -> str:
+    """A value in few characters: numbers with ``digits`` significant ones, objects by their name."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "/".join(describe(item, digits) for item in value)
+    if isinstance(value, Mapping):
+        return "+".join(f"{key}:{describe(item, digits)}" for key, item in value.items())
+    if isinstance(value, (str, int)):
+        return str(value)
+    try:
+        return f"{value:.{digits}g}"
+    except (TypeError, ValueError):
+        return str(getattr(value, "name", None) or object_name(value, digits))
+
+
+def object_name(value: Any, digits: int = 3) -> str:
+    """A function or a class by its name, another object by its class; of a ``partial`` with the values it fixes."""
+    if isinstance(value, partial):
+        fixed = [describe(one, digits) for one in value.args]
+        fixed += [f"{key}={describe(one, digits)}" for key, one in value.keywords.items()]
+        return " ".join([object_name(value.func, digits), *fixed])
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+class Labels:
+    """Words for the values of several settings: ``values`` lists what each setting takes."""
+
+    def __init__(self, values: Mapping[str, Iterable[Any]]) -> None:
+        self._words = {key: _words(list(given)) for key, given in values.items()}
+
+    def word(self, key: str, value: Any) -> str:
+        """The word for ``value`` of the setting ``key``."""
+        return self._words[key][identity(value)]
+
+    def name(self, values: Mapping[str, Any], keys: Sequence[str], first: str = "") -> str:
+        """``"gcn hidden=16 lr=0.01"``: the settings ``keys`` that ``values`` has; models go without their key."""
+        words = [self.word(key, values[key]) for key in keys if key in values]
+        shown = [key for key in keys if key in values]
+        pairs = [
+            word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}"
+            for key, word in zip(shown, words, strict=True)
+        ]
+        return " ".join([first, *pairs] if first else pairs)
+
+
+def _words(values: Sequence[Any]) -> dict[Any, str]:
+    distinct = {identity(value): value for value in values}
+    if len(distinct) > MAX_LONG_NUMBERS and all(isinstance(value, float) for value in distinct.values()):
+        return {key: describe(value) for key, value in distinct.items()}
+    for digits in (3, 4, 6, 9, 17):
+        words = {key: describe(value, digits) for key, value in distinct.items()}
+        if len(set(words.values())) == len(words):
+            return words
+    return {key: f"{word}#{index}" for index, (key, word) in enumerate(words.items(), 1)}
+
+
+# ---- How a rank on a GPU sums rows of which some are a peer's.
+#
+# ``"pieces"`` of rows, remote ones read while local ones are summed; ``"tiles"`` of remote rows that arrive while the
+# plain SpMM sums what is there; ``"fetched"``: all remote rows first, then one plain SpMM.
+
+WAYS = ("pieces", "tiles", "fetched")

@@ -1,1 +1,0 @@
-"""Settings of tasks: their rules, search spaces, labels and the files that hold them."""

@@ -1,1 +1,0 @@
-"""How a sweep becomes tasks: values that vary, their combinations, names of the members."""

@@ -1,0 +1,222 @@
+"""Read tasks and sweeps from TOML files, with ``section.key=value`` overrides.
+
+    graph = "cora"
+    seed = [0, 1, 2]
+    [model]
+    name = "gcn"
+    hidden = [16, 64]
+    [train]
+    lr = { loguniform = [1e-4, 1e-1] }
+    [sweep]
+    samples = 20
+
+Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`, and
+``[model.args]`` is its ``model_args``. A list, a
+range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.search_space import Choice
+from weft.core.sweep import Sweep, read_value, varies
+from weft.core.task import Task, reject_unknown, rules
+from weft.core.wording import did_you_mean
+
+SECTIONS = ("model", "train")
+IN_MODEL = {"name": "model", "args": "model_args"}  # what has another name outside of the section [model]
+PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric")  # what may name a file
+WITHOUT_RULE = ("betas", "fanout", "class_weights", "optimizer_args", "param_groups", "plateau", "callbacks")
+SWEEP_KEYS = ("samples", "sample_seed")
+
+
+def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
+    """What the TOML file at ``path`` describes, with ``--set`` style ``overrides`` applied.
+
+    A :class:`Task`, or a :class:`Sweep` where a setting has several values or there are ``[[task]]`` tables.
+    """
+    path = Path(path)
+    data = _read_toml(path)
+    for override in overrides:
+        _apply(data, override)
+    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
+
+
+def parse_spec(
+    data: Mapping[str, Any], where: str = "spec", default_name: str | None = None, folder: Path | None = None
+) -> Task | Sweep:
+    """What parsed TOML ``data`` describes; ``where`` begins every complaint."""
+    data = dict(data)
+    if "splits" in data:  # as a Sweep calls them
+        data["split"] = data.pop("splits")
+    tables, options = data.pop("task", []), data.pop("sweep", {})
+    values = _read_values(_flatten(data, where), folder)
+    if "graph" not in values:
+        raise SpecError(f'{where}: no graph; add a line such as graph = "cora"')
+    values.setdefault("name", default_name)
+    entries = [_read_values(_flatten_task(table, where), folder) for table in _tables(tables, where)]
+    options = _options(options, where)
+    if entries or options or any(varies(key, value) for key, value in values.items()):
+        return Sweep(tasks=entries, **options, **values)
+    return Task(**values)
+
+
+def _tables(tables: Any, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise SpecError(f"{where}: task = {tables!r} must be tables, each written [[task]]")
+    return tables
+
+
+def _options(options: Any, where: str) -> dict[str, Any]:
+    """``[sweep]``: how often to draw, and from which seed."""
+    if not isinstance(options, Mapping):
+        raise SpecError(f"{where}: sweep = {options!r} must be a section, written [sweep]")
+    for key in options:
+        if key not in SWEEP_KEYS:
+            raise SpecError(f"{where}: unknown setting 'sweep.{key}'; known here: {', '.join(SWEEP_KEYS)}")
+    return dict(options)
+
+
+def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Values as :class:`Sweep` takes them: ranges to draw from, "none" as None, paths where they lead."""
+    optional = {name for name, rule in rules().items() if rule.optional}
+    result = {}
+    for key, value in values.items():
+        value = read_value(key, value)
+        if key in optional:
+            value = _each(value, lambda item: None if item == "none" else item)
+        if key in PATHS and folder is not None:
+            value = _each(value, lambda item: _beside(item, folder))
+        if key == "callbacks" and folder is not None:
+            value = _each(value, lambda item: _call_beside(item, folder))
+        result[key] = value
+    return result
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` for one value, or for all of a list or a choice."""
+    if isinstance(value, list):
+        return [change(item) for item in value]
+    if isinstance(value, Choice):
+        return Choice(tuple(change(item) for item in value.values))
+    return change(value)
+
+
+def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A ``[[task]]`` table: settings by their plain names, or in sections as ``model.hidden = 16``."""
+    sections = {name: dict(value) for name in SECTIONS if isinstance(value := table.get(name), Mapping)}
+    if isinstance(table.get("model"), (str, list)):
+        sections["model"] = {"name": table["model"]}
+    top: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in SECTIONS:
+            home = next((section for section in ("", *SECTIONS) if key in _known(section)), "")
+            if not home and key not in _known(""):
+                reject_unknown({key: value}, f"{where}, [[task]]")  # any setting may stand here
+            (sections.setdefault(home, {}) if home else top)[key] = value
+    return _flatten({**top, **sections}, f"{where}, [[task]]")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if os.path.isdir(path):  # no error for a name that is too long
+        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task or a sweep") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Put one ``section.key=value`` into ``data``; the value is TOML, or a bare word taken as a string."""
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    most = 3 if parts[:2] == ["model", "args"] else 2
+    if not equals or not all(parts) or len(parts) > most:
+        raise SpecError(f"--set {override}: expected key=value, such as --set train.lr=0.02")
+    if parts[0] == "model" and len(parts) == 1:
+        parts = ["model", "name"]
+    if parts[0] == "model" and isinstance(data.get("model"), (str, list)):
+        data["model"] = {"name": data["model"]}
+    section: Any = data
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise SpecError(f"--set {override}: {part} is a single value, not a section")
+    section[parts[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text  # --set model.name=gat, without the quotes that a shell would have eaten
+
+
+def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key == "model" and (isinstance(value, (str, list)) or _is_range(value)):
+            values["model"] = value
+        elif key in SECTIONS:
+            if not isinstance(value, Mapping):
+                raise SpecError(f"{where}: {key} = {value!r} must be a section, written [{key}]")
+            for name, item in value.items():
+                _check_known(name, key, where)
+                inside = IN_MODEL if key == "model" else {}
+                values[inside.get(str(name), str(name))] = item
+        else:
+            _check_known(key, "", where)
+            values[key] = value
+    return values
+
+
+def _is_range(value: Any) -> bool:
+    """``model = { choice = ["gcn", "gat"] }`` rather than the section ``[model]``."""
+    return isinstance(value, Mapping) and set(value) == {"choice"}
+
+
+def _known(section: str) -> list[str]:
+    names = [name for name, rule in rules().items() if rule.section == section]
+    extra = {"": ["graph", "model", "split"], "model": list(IN_MODEL), "train": list(WITHOUT_RULE)}
+    return extra[section] + names
+
+
+def _check_known(name: str, section: str, where: str) -> None:
+    if name in _known(section):
+        return
+    shown = f"{section}.{name}" if section else name
+    for other in ("", *SECTIONS):
+        if name in _known(other):
+            place = f"in [{other}]" if other else "at the top, before the first section"
+            raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")
+    everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _known(s)}
+    hint = did_you_mean(shown, everything) or did_you_mean(name, everything.values())
+    hint = hint or "known here: " + ", ".join(_known(section))
+    raise SpecError(f"{where}: unknown setting {shown!r}; {hint}")
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    """A path that exists only beside the spec file, made to point there; anything else as it is."""
+    if not isinstance(value, str) or not value:
+        return value
+    file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value
+    if not os.path.exists(file) and os.path.exists(folder / file) and ("/" in file or "." in file):
+        return str(folder / value)
+    return value
+
+
+def _call_beside(table: Any, folder: Path) -> Any:
+    """A table of ``callbacks`` whose function is in a file beside the spec file."""
+    return (
+        {**table, "call": _beside(table["call"], folder)} if isinstance(table, Mapping) and "call" in table else table
+    )

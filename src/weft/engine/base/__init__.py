@@ -1,1 +1,0 @@
-"""Devices, machines, memory budgets, options and the cache of graphs."""

@@ -1,0 +1,172 @@
+"""Control: pause, resume, cancel or preempt a run from outside: another thread, a listener, a signal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterable
+from math import inf
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from weft.core.decision import Requests
+from weft.core.errors import SpecError
+from weft.core.wording import did_you_mean
+
+MOST_NAMED = 8  # members in a message
+POLL_SECONDS = 0.05  # while paused: a signal handler must not take the lock, so it cannot wake anybody
+
+
+class Control:
+    """Hand it to ``weft.run(..., control=control)`` and call it from any thread; it acts after the epochs under way.
+
+    A run that is paused stays in memory, with a checkpoint in its folder. One that is preempted saves a checkpoint and
+    returns, with the status ``"preempted"`` for every member that was not done; ``resume=True`` goes on from there.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._names: set[str] = set()
+        self._all = self._pause = self._preempt = False
+        self._known: frozenset[str] | None = None
+        self.signal: int | None = None  # the signal that interrupted the run
+
+    # ---- for callers outside the run -------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Train no further until :meth:`resume`."""
+        self._set(pause=True)
+
+    def resume(self) -> None:
+        """Go on; also takes back a :meth:`preempt` that has not been acted on, or that ended a former run."""
+        self._set(pause=False, preempt=False)
+
+    def preempt(self) -> None:
+        """Save a checkpoint and end the run, also while it is paused."""
+        self._set(preempt=True)
+
+    def cancel(self, *names: str) -> None:
+        """End the members called ``names``, or all of them; :class:`SpecError` for a name that no member has.
+
+        Before a run has begun, names cannot be checked: the run does it when it takes the handle.
+        """
+        with self._changed:
+            _check(names, self._known)
+            self._names |= set(names)
+            self._all = self._all or not names
+            self._changed.notify_all()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a pause is requested."""
+        return self._pause
+
+    def _set(self, **flags: bool) -> None:
+        with self._changed:
+            for name, value in flags.items():
+                setattr(self, f"_{name}", value)
+            self._changed.notify_all()
+
+    # ---- for the run ---------------------------------------------------------------------------------
+
+    def expect(self, names: Iterable[str]) -> None:
+        """A run of members called ``names`` begins: refuse requests for others."""
+        with self._changed:
+            self._known, self.signal = frozenset(names), None
+            _check(self._names, self._known)
+
+    def interrupt(self, number: int) -> None:
+        """Signal ``number`` requests the end of the run. Called by a signal handler, so it takes no lock."""
+        self.signal = number
+
+    def requests(self) -> Requests:
+        """All current requests."""
+        with self._changed:
+            flags = {"pause": self._pause, "preempt": self._preempt, "interrupt": self.signal is not None}
+            return Requests(frozenset(self._names), self._all, **flags)
+
+    def wanted(self, names: Iterable[str]) -> set[str]:
+        """Those of ``names`` that are to be cancelled."""
+        asked = self.requests()
+        return {name for name in names if asked.cancelled(name)}
+
+    def wait_while_paused(self, known: Requests) -> None:
+        """Return once the requests differ from ``known``: to resume, to end members, or to leave."""
+        with self._changed:
+            while self._pause and self.requests() == known:
+                self._changed.wait(POLL_SECONDS)
+
+
+def _check(names: Iterable[str], known: Collection[str] | None) -> None:
+    unknown = [name for name in names if known is not None and name not in known]
+    if not unknown or known is None:
+        return
+    more = ", ..." if len(known) > MOST_NAMED else ""
+    hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
+    raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
+
+
+# ---- Cancel: end members of a run from outside.
+
+
+class Cancel(Control):
+    """A :class:`Control` to be called: ``cancel("lr=0.5")`` ends a member after the epochs under way, ``cancel()`` all.
+
+    Hand it to ``weft.run(..., cancel=cancel)``. Ended members keep their history and best weights, with the status
+    ``"cancelled"``.
+    """
+
+    def __call__(self, *names: str) -> None:
+        """The same as :meth:`Control.cancel`."""
+        self.cancel(*names)
+
+
+# ---- Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once.
+
+TWICE = 1.0  # seconds in which a second signal is taken for the first: a terminal and a wrapper may both send it
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was interrupted after ``epoch``; it can continue from ``checkpoint`` unless that is None."""
+
+    def __init__(self, epoch: int, checkpoint: Path | None, number: int = signal.SIGINT) -> None:
+        self.epoch, self.checkpoint, self.number = epoch, checkpoint, number
+        saved = f"; checkpoint in {checkpoint}" if checkpoint else "; nothing saved (no out folder)"
+        super().__init__(f"interrupted after epoch {epoch}{saved}")
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a command that a signal ended."""
+        return 128 + self.number
+
+
+class Interruption:
+    """Hands the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
+
+    Signals reach the main thread only; in any other thread this does nothing, and the control is the way to end a run.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._before: dict[int, Any] = {}
+        self._first = -inf
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._control.signal is None:
+            self._first = now
+            self._control.interrupt(number)
+        elif now - self._first > TWICE:
+            raise KeyboardInterrupt

@@ -1,1 +1,0 @@
-"""Live progress on a terminal."""

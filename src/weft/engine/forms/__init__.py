@@ -1,1 +1,0 @@
-"""Forms derived from graphs (self loops, transposes, first aggregations), remembered between processes."""

@@ -1,0 +1,610 @@
+"""Keep the graphs of a plan or a run: summaries until they are trained on, then on the device while they are needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.batches.placing import place_graph
+from weft.core.compatibility import graph_key
+from weft.core.errors import GraphError, SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement, on_device
+from weft.core.sweep import Sweep
+from weft.core.task import ALL_SPLITS, Task
+from weft.core.units import show_bytes
+from weft.engine.memory import DevicePool, arrays_of, into_pool
+from weft.graph.catalog import names as catalog
+from weft.graph.graph import Graph
+from weft.graph.verify import check_ids
+from weft.runtime.device.cuda_graph import no_capture
+from weft.sched.two_ended_pool import padded
+
+# ---- GraphStore: graphs that a worker process keeps between runs, on the host and on its device, evicted by use.
+#
+# A graph stays with everything derived from it: its transpose, normalised forms, work lists and cached first
+# aggregations. The least recently used ones are evicted once they take more than the limit. On a GPU each graph has a
+# memory pool of its own, so that its arrays never pin a segment that a training used; a graph takes the whole
+# segments of
+# that pool. What else the process holds when no run is under way (workspaces, ends of segments) is ``around``.
+
+Changed = Callable[[int], None]
+_SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
+SEGMENT_ENDS = 48 << 20  # of a graph's own memory pool, beyond its arrays: torch allocates segments of 2 and 20 MiB
+ATOMS = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device)
+HOST = torch.device("cpu")
+
+
+@dataclass
+class _Kept:
+    graph: Graph
+    pool: Any = None
+    bytes: int = 0
+
+
+@dataclass
+class GraphStore:
+    """Graphs of named files and shapes, by name and state of the file.
+
+    ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
+    buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
+    and the state of a group. ``around``: bytes that the process holds beside graphs between runs, as last counted: they
+    are none of the next run's.
+    """
+
+    device: torch.device
+    device_bytes: int
+    host_bytes: int
+    pool: DevicePool | None = None
+    around: int = 0
+    _on_change: Changed | None = None
+    _in_use: frozenset[str] = frozenset()
+    _placed: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
+    _host: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
+    _handed_out: set[Hashable] = field(default_factory=set)  # to a run that may still use them
+    _weights: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)  # fetched ahead, by their file
+    _taken: Hashable = None  # those of them that are in use
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def host(self, name: str, make: Callable[[], Any]) -> Any:
+        """The graph called ``name`` on the host; ``make`` finds it, unless it is kept."""
+        key = state_of(name)
+        with no_capture(), self._lock:  # in this order, here and elsewhere; memory is pinned, and given back
+            if key not in self._host:
+                made = make()
+                if not isinstance(made, Graph):
+                    return made  # a summary
+                kept = _pinned(made) if self.device.type == "cuda" else made
+                self._host[key] = _Kept(kept, bytes=bytes_of(kept, HOST))
+                self._trim_host(key)
+            self._host.move_to_end(key)
+            return self._host[key].graph
+
+    def placed(self, name: str, make: Callable[[], Graph]) -> Graph:
+        """The graph called ``name`` on the device; ``make`` brings it there, unless it is kept."""
+        key = state_of(name)
+        with no_capture(), self._lock:
+            self._put(key, make)
+            self._handed_out.add(key)
+            return self._placed[key].graph
+
+    def _put(self, key: Hashable, make: Callable[[], Graph]) -> None:
+        if key not in self._placed:
+            self._placed[key] = self._place(key, make)
+        self._placed.move_to_end(key)
+
+    def holds(self, name: str) -> bool:
+        """Whether the graph called ``name`` is on the device."""
+        with self._lock:
+            return state_of(name) in self._placed
+
+    def prefetch(self, name: str, make: Callable[[], Graph], expected: int) -> bool:
+        """Bring a graph of about ``expected`` bytes to the device beside a training, if that keeps the limit.
+
+        Copies run on a stream of their own, and never while a CUDA graph is captured.
+        """
+        with self._lock:
+            others = self.bytes_held(self._in_use)
+            if self.holds(name) or others + expected > self.device_bytes:
+                return False
+            if self._on_change is not None and self.pool is None:
+                self._on_change(self.around + others + expected + SEGMENT_ENDS)
+        with no_capture(), _side_stream(self.device):
+            try:
+                with self._lock:
+                    self._put(state_of(name), make)
+            except torch.OutOfMemoryError:
+                return False
+            finally:
+                self._changed()
+        return True
+
+    @contextmanager
+    def following(self, in_use: Iterable[str], changed: Changed) -> Iterator[None]:
+        """A run of the graphs called ``in_use`` is under way inside: ``changed`` is called with the bytes of others.
+
+        It is called at once, before they grow and after they shrink, so that the cap of the run can follow.
+        """
+        with self._lock:
+            self._in_use, self._on_change = frozenset(in_use), changed
+            self._changed()
+        try:
+            yield
+        finally:
+            with self._lock:  # a thread that fetches calls ``changed`` before this, or never again
+                self._in_use, self._on_change = frozenset(), None
+
+    def _place(self, key: Hashable, make: Callable[[], Graph]) -> _Kept:
+        if self.pool is not None:
+            return self._place_in(self.pool, key, make)
+        pool = _own_pool(self.device)
+        with _from_pool(pool, self.device):
+            graph = make()
+        graph.kept = {}
+        unused = {} if pool is None else unused_bytes()
+        return _Kept(graph, pool, self._bytes_of(graph, key) + unused.get(_number(pool), 0))
+
+    def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _Kept:
+        """A graph in the pool, once enough is evicted of those that no run has; beside it, and said so, if too large.
+
+        ``make`` gives it wherever it is made: on the host, from which it is copied once.
+        """
+        made = make()
+        owner, size = _owner(key), sum(padded(array.nbytes) for array in arrays_of(made).values())
+        for other in [other for other in self._placed if other not in self._handed_out]:
+            if size <= max((stop - start for start, stop in pool.holes()), default=0):
+                break
+            self._evict(other)
+        graph = into_pool(made, pool, owner)
+        if graph is None:
+            told = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
+            print(f"{told} of {show_bytes(pool.capacity)}; it lies beside it", flush=True)
+            graph = made.to(self.device)
+        graph.kept = {}
+        return _Kept(graph, None, self._bytes_of(graph, key))
+
+    def _bytes_of(self, graph: Graph, key: Hashable) -> int:
+        if self.pool is None:
+            return bytes_of(graph, self.device)
+        return bytes_of(graph, self.device, self.pool.storage) + self.pool.held(_owner(key))
+
+    def _evict(self, key: Hashable) -> None:
+        del self._placed[key]
+        if self.pool is not None:
+            self.pool.clear(_owner(key))
+
+    def fetch_weights(self, path: str, read: Callable[[], dict[str, Tensor]]) -> bool:
+        """Bring the weights of a file into the pool beside a training; whether they are there."""
+        key = state_of(path)
+        if self.pool is None or key in self._weights:
+            return key in self._weights
+        for other in [other for other in self._weights if other != self._taken]:  # nobody came for them
+            del self._weights[other]
+            self.pool.clear(_owner(other))
+        with no_capture(), _side_stream(self.device):
+            found = self.pool.copy_in(_owner(key), read())
+        if found is not None:
+            self._weights[key] = found
+        return found is not None
+
+    def take_weights(self, path: str) -> dict[str, Tensor] | None:
+        """The weights of a file that were fetched ahead, as near to the pool's end as they go; None if they were not.
+
+        They are the caller's until :meth:`drop_weights`.
+        """
+        key = state_of(path)
+        if self.pool is None or key not in self._weights:
+            return None
+        self._taken = key
+        self.pool.pack(_owner(key))
+        return self._weights[key]
+
+    def bytes_held(self, without: Iterable[str] = ()) -> int:
+        """Bytes on the device of all graphs but those called ``without``, as last counted."""
+        left_out = {state_of(name) for name in without}
+        with self._lock:
+            return sum(kept.bytes for key, kept in self._placed.items() if key not in left_out)
+
+    def settle(self, in_use: Iterable[str] = ()) -> bool:
+        """Count the bytes of every graph anew, and evict the least recently used beyond the limit; whether any was.
+
+        Graphs called ``in_use`` stay, and do not count.
+        """
+        names, before = list(in_use), len(self._placed)
+        kept = {state_of(name) for name in names}
+        with self._lock:
+            self._handed_out &= kept
+            unused = unused_bytes() if any(one.pool is not None for one in self._placed.values()) else {}
+            for key, one in self._placed.items():
+                one.bytes = self._bytes_of(one.graph, key) + unused.get(_number(one.pool), 0)
+            for one in self._host.values():  # here alone: other threads ask for graphs while one trains
+                one.bytes = bytes_of(one.graph, HOST)
+            for key in [key for key in self._placed if key not in kept]:
+                if self.bytes_held(names) <= self.device_bytes:
+                    break
+                self._evict(key)
+            evicted = len(self._placed) < before
+        self._changed()
+        return evicted
+
+    def clear(self) -> None:
+        """Evict everything from the device."""
+        with self._lock:
+            for key in list(self._placed):
+                self._evict(key)
+            self._handed_out.clear()
+        self._changed()
+
+    def drop_weights(self, path: str) -> None:
+        """Give back weights that were fetched ahead."""
+        if self.pool is not None and self._weights.pop(state_of(path), None) is not None:
+            self.pool.clear(_owner(state_of(path)))
+
+    def _changed(self) -> None:
+        with self._lock:
+            if self._on_change is not None:
+                self._on_change(self.around + self.reserved_bytes(self._in_use))
+
+    def reserved_bytes(self, without: Iterable[str] = ()) -> int:
+        """Bytes of the device that graphs take, but those called ``without``, and the pool, whoever has what of it."""
+        if self.pool is None:
+            return self.bytes_held(without)
+        left_out = {state_of(name) for name in without}
+        with self._lock:
+            kept = [(key, one.bytes) for key, one in self._placed.items() if key not in left_out]
+            return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in kept)
+
+    def _trim_host(self, newest: Hashable) -> None:
+        total = sum(kept.bytes for kept in self._host.values())
+        while total > self.host_bytes and next(iter(self._host)) != newest:
+            _, gone = self._host.popitem(last=False)
+            total -= gone.bytes
+
+
+@contextmanager
+def sharing(store: GraphStore) -> Iterator[None]:
+    """Runs inside take their graphs from ``store``, and leave them there."""
+    token = _SHARED.set(store)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def shared_store() -> GraphStore | None:
+    """The store that runs share here; None outside of :func:`sharing`."""
+    return _SHARED.get()
+
+
+def state_of(name: str) -> Hashable:
+    """The name of a graph with the state of its file or folder: a file that was written anew is another graph."""
+    try:
+        path = Path(name)
+        places = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        return (name, *((place.name, (found := os.stat(place)).st_mtime_ns, found.st_size) for place in places))
+    except OSError:
+        return (name,)
+
+
+def _owner(key: Hashable) -> str:
+    return f"kept/{key!r}"
+
+
+def bytes_of(thing: Any, device: torch.device, without: int | None = None) -> int:
+    """Bytes of the distinct tensor storages on ``device`` that are reachable from ``thing``.
+
+    ``without``: the address of one that does not count.
+    """
+    sizes: dict[int, int] = {}
+    seen: set[int] = set()
+    waiting = [thing]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ATOMS) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            if one.device.type == device.type:
+                storage = one.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+        else:
+            waiting += _inside(one)
+    return sum(size for address, size in sizes.items() if address != without)
+
+
+def _inside(thing: Any) -> list[Any]:
+    if isinstance(thing, dict):
+        return list(thing.values())
+    if isinstance(thing, (list, tuple, set)):
+        return list(thing)
+    slots = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ()) if isinstance(name, str)]
+    inside = list(vars(thing).values()) if hasattr(thing, "__dict__") and not callable(thing) else []
+    return [*slots, *inside]
+
+
+def _pinned(graph: Graph) -> Graph:
+    """The graph with dense features in page-locked memory, from which a GPU copies several times as fast."""
+    if not isinstance(graph.x, Tensor):
+        return graph
+    try:
+        pinned = graph._changed(x=graph.x.pin_memory())
+    except RuntimeError:  # so much cannot be locked here
+        return graph
+    pinned._stats = graph._stats
+    return pinned
+
+
+def _own_pool(device: torch.device) -> Any:
+    """A memory pool for one graph; None on a CPU, and where torch has none."""
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.MemPool()
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _number(pool: Any) -> tuple[int, int] | None:
+    return None if pool is None else tuple(pool.id)
+
+
+def unused_bytes() -> dict[tuple[int, int] | None, int]:
+    """Bytes of the segments of every memory pool on the GPU that no array has.
+
+    Not by ``torch.cuda.memory_snapshot(pool.id)``: that gives up a reference too many of both numbers of the id (torch
+    2.11). Python never frees those up to 256; a later one is freed while it is in use, and the process crashes some
+    time after, wherever it allocates the next number.
+    """
+    found: dict[tuple[int, int] | None, int] = {}
+    for one in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        number = tuple(one["segment_pool_id"])
+        found[number] = found.get(number, 0) + one["total_size"] - one["allocated_size"]
+    return found
+
+
+def _from_pool(pool: Any, device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, device=device)
+
+
+def _side_stream(device: torch.device) -> AbstractContextManager[Any]:
+    return _SideStream(device) if device.type == "cuda" else nullcontext()
+
+
+class _SideStream:
+    """A stream for copies, waited for by the host on leaving: what was copied is there for every other stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._inside = torch.cuda.stream(self._stream)
+
+    def __enter__(self) -> None:
+        self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stream.synchronize()
+        self._inside.__exit__(*error)
+
+
+# ---- Make a sweep of tasks with ``split="all"``: one member per split of the graph.
+
+
+def with_all_splits(work: Task | Sweep) -> Task | Sweep:
+    """``work`` with a number for every split that it asks for; itself if it does not ask for all of them."""
+    tasks = [work] if isinstance(work, Task) else work.tasks()
+    asking = [task for task in tasks if task.split == ALL_SPLITS]
+    if not asking:
+        return work
+    counts = {_count(graph) for graph in {id(task.graph): task.graph for task in asking}.values()}
+    if isinstance(work, Sweep) and len(counts) == 1:
+        return _written_out(work, tuple(range(counts.pop())))
+    return Sweep.from_tasks([one for task in tasks for one in _numbered(task)], work.name)
+
+
+def check_split(task: Task, stats: GraphStats) -> None:
+    """A clear error unless the graph has the split of ``task``."""
+    if isinstance(task.split, int) and task.split >= stats.num_splits:
+        several = (
+            f"{stats.num_splits} splits, 0..{stats.num_splits - 1}" if stats.num_splits > 1 else "1 split, number 0"
+        )
+        raise SpecError(f"task {task.label!r}: split={task.split}, but graph {stats.name!r} has {several}")
+
+
+def _written_out(sweep: Sweep, numbers: tuple[int, ...]) -> Sweep:
+    def settled(settings: Any) -> dict[str, Any]:
+        return {key: numbers if key == "split" and value == ALL_SPLITS else value for key, value in settings.items()}
+
+    about = {"samples": sweep.samples, "sample_seed": sweep.sample_seed, "name": sweep.name}
+    return Sweep(tasks=[settled(entry) for entry in sweep.explicit], **about, **settled(sweep.settings))
+
+
+def _numbered(task: Task) -> list[Task]:
+    if task.split != ALL_SPLITS:
+        return [task]
+    return [task.with_values(split=number, name=None) for number in range(_count(task.graph))]
+
+
+def _count(graph: Any) -> int:
+    if isinstance(graph, Graph):
+        return graph.num_splits
+    stats: Callable[[Any], GraphStats] = catalog.stats
+    return stats(graph).num_splits
+
+
+# ---- Batches of one node: training nodes that are sampled alone, since they have no neighbours but themselves.
+
+
+def has_batch_of_one(graph: Graph, batch: int) -> bool:
+    """Whether a batch of an epoch has one training node: the last one, or all of them."""
+    return batch == 1 or graph.train.numel() % batch == 1
+
+
+def lone_node(graph: Graph) -> int | None:
+    """A training node without neighbours but itself, if there is one."""
+    adj, train = graph.adj, graph.train.to(graph.adj.indptr.device)
+    start, end = adj.indptr[train], adj.indptr[train + 1]
+    lone = start == end
+    one = (end - start == 1).nonzero().flatten()
+    lone[one] = adj.indices[start[one]].to(train.dtype) == train[one]
+    found = torch.nonzero(lone)
+    return int(train[found[0, 0]]) if found.numel() else None
+
+
+class Graphs:
+    """Graphs by the tasks that train on them, each found once; nothing is on ``device`` before :meth:`on_device`.
+
+    A graph of a named shape is made on ``device``, where that is fastest; with ``on_host`` it is made on the host,
+    since making one may take more memory than training on it. ``find``: the graph of a task, or its summary, as a plan
+    needs it (None: by its name). ``store``: where a worker keeps graphs between runs.
+    """
+
+    def __init__(
+        self,
+        device: torch.device = HOST,
+        on_host: bool = False,
+        find: Callable[[Task], Graph | GraphStats] | None = None,
+        store: GraphStore | None = None,
+    ) -> None:
+        self._device, self._maker = device, HOST if on_host else device
+        self._store = store
+        self._find = find or _find_for_plan
+        self._found: dict[Hashable, Graph | GraphStats] = {}
+        self._placed: dict[Hashable, Graph] = {}
+        self._where: dict[Hashable, tuple[str, str]] = {}
+        self._true: dict[Hashable, GraphStats] = {}
+
+    def summary(self, task: Task) -> Graph | GraphStats:
+        """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
+        key = graph_key(task)
+        if key not in self._found:
+            self._found[key] = self._kept_on_host(task)
+        return self._found[key]
+
+    def _kept_on_host(self, task: Task) -> Graph | GraphStats:
+        if self._store is None or not isinstance(task.graph, str):
+            return self._find(task)
+        found: Graph | GraphStats = self._store.host(task.graph, lambda: self._find(task))
+        return found
+
+    def stats(self, task: Task) -> GraphStats:
+        """What grouping knows of the graph of ``task``; a Graph remembers its own."""
+        found = self.summary(task)
+        return found if isinstance(found, GraphStats) else found.stats()
+
+    def check(self, task: Task) -> None:
+        """A clear error unless the graph has what ``task`` needs."""
+        check_trainable(task, self.summary(task))
+
+    def on_device(self, task: Task) -> Graph:
+        """The graph of ``task`` where it is trained, all of it."""
+        return self.placed(task, on_device(self._device.type))
+
+    def placed(self, task: Task, placement: Placement) -> Graph:
+        """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
+        key, where = graph_key(task), (placement.features, placement.topology)
+        if self._where.get(key) != where:
+            self._placed.pop(key, None)
+        if key not in self._placed:
+            self._placed[key], self._where[key] = self._kept_in_place(task, placement), where
+            self._true[key] = self._placed[key].stats()
+        return self._placed[key]
+
+    def _kept_in_place(self, task: Task, placement: Placement) -> Graph:
+        device = on_device(self._device.type)
+        whole = (placement.features, placement.topology) == (device.features, device.topology)
+        if self._store is None or not whole or not isinstance(task.graph, str):
+            return self.bring(task, placement)
+        return self._store.placed(task.graph, lambda: self.for_store(task, placement))
+
+    def for_store(self, task: Task, placement: Placement | None = None) -> Graph:
+        """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
+        copies = self._store is not None and self._store.pool is not None
+        return self._made(task) if copies else self.bring(task, placement)
+
+    def bring(self, task: Task, placement: Placement | None = None) -> Graph:
+        """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
+        return place_graph(self._made(task), placement or on_device(self._device.type), self._device)
+
+    def _made(self, task: Task) -> Graph:
+        found = self.summary(task)
+        if isinstance(found, GraphStats):
+            found = find_graph(task, self._maker)
+        check_ids(found)
+        return found
+
+    def true_stats(self, task: Task) -> GraphStats:
+        """The summary of the graph itself where it was trained on, else what is known of it."""
+        return self._true.get(graph_key(task)) or self.stats(task)
+
+    def let_go(self, needed: Iterable[Task]) -> None:
+        """Take every graph off the device that none of ``needed`` trains on."""
+        keys = {graph_key(task) for task in needed}
+        self._placed = {key: graph for key, graph in self._placed.items() if key in keys}
+        if self._store is not None:
+            self._store.settle(key for key in keys if isinstance(key, str))
+
+
+def _find_for_plan(task: Task) -> Graph | GraphStats:
+    if isinstance(task.graph, Graph):
+        return task.graph
+    if isinstance(task.graph, str) and task.graph.startswith("shape:"):
+        return catalog.stats(task.graph)
+    return find_graph(task, HOST)
+
+
+def find_graph(task: Task, device: torch.device) -> Graph:
+    """The graph that ``task.graph`` names; a generated one is made on ``device``."""
+    if not isinstance(task.graph, str):
+        raise SpecError(
+            f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
+            "(see weft.Graph.from_pyg and from_edges)"
+        )
+    return catalog.load(task.graph, device=device)
+
+
+def check_trainable(task: Task, found: Graph | GraphStats) -> None:
+    """A clear error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
+    stats = found if isinstance(found, GraphStats) else found.stats()
+    check_split(task, stats)
+    labelled = stats.num_classes > 0 if isinstance(found, GraphStats) else found.y is not None
+    name = f"graph {stats.name!r}"
+    if not stats.num_features:
+        raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
+    if not labelled:
+        raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
+    if not stats.num_train:
+        raise GraphError(
+            f"{name} has no training nodes; give train=, or make a split: graph.random_split(train=0.6, val=0.2), "
+            "in a shell `weft data convert IN OUT --split 0.6,0.2`"
+        )
+    if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
+        raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
+    if not isinstance(found, GraphStats):
+        _check_batch_norm(task, found)
+    if task.patience is not None and not stats.num_val:
+        raise SpecError(
+            f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
+            "leave patience out or give val="
+        )
+
+
+def _check_batch_norm(task: Task, graph: Graph) -> None:
+    """A clear error if batch norm would meet a batch of one node, which has no variance."""
+    if not task.sampled or task.norm != "batch" or not has_batch_of_one(graph, task.batch):
+        return
+    node = lone_node(graph)
+    if node is not None:
+        raise SpecError(
+            f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
+            f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} "
+            "has no neighbours; choose another batch, or norm='layer'"
+        )

@@ -1,0 +1,285 @@
+"""Find the machine of a plan or a run, with its probe and calibration.
+
+A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
+The machine at hand has one name, whether it was probed or not; under it are kept its probe, what runs taught of it and
+the group sizes measured on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.core.errors import SpecError
+from weft.core.files import locked, write_text
+from weft.core.gpus import check_device_name, gpu_names
+from weft.core.host_memory import host_bytes
+from weft.core.machine import Host, Machine
+from weft.core.version import __version__
+from weft.engine.home import CALIBRATION, PROBE, THROUGHPUT, machine_folder, machine_name
+from weft.planner.cost.calibration import Calibration
+from weft.planner.grouping.limits import Throughput
+from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
+
+# ---- The host as the system reports it: cores, memory and cache.
+
+MIB = 2**20
+CPU_CACHE = 8 * MIB  # where the system does not say
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def cpu_cache_bytes() -> int:
+    """Bytes of the last cache before memory, as Linux reports them."""
+    sizes = []
+    for level in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = level.read_text(encoding="utf-8").strip()
+        sizes.append(int(text[:-1]) * {"K": 1024, "M": MIB}.get(text[-1], 1) if text[-1:].isalpha() else int(text))
+    return max(sizes, default=CPU_CACHE)
+
+
+# ---- Choose the device of a run, and describe its environment.
+
+
+def choose_device(wanted: str | torch.device = "auto") -> torch.device:
+    """``"auto"`` is the GPU if there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
+    if str(wanted) == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device_name(str(wanted))
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        device = _cuda(device)
+    return device
+
+
+def _cuda(device: torch.device) -> torch.device:
+    if not torch.cuda.is_available():
+        raise SpecError(f"device {str(device)!r}: torch finds no CUDA device here; use auto or cpu")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise SpecError(f"device 'cuda:{index}': there are {torch.cuda.device_count()} CUDA devices here")
+    return torch.device("cuda", index)
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words: the GPU's name, or the processor and the threads torch uses of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
+
+
+def machine_of(device: torch.device) -> str:
+    """What this host with ``device`` is called where something is kept of it (``weft.engine.home``)."""
+    return machine_name(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What one has to know to reproduce a number."""
+    found: dict[str, Any] = {
+        "weft": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": device_name(device),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+Given = Machine | str | os.PathLike[str] | None
+
+FP32_LANES = 128  # of a multiprocessor; 64 on older ones
+NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes")  # of the trainer
+
+
+def find_machine(given: Given = None) -> Machine:
+    """The machine that ``given`` is or names: a profile or a file; None is the one at hand."""
+    if isinstance(given, Machine):
+        return given
+    if given is None:
+        return this_machine()
+    if not isinstance(given, (str, os.PathLike)):
+        raise SpecError(f"machine={given!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
+    text = os.fspath(given)
+    if text.lower() in PROFILES:
+        return profile(text)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return read_machine(path)
+    if path.suffix == ".json" or os.sep in text:
+        raise SpecError(f"machine {text!r}: no such file; `weft probe --out FILE` writes one")
+    return profile(text)
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine in a file that ``weft probe`` wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"machine {str(path)!r}: cannot be read ({error})") from None
+    return Machine.from_json(text, str(path))
+
+
+def this_machine() -> Machine:
+    """The machine at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory."""
+    gpus = gpu_names() if torch.backends.cuda.is_built() else []
+    name = machine_name(gpus[0] if gpus else "cpu")
+    found = _probed(name) or (_by_profile(name, gpus[0]) if gpus else _this_cpu(name))
+    if found is None:
+        raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
+    return found
+
+
+def machine_with(device: torch.device) -> Machine:
+    """This host with ``device`` to train on: as probed, else by its GPU's profile, else by its properties."""
+    name = machine_of(device)
+    with suppress(SpecError):  # a damaged file is for `weft plan` to complain of; a run does without
+        found = _probed(name)
+        if found is not None and found.device == device.type:
+            return found
+    if device.type == "cpu":
+        return _this_cpu(name)
+    return _by_profile(name, torch.cuda.get_device_name(device)) or _by_properties(name, device)
+
+
+def _probed(name: str) -> Machine | None:
+    kept = machine_folder(name) / PROBE
+    return read_machine(kept) if kept.is_file() else None
+
+
+def _by_profile(name: str, gpu: str) -> Machine | None:
+    known = closest_profile(gpu)
+    return None if known is None else replace(known, name=name, host=_this_host())
+
+
+def _this_host() -> Host:
+    """This host as probed, else with its own cores and memory and assumed rates."""
+    with suppress(SpecError):
+        probed = _probed(machine_name("cpu"))
+        if probed is not None:
+            return probed.host
+    return assumed_host(cpu_count(), host_bytes(), "what the system says")
+
+
+def _this_cpu(name: str) -> Machine:
+    return replace(profile("cpu"), name=name).with_host(memory_bytes=host_bytes(), cores=cpu_count())
+
+
+def _by_properties(name: str, device: torch.device) -> Machine:
+    """A GPU without a profile: its own properties, and rates scaled from a known GPU's."""
+    said = torch.cuda.get_device_properties(device)
+    ghz = getattr(said, "clock_rate", 1.5e6) / 1e6
+    width, clock = getattr(said, "memory_bus_width", 384), getattr(said, "memory_clock_rate", 8e6)
+    fp32 = said.multi_processor_count * ghz * 1e9 * 2 * FP32_LANES
+    return data_sheet(
+        name,
+        memory=said.total_memory,
+        bandwidth=2 * clock * 1e3 * width / 8,
+        l2=int(getattr(said, "L2_cache_size", 0)) or 8 * MIB,
+        sms=said.multi_processor_count,
+        ghz=ghz,
+        flops=(fp32, 2 * fp32 if said.major >= 8 else fp32, 4 * fp32 if said.major >= 8 else fp32),
+        pcie=13e9,
+        source="as the device reports; `weft probe` measures it",
+        host=_this_host(),
+    )
+
+
+def keep_probe(machine: Machine) -> Path:
+    """Keep ``machine`` as what is known of this host with its device; of one with a GPU, also the host by itself."""
+    if machine.devices and machine.host.flops:
+        alone = machine.host_only(machine_name("cpu"))
+        _keep(machine_folder(alone.name) / PROBE, alone.to_json())
+    return _keep(machine_folder(machine.name) / PROBE, machine.to_json())
+
+
+def load_calibration(machine: Machine) -> Calibration | None:
+    """What earlier runs on ``machine`` taught; None if there were none, or none that can be read.
+
+    Factors say by how much predictions were off, so they hold only for predictions made from the same rates.
+    """
+    path = machine_folder(machine.name) / CALIBRATION
+    try:
+        found = _fitted(path.read_text(encoding="utf-8"), basis_of(machine))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return found if found.known or found.phases else None
+
+
+@lru_cache(maxsize=4)
+def _fitted(text: str, basis: str) -> Calibration:
+    """The calibration in a file; fitting its factors takes 0.1 s, and a worker would do so before every group."""
+    data = json.loads(text)
+    return Calibration.from_dict(data) if data["basis"] == basis else Calibration()
+
+
+def basis_of(machine: Machine) -> str:
+    """What predictions for ``machine`` are made from, in short: its rates, and the version that uses them."""
+    own = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
+    rates = {key: value for key, value in own.items() if key not in NO_RATES}
+    digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
+    return f"weft {__version__}, rates {digest[:16]}"
+
+
+def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
+    """Keep what runs on ``machine`` taught."""
+    data = {"basis": basis_of(machine), **calibration.to_dict()}
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    return _keep(machine_folder(machine.name) / CALIBRATION, text)
+
+
+def load_throughput(machine: str) -> Throughput:
+    """The group sizes measured on the machine of that name; an empty table if there is none that can be read."""
+    try:
+        text = (machine_folder(machine) / THROUGHPUT).read_text(encoding="utf-8")
+        return replace(Throughput.from_dict(json.loads(text)), machine=machine)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Throughput(machine)
+
+
+def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:
+    """Change what runs on ``machine`` taught and keep it; another process changes it before or after, not meanwhile."""
+    with locked(machine_folder(machine.name) / CALIBRATION):
+        calibration = change(load_calibration(machine) or Calibration())
+        keep_calibration(machine, calibration)
+    return calibration
+
+
+def update_throughput(machine: str, change: Callable[[Throughput], Throughput]) -> Throughput:
+    """Change the table of group sizes of ``machine`` and keep it, one process at a time."""
+    with locked(machine_folder(machine) / THROUGHPUT):
+        table = change(load_throughput(machine))
+        keep_throughput(table)
+    return table
+
+
+def keep_throughput(table: Throughput) -> Path:
+    """Keep a table of group sizes for later runs and plans on its machine."""
+    text = json.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n"
+    return _keep(machine_folder(table.machine) / THROUGHPUT, text)
+
+
+def _keep(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise SpecError(f"cannot keep {path}: {error.strerror}; WEFT_HOME names another folder") from None
+    return path

@@ -1,0 +1,15 @@
+"""Import ``weft.weave`` for plans with woven groups; nothing else imports it."""
+
+from __future__ import annotations
+
+from weft.core.plan import Plan
+from weft.runtime.epoch import StepMerger
+
+
+def merger_for(plan: Plan) -> StepMerger | None:
+    """What merges the steps of a woven plan; None for every other plan."""
+    if plan.join != "woven":
+        return None
+    from weft.weave.step import Weaver
+
+    return Weaver()

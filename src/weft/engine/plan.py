@@ -1,0 +1,471 @@
+"""``weft.plan``: predict what a task or a sweep will take, before anything is allocated. Needs no GPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.core.compatibility import graph_key
+from weft.core.division import Division, built_in
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import Plan, PlanOptions
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.core.units import parse_bytes, show_bytes
+from weft.dist.node_order import order_nodes, reordered
+from weft.dist.partition import count_remote, halo_of, own_rows
+from weft.engine.choosing import (
+    choose_group,
+    in_mode,
+    place_options,
+    with_divisions,
+    with_modes,
+    with_places,
+    with_reason,
+    words,
+)
+from weft.engine.estimator import NONE, Estimate, Estimator, alone_estimates, check_budget, groups_within_budget
+from weft.engine.graphs import HOST, Graphs, with_all_splits
+from weft.engine.kernel_store import seconds_to_compile
+from weft.engine.machine import Given, find_machine, load_calibration, load_throughput
+from weft.engine.options import check_choices, not_work
+from weft.ops.csr.adjacency import Adjacency
+from weft.planner.cost.calibration import Calibration
+from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
+from weft.planner.division.choose import BUCKETS_GAIN, RUNNERS_UP, Candidate, Setup, batch_bytes
+from weft.planner.division.predicted_times import predicted_times
+from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.machine_profiles import PROFILES
+from weft.planner.partition import split_by_edges
+from weft.planner.placement import steps_per_epoch
+from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate, nearest, roomy_machines
+from weft.planner.report.plan_text import would_do
+from weft.runtime.modules.settings import check_tasks
+
+AT_PEAK = 4  # of the largest things alive
+
+
+def plan(
+    work: Task | Sweep | Iterable[Task],
+    machine: Given = None,
+    budget: str | float | None = None,
+    weave: bool | None = None,
+    compile: bool | None = None,
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: Any = None,
+) -> PlanReport:
+    """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
+
+    ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
+    :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
+    the machine has. The other options are those of :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
+    prints. The answer can be run: ``weft.run(report)`` trains the groups that it names.
+
+    Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
+    touched. Raises :class:`InputError` for what cannot be planned.
+    """
+    check_choices(weave=weave, compile=compile)
+    options = PlanOptions(weave, compile, **place_options(features, topology, cache, cache_policy))
+    planned, name = _checked(work)
+    planned = with_all_splits(planned)
+    check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
+    there = find_machine(machine)
+    limit = None if budget is None else parse_bytes(budget)
+    estimator = Estimator(there, load_calibration(there))
+    tasks = [planned] if isinstance(planned, Task) else planned.tasks()
+    room = there.memory_bytes if limit is None else limit
+    tasks = with_modes(tasks, estimator, room, options)
+    report = report_on(tasks, name, estimator, room, options)
+    if machine is None and there.device == "cuda":
+        report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
+    return _executable(report, planned, estimator, limit)
+
+
+def _executable(report: PlanReport, work: Task | Sweep, estimator: Estimator, limit: int | None) -> PlanReport:
+    """The report with all that its groups need to be trained elsewhere."""
+    tasks = {task.label: task for task in ([work] if isinstance(work, Task) else work)}
+    groups = []
+    for group in report.groups:
+        own = tuple(tasks[name] for name in group.plan.members)
+        graph = estimator.stats(own[0]).fingerprint()
+        plan = with_reason(group.plan, tasks, report.budget)
+        groups.append(replace(group, plan=replace(plan, tasks=own, graph=graph, budget=limit)))
+    return replace(report, groups=tuple(groups), work=work)
+
+
+def report_on(
+    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, plan_options: PlanOptions = NONE
+) -> PlanReport:
+    """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
+    there, calibration = estimator.machine, estimator.calibration
+    alone = alone_estimates(tasks, estimator)
+    for task, estimate in zip(tasks, alone, strict=True):
+        if estimate is not None:
+            check_budget(estimate, task, room)
+    found = groups_within_budget(tasks, estimator, room, load_throughput(there.name), plan_options)
+    found = with_divisions(found, {task.label: task for task in tasks}, estimator, room, plan_options)
+    by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
+    place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
+    groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
+    suggestions = _nearest(by_name, groups, estimator, room)
+    # A group of one is that task alone, with its cache and division, which are chosen per group.
+    solo = {plan.members[0]: estimate for plan, estimate in found if len(plan.members) == 1}
+    each = [solo.get(task.label, estimate) for task, estimate in zip(tasks, alone, strict=True)]
+    return PlanReport(
+        name=name,
+        machine=there,
+        budget=room,
+        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, each, strict=True)),
+        groups=tuple(groups),
+        nearest=tuple(suggestions),
+        notes=tuple(_notes(there, calibration, groups, suggestions)),
+        graphs=tuple(_graph_words(estimator.stats(task), task) for task in one_a_graph.values()),
+        options=plan_options,
+    )
+
+
+def _checked(work: Task | Sweep | Iterable[Task]) -> tuple[Task | Sweep, str]:
+    """What is to be planned, and what it is called; a list is the sweep that ``weft.run`` would make of it."""
+    if isinstance(work, (Task, Sweep)):
+        return work, work.label
+    several = isinstance(work, Iterable) and not isinstance(work, str)
+    tasks = list(work) if several else []
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise not_work(tasks if several else work, "weft.plan")
+    return Sweep.from_tasks(tasks), f"{len(tasks)} tasks"
+
+
+def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int) -> GroupEstimate:
+    return GroupEstimate(
+        plan=replace(plan, cost=estimate.cost.to_dict()),
+        cost=estimate.cost,
+        epochs=max(tasks[name].epochs for name in plan.members),
+        fits=estimate.cost.total_bytes <= room,
+        at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
+        unknown=estimate.program.unknown,
+        note=estimate.program.note,
+        extrapolated=estimate.extrapolated,
+        advice=estimate.memory.advice,
+        timeline=estimate.memory.timeline,
+        phases=estimate.memory.phases,
+    )
+
+
+def _task(task: Task, estimate: Estimate | None, group: int) -> TaskEstimate:
+    return TaskEstimate(
+        name=task.label,
+        model=task.model_name,
+        graph=task.graph_name,
+        epochs=task.epochs,
+        parameters=None if estimate is None else estimate.parameters[0],
+        cost=None if estimate is None else estimate.cost,
+        group=group,
+    )
+
+
+def _nearest(
+    tasks: Mapping[str, Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
+) -> list[Suggestion]:
+    """A suggestion for every structure that does not fit even alone."""
+    found: dict[str, Suggestion] = {}
+    for one in groups:
+        if one.fits:
+            continue
+        task = tasks[one.plan.members[0]]
+        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, estimator.machine.has_bf16)
+        if suggestion is not None:
+            found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
+    return list(found.values())
+
+
+def _notes(
+    machine: Machine,
+    calibration: Calibration | None,
+    groups: Sequence[GroupEstimate],
+    suggestions: Sequence[Suggestion],
+) -> list[str]:
+    notes = []
+    rough = sum(group.extrapolated for group in groups)
+    if rough:
+        notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
+    if not machine.measured:
+        notes.append(
+            f"rates of {machine.name!r} come from a named profile, not from that machine: `weft probe` measures one"
+        )
+    if calibration is None or not calibration.known:
+        notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
+    else:
+        notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
+    too_large = next((one for one in groups if not one.fits), None)
+    return notes if too_large is None else notes + _ways_out(too_large, machine, suggestions)
+
+
+def _ways_out(group: GroupEstimate, machine: Machine, suggestions: Sequence[Suggestion]) -> list[str]:
+    """What is left to say of a group that does not fit."""
+    need = group.cost.total_bytes
+    notes = [would_do(need)] if need <= machine.memory_bytes else []
+    if not suggestions:
+        fixed = sum(group.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
+        notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
+    names = roomy_machines(need, PROFILES.values(), machine)
+    return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
+
+
+def _graph_words(stats: GraphStats, task: Task) -> str:
+    kind = "sparse features" if stats.sparse_features else "features"
+    name = graph_key(task) if isinstance(task.graph, str) else stats.name
+    return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"
+
+
+# ---- Read a plan that ``weft plan --out FILE`` wrote.
+
+
+def read_plan(path: str | os.PathLike[str]) -> PlanReport:
+    """The plan in a file, for :func:`weft.run`; raises :class:`SpecError` for one that is damaged or was changed."""
+    place = Path(path)
+    if not os.path.isfile(place):
+        raise SpecError(f"plan {str(place)!r}: no such file; `weft plan SPEC --out FILE` writes one")
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"plan {str(place)!r}: cannot be read ({error})") from None
+    return PlanReport.from_json(text, str(place))
+
+
+# ---- What an order of the nodes changes: how many edges and nodes cross between ranks.
+
+
+@dataclass(frozen=True)
+class OrderEffect:
+    """What crosses between ranks in an order: share of the edges, and nodes that the rank with most of them reads.
+
+    ``seconds``: what finding the order took. ``imbalance``: edges of the fullest rank over the mean, less 1.
+    """
+
+    order: str
+    remote_edges: float
+    halo_nodes: int
+    imbalance: float
+    seconds: float = 0.0
+
+
+def order_effect(adj: Adjacency, kind: str, ranks: int) -> OrderEffect:
+    """Count what crosses between ``ranks`` if the nodes of ``adj`` are in the order ``kind``."""
+    begin = time.perf_counter()
+    order = order_nodes(adj, kind, ranks)
+    seconds = time.perf_counter() - begin
+    other = adj if kind == "given" else reordered(adj, order)
+    found = split_by_edges(other.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
+    remote = sum(count_remote(other, found.bounds))
+    halos = []
+    for rank in range(ranks):
+        low, high = found.bounds[rank : rank + 2]
+        halos.append(halo_of(own_rows(other, low, high)[1], low, high).numel())
+    return OrderEffect(kind, remote / max(other.num_edges, 1), max(halos), found.imbalance, seconds)
+
+
+# ---- What the groups of a plan take over several ranks: for ``weft plan --gpus N``.
+
+
+def over_the_whole_graph(work: Task | Sweep) -> Task | Sweep:
+    """``work`` with tasks that leave the mode open on the whole graph, as a run over ranks has them."""
+    tasks = [work] if isinstance(work, Task) else work.tasks()
+    if not any(task.mode == "auto" and not task.sampled for task in tasks):
+        return work
+    whole = [task.with_values(mode="full") if task.mode == "auto" and not task.sampled else task for task in tasks]
+    return whole[0] if isinstance(work, Task) else Sweep.from_tasks(whole, work.name)
+
+
+def order_effects(report: PlanReport, ranks: int, order: str) -> list[tuple[OrderEffect, OrderEffect]]:
+    """What crosses between ranks in the given order and in ``order``, per group; the graphs are loaded for that."""
+    graphs, found = Graphs(HOST), []
+    for group in report.groups:
+        adj = graphs.on_device(group.plan.tasks[0]).adj
+        found.append((order_effect(adj, "given", ranks), order_effect(adj, order, ranks)))
+    return found
+
+
+def effect_words(before: OrderEffect, after: OrderEffect) -> str:
+    """What an order changes, in a sentence."""
+    return (
+        f"order {after.order}: {after.remote_edges:.1%} of the edges are remote ({before.remote_edges:.1%} in the "
+        f"given order), {after.halo_nodes:,} remote nodes on the rank with most of them ({before.halo_nodes:,}); "
+        f"found in {after.seconds:.2g} s"
+    )
+
+
+def shard_groups(
+    report: PlanReport, ranks: int, effects: Sequence[OrderEffect] | None = None
+) -> list[ShardingEstimate]:
+    """An estimate of every group of ``report``, an executable plan, over ``ranks``; ``effects``: counted per group."""
+    estimator, link = Estimator(report.machine), link_of(report.machine, ranks)
+    parameters = {task.name: task.parameters or 0 for task in report.tasks}
+    found = []
+    for place, group in enumerate(report.groups):
+        tasks: tuple[Task, ...] = group.plan.tasks
+        if group.plan.mode == "sampled":
+            raise SpecError(f"task {tasks[0].label!r}: sampled training over {ranks} ranks is not predicted yet")
+        effect = None if effects is None else effects[place]
+        found.append(
+            estimate_sharding(
+                tasks,
+                group.cost,
+                estimator.stats(tasks[0]),
+                ranks,
+                link,
+                parameters=sum(parameters[task.label] for task in tasks),
+                fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
+                first_once=group.plan.first_layer == "once",
+                halo=None if effect is None else effect.halo_nodes,
+                remote_edges=None if effect is None else effect.remote_edges,
+            )
+        )
+    return found
+
+
+# ---- Explain a planned report: the ways of training each group that were not taken, and simulated schedules.
+
+MOST_GROUPS = 6  # that are explained
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A group: the way that its plan takes, others by their seconds, and how long looking for those took."""
+
+    taken: Candidate
+    others: tuple[Candidate, ...]
+    seconds: float
+
+
+def explained(report: PlanReport) -> dict[str, Explained]:
+    """Each of the first groups by its name, searched again under the options that it was planned with."""
+    return {one.name: _explained(one, report.budget) for one in _searched(report)}
+
+
+def explanation(report: PlanReport) -> str:
+    """The ways of every group as text, the one that was planned marked."""
+    return "\n".join(line for name, one in explained(report).items() for line in told(name, one, report.budget))
+
+
+def told(name: str, one: Explained, budget: int) -> list[str]:
+    """The ways of one group in lines."""
+    lines = ["", f"{name}, one task of it: ways to train, the fastest first (searched in {one.seconds:.2f} s)"]
+    for way in sorted((one.taken, *one.others), key=lambda way: way.seconds_per_task):
+        mark = ">" if way is one.taken else " "
+        lines.append(f"  {mark} {words(way)}{_obstacle(way, one.taken, budget)}")
+    return lines
+
+
+def schedules(report: PlanReport) -> dict[str, Simulation]:
+    """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
+    found = {}
+    for one in _searched(report, divided=True):
+        simulation = one.taken().simulation
+        if simulation is not None:
+            found[f"{one.name}: {simulation.division.words()}"] = simulation
+    if not found:
+        raise SpecError(
+            "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "
+            "machine with a GPU, features or edges in host memory, and room for batches on the GPU"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """A group, its tasks in the mode of its plan, and all ways to train them."""
+
+    name: str
+    group: GroupEstimate
+    tasks: Sequence[Task]
+    estimator: Estimator
+    ways: Sequence[Candidate]
+    seconds: float
+
+    def taken(self) -> Candidate:
+        """The plan as a candidate, with the seconds and bytes that were printed."""
+        plan, cost = self.group.plan, self.group.cost
+        known = next((one for one in self.ways if _same(one, plan)), None)
+        if known is not None:
+            sure = replace(known.setup, rough=False)
+            return replace(known, setup=sure, seconds=cost.epoch_seconds, device_bytes=cost.total_bytes)
+        setup = Setup(self.tasks[0], plan.places, cost, cost.total_bytes, len(plan.members))
+        found = Candidate(setup, cost.epoch_seconds, cost.total_bytes)
+        return found if plan.division is None else _divided(found, plan.division, self.estimator)
+
+
+def _searched(report: PlanReport, divided: bool = False) -> Iterator[_Searched]:
+    """The first groups; ``divided``: those alone whose batches are."""
+    groups = report.groups[:MOST_GROUPS]
+    if divided and all(group.plan.division is None for group in groups):
+        return
+    estimator = Estimator(report.machine, load_calibration(report.machine))
+    modes = {name: plan.mode for plan in report.plans for name in plan.members}
+    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
+    with_places(list(tasks.values()), estimator, report.budget, report.options)
+    for number, group in enumerate(groups, 1):
+        if divided and group.plan.division is None:
+            continue
+        own, undivided = [tasks[name] for name in group.plan.members], replace(group.plan, division=None)
+        begin = time.perf_counter()
+        # However long it takes: the same is said of a plan whenever it is asked for. Schedules need no other settings.
+        about = (own, undivided, estimator, report.budget, report.options)
+        chosen = choose_group(*about, begin=-math.inf if divided else math.inf)
+        yield _Searched(f"group {number}", group, own, estimator, chosen.choice.ways, time.perf_counter() - begin)
+
+
+def _explained(one: _Searched, budget: int) -> Explained:
+    others = [way for way in one.ways if not _same(way, one.group.plan)]
+    ranked = sorted((_with_condition(way, one.tasks[0]) for way in others), key=lambda way: way.seconds_per_task)
+    # At least half of them could be taken: ways that do not fit or need a setting may be many.
+    free = [way for way in ranked if way.device_bytes <= budget and not way.setup.condition]
+    shown = free[: RUNNERS_UP // 2]
+    shown += [way for way in ranked if way not in shown][: RUNNERS_UP - len(shown)]
+    return Explained(one.taken(), tuple(sorted(shown, key=lambda way: way.seconds_per_task)), one.seconds)
+
+
+def _divided(one: Candidate, division: Division, estimator: Estimator) -> Candidate:
+    """``one`` with a ``division`` that no search came upon."""
+    setup, stats = one.setup, estimator.stats(one.setup.task)
+    steps = steps_per_epoch(setup.task, stats)
+    times = predicted_times(setup.task, stats, estimator.machine, setup.placement, setup.training, steps)
+    simulation = simulate(division, times, steps, built_in(setup.captured))
+    host = division.pinned_batches * batch_bytes(setup.task, stats)
+    return replace(one, division=division, host_bytes=host, simulation=simulation, times=times)
+
+
+def _same(one: Candidate, plan: Plan) -> bool:
+    """Whether a candidate is what ``plan`` says."""
+    setup = one.setup
+    if setup.condition or setup.members != len(plan.members) or setup.task.sampled != (plan.mode == "sampled"):
+        return False
+    return not setup.task.sampled or (setup.placement, one.division) == (plan.places, plan.division)
+
+
+def _with_condition(one: Candidate, task: Task) -> Candidate:
+    """Batches of a task that trains on the whole graph have to be asked for."""
+    if one.setup.condition or one.setup.task.sampled == task.sampled:
+        return one
+    return replace(one, setup=replace(one.setup, condition="mode='sampled'"))
+
+
+def _obstacle(one: Candidate, taken: Candidate, budget: int) -> str:
+    """Why a way is not taken that seems to be faster, or whatever its seconds because it does not fit."""
+    if one.device_bytes > budget:
+        return f" - does not fit into {show_bytes(budget)}"
+    if one is taken or one.setup.condition or one.seconds_per_task >= taken.seconds_per_task:
+        return ""
+    if taken.setup.task.sampled and taken.setup.placement.on_device:
+        return " - nothing is moved off the GPU where all of it fits"
+    if one.setup.padding is not None:
+        return f" - several sizes of batches have to save {BUCKETS_GAIN:.0%}"
+    return " - rough, no dry run was made of it" if one.setup.rough else ""

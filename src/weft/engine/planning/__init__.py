@@ -1,1 +1,0 @@
-"""Estimate, group and learn: the planner applied to the machine at hand."""

@@ -1,0 +1,189 @@
+"""Enter and leave state that torch and Python keep once per process.
+
+Matmul precision, torch's generators and garbage collection are one each per process, the cap on a GPU's memory one per
+process and device, the number of CPU threads one per thread. Runs inside each other, in one thread, nest: each restores
+what it found. Concurrent runs, in several threads, share them: the first one in remembers, the last one out
+restores, and a run that would need them otherwise than one that is under way is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import SpecError
+from weft.core.startup import beside, collects, gc_paused, let_collect
+from weft.core.task import Task
+from weft.engine.background_probe import Look
+from weft.engine.memory_budget import memory_fraction, set_memory_fraction
+from weft.ops.launch.backend import have_triton
+from weft.planner.grouping.step_options import free_threads
+from weft.runtime.device.process import cpu_threads, generator_states, matmul_precision, restore_generators, seeded
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of the process: which precisions, a memory cap on which GPU, torch's generators for itself."""
+
+    precisions: frozenset[str]
+    device: str
+    capped: bool = False
+    draws: bool = False
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], device: torch.device, budget: int | None) -> Needs:
+        """What a run of ``tasks`` needs."""
+        precisions = frozenset("tf32" if task.precision == "tf32" else "fp32" for task in tasks)
+        own_models = any(task.traits is None for task in tasks)
+        return cls(precisions, str(device), budget is not None and device.type == "cuda", own_models)
+
+    def conflict(self, other: Needs) -> str:
+        """Why this run and ``other`` cannot be concurrent in one process; empty if they can."""
+        if len(self.precisions | other.precisions) > 1:
+            return "another precision, and torch has one setting for all products of a process"
+        if self.device == other.device and (self.capped or other.capped):
+            return f"a budget on {self.device}, and torch has one cap per process and device"
+        if self.draws or other.draws:
+            return "users' modules, which may draw from torch's generator, and a process has one"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The state of the process as it was found."""
+
+    precision: str
+    collecting: bool
+    generators: dict[str, Tensor]
+    memory_fraction: float
+
+    @classmethod
+    def now(cls, device: torch.device) -> _Found:
+        precision, fraction = torch.get_float32_matmul_precision(), memory_fraction(device)
+        return cls(precision, collects(), generator_states(device), fraction)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_float32_matmul_precision(self.precision)
+        let_collect(self.collecting)
+        restore_generators(self.generators, device)
+        if memory_fraction(device) != self.memory_fraction:
+            set_memory_fraction(self.memory_fraction, device)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run under way: what it needs, and in which thread."""
+
+    needs: Needs
+    thread: int
+
+
+_LOCK = threading.Lock()
+_UNDER_WAY: list[_Run] = []  # the process has one of everything above, so it has one list of who uses it
+_OUTSIDE: list[tuple[_Found, torch.device]] = []  # what the first of them found, and on which device
+
+
+@contextmanager
+def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
+    """A run that needs ``needs`` is under way inside; outside everything is as it was, however it ended."""
+    run, threads = _Run(needs, threading.get_ident()), torch.get_num_threads()
+    with _LOCK:
+        found = _enter(run, device)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        with _LOCK:
+            _leave(run, found, device)
+
+
+def _enter(run: _Run, device: torch.device) -> _Found:
+    for other in _UNDER_WAY:
+        reason = "" if other.thread == run.thread else run.needs.conflict(other.needs)
+        if reason:
+            raise SpecError(
+                f"another run is under way in this process, and one of the two has {reason}; "
+                "wait for it, or start a process for each"
+            )
+    found = _Found.now(device)
+    if not _UNDER_WAY:
+        _OUTSIDE[:] = [(found, device)]
+    _UNDER_WAY.append(run)
+    return found
+
+
+def _leave(run: _Run, found: _Found, device: torch.device) -> None:
+    _UNDER_WAY.remove(run)
+    if not _UNDER_WAY:
+        outside, place = _OUTSIDE.pop()
+        outside.restore(place)
+    elif any(other.thread == run.thread for other in _UNDER_WAY):
+        found.restore(device)
+
+
+@contextmanager
+def group_state(task: Task, threads: int | None, device: torch.device) -> Iterator[None]:
+    """A group like ``task`` trains inside: generators at its seed, products in its precision, so many threads."""
+    with ExitStack() as stack:
+        stack.enter_context(seeded(task.seed, device))
+        stack.enter_context(matmul_precision(task.precision))
+        stack.enter_context(cpu_threads(threads))
+        yield
+
+
+# ---- Start a GPU, which takes a tenth of a second, while Triton is imported, which takes as long.
+
+
+def start_device(device: torch.device) -> None:
+    """What the first run of a process on ``device`` begins with; nothing on a CPU, or where a run was before."""
+    if device.type == "cuda" and "triton" not in sys.modules and have_triton():
+        beside(partial(torch.cuda.synchronize, device), "start of the device")
+        with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
+            import_module("triton")
+
+
+# ---- FreeThreads: compute with as many threads as there are free cores, chosen again while a run on a CPU trains.
+#
+# On a machine that does other things, threads of one operator wait for each other: the same sweep took 97 s with two
+# threads and 25 s with one. Sums of several threads may differ from those of one in the last bits; ``OMP_NUM_THREADS``
+# says how many threads there are to be, and then they stay.
+
+LOOK_SECONDS = 1.0  # between two choices
+FIXED = "OMP_NUM_THREADS"  # the user's own word on the number of threads
+FIRST_SECONDS = 0.2  # that the first choice must have seen
+
+
+class FreeThreads:
+    """Sets torch's threads, at most as many as it has now; ``since``: what the machine did from there on counts."""
+
+    def __init__(self, since: Look | None = None) -> None:
+        self._most, self._last, self._wait = torch.get_num_threads(), since or Look.here(), FIRST_SECONDS
+
+    def choose(self) -> str | None:
+        """Choose anew if it is time to; what changed, in words, or None."""
+        if (
+            self._most == 1
+            or FIXED in os.environ
+            or self._last is None
+            or time.monotonic() - self._last.now < self._wait
+        ):
+            return None
+        seen = Look.here()
+        if seen is None:
+            return None
+        others, self._last, self._wait = seen.others(self._last), seen, LOOK_SECONDS
+        before, count = torch.get_num_threads(), free_threads(self._most, seen.cores, others)
+        if count == before:
+            return None
+        torch.set_num_threads(count)
+        return f"{count} of {self._most} threads: other processes take {others:.1f} of {seen.cores} cores"

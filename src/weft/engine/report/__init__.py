@@ -1,1 +1,0 @@
-"""HTML reports and their charts."""

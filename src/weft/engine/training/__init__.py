@@ -1,1 +1,0 @@
-"""Train a run: job, session, folders, events."""

@@ -1,1 +1,0 @@
-"""Where feature rows are kept, and which of them are worth device memory."""

@@ -1,1 +1,0 @@
-"""Neighbour sampling: seeds, the hops of a batch, and the blocks they give."""

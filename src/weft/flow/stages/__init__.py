@@ -1,1 +1,0 @@
-"""The stages of sampled training as threads with bounded queues between them."""

@@ -1,1 +1,0 @@
-"""The Graph and its parts: edges, features, labels, splits, checks, conversion."""

@@ -1,0 +1,417 @@
+"""Graph: edges, features, labels, splits and relations, checked once and then trusted.
+
+Shapes: N nodes, E edges, F features, C classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.core.graph_stats import GraphStats
+from weft.graph import check as validate
+from weft.graph import convert
+from weft.graph import stats as summary
+from weft.graph.build import adjacency_from_csr, adjacency_from_edges, check_relations, merged_words
+from weft.graph.labels import (
+    SPLITS,
+    Split,
+    as_labels,
+    as_split,
+    check_disjoint,
+    check_num_classes,
+    columns_of,
+    count_classes,
+    is_matrix_of_numbers,
+    random_split,
+)
+from weft.graph.sparse_features import SparseFeatures, as_features
+from weft.graph.verify import verify
+from weft.ops.csr.adjacency import Adjacency
+
+
+class Graph:
+    """A graph to train on.
+
+    ``adj`` is the plain :class:`Adjacency` (CSR by destination, no loops added), ``x [N, F]`` dense or
+    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled), ``[N, C]`` float 0/1, or ``[N]`` float32
+    numbers to predict (NaN: none),
+    ``train``, ``val``, ``test`` sorted int64 node ids (empty when there are none), ``relation [E]`` int32 in
+    CSR order.
+
+    The constructor only compares shapes; use :meth:`from_edges`, :meth:`from_csr` and the readers for
+    data that has not been checked, or call :meth:`verify`.
+    """
+
+    def __init__(
+        self,
+        adj: Adjacency,
+        x: Tensor | SparseFeatures | None = None,
+        y: Tensor | None = None,
+        train: Tensor | None = None,
+        val: Tensor | None = None,
+        test: Tensor | None = None,
+        relation: Tensor | None = None,
+        name: str = "graph",
+        *,
+        num_classes: int | None = None,
+        num_relations: int | None = None,
+        several: Sequence[Split] = (),
+        numbers: bool | None = None,
+    ) -> None:
+        none = torch.empty(0, dtype=torch.int64, device=adj.device)
+        self.adj, self.x, self.y, self.relation, self.name = adj, x, y, relation, name
+        self.train = none if train is None else train
+        self.val = none if val is None else val
+        self.test = none if test is None else test
+        self._num_classes, self._num_relations, self._several = num_classes, num_relations, tuple(several)
+        self._numbers = _has_numbers(y) if numbers is None else numbers  # whether y is to be predicted
+        self._stats: GraphStats | None = None
+        self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
+        self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
+        self._check_shapes()
+        if relation is not None and adj.relation is not relation:
+            self.adj = adj.related(relation, self.num_relations)
+
+    def _check_shapes(self) -> None:
+        adj = self.adj
+        validate.check_num_nodes(adj.num_rows)
+        if adj.num_cols != adj.num_rows or adj.row_scale is not None or adj.col_scale is not None:
+            raise GraphError(f"{adj} is not a plain square adjacency; a graph keeps its edges unscaled")
+        for name in ("x", "y"):
+            if getattr(self, name) is not None:
+                validate.check_rows(getattr(self, name).shape[0], adj.num_rows, name, "node")
+        if self.relation is not None:
+            validate.check_rows(self.relation.numel(), adj.num_edges, "relation", "edge")
+
+    # ---- making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_edges(
+        cls,
+        src: Any,
+        dst: Any,
+        num_nodes: int | None = None,
+        x: Any = None,
+        y: Any = None,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        edge_weight: Any = None,
+        relation: Any = None,
+        directed: bool = True,
+        name: str = "graph",
+        num_classes: int | None = None,
+        num_relations: int | None = None,
+        edge_attr: Any = None,
+    ) -> Graph:
+        """A graph from edges ``src[e] -> dst[e]`` in any order: lists, numpy arrays or torch tensors.
+
+        ``num_nodes`` defaults to the rows of ``x`` or ``y``, else to the largest id plus one. ``x`` may be
+        dense, scipy sparse or torch sparse. Splits are boolean masks or node ids. ``y = -1`` marks a node
+        without a label, which no split may hold. Everything is moved to the device of ``src``; float64
+        becomes float32; arrays of the right type are shared, not copied.
+
+        ``directed=True`` keeps every edge as given, parallel ones too (they count twice in a sum).
+        ``directed=False`` adds missing reverse edges and merges duplicates: all given edges between two
+        nodes (and of one relation) become one edge each way, weighted by the mean of theirs.
+
+        ``relation`` numbers the kind of every edge, 0, 1, 2, ...; ``num_relations`` says how many kinds there are, if
+        the last of them have no edge. ``edge_attr [E, D]`` are features of the edges, for modules whose ``forward``
+        has a parameter of that name; merged edges have the mean of theirs.
+        """
+        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
+        if num_nodes is None:
+            counted = next((key for key in ("x", "y") if fields[key] is not None), None)
+            num_nodes = None if counted is None else fields[counted].shape[0]
+            validate.check_rows_for_ids(counted, num_nodes, src=src, dst=dst)
+        adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed, edge_attr)
+        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
+        graph = cls._assemble(adj, fields, relation, name, **counts)
+        merged = "" if directed or relation is not None else merged_words(src, dst, adj)
+        return graph.noted(merged) if merged else graph
+
+    @classmethod
+    def from_csr(
+        cls,
+        indptr: Any,
+        indices: Any,
+        x: Any = None,
+        y: Any = None,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        edge_weight: Any = None,
+        relation: Any = None,
+        symmetric: bool | None = None,
+        name: str = "graph",
+        num_classes: int | None = None,
+        num_relations: int | None = None,
+        edge_attr: Any = None,
+    ) -> Graph:
+        """A graph from CSR by destination: ``indices[indptr[i]:indptr[i+1]]`` are the sources of node i.
+
+        Ids must ascend within a row; ``edge_weight``, ``relation`` and ``edge_attr`` are in the same order. The
+        arrays are scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
+        equals its transpose (weights included), which takes a sort; say it if you know.
+        """
+        adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric, edge_attr)
+        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
+        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
+        return cls._assemble(adj, fields, relation, name, **counts)
+
+    @classmethod
+    def _assemble(
+        cls,
+        adj: Adjacency,
+        fields: dict[str, Any],
+        relation: Tensor | None,
+        name: str,
+        num_classes: int | None,
+        num_relations: int,
+    ) -> Graph:
+        """A graph of checked edges, checked features and labels, and splits still as the user gave them."""
+        x, y = (value if value is None else value.to(adj.device) for value in (fields["x"], fields["y"]))
+        check_num_classes(y, num_classes)
+        graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes, num_relations=num_relations)
+        return graph.with_splits(fields["train"], fields["val"], fields["test"])
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, weighted: bool | None = None, **fields: Any) -> Graph:
+        """From a square scipy sparse matrix whose entry (i, j) is the edge i -> j.
+
+        ``weighted=None`` keeps the values as weights unless all are 1. Other arguments as :meth:`from_edges`.
+        """
+        return cls.from_edges(**(convert.scipy_fields(matrix, weighted) | fields))
+
+    @classmethod
+    def from_pyg(
+        cls, data: Any, split: int | None = None, name: str = "graph", num_relations: int | None = None
+    ) -> Graph:
+        """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_attr, edge_type and the masks.
+
+        A one-column ``edge_attr`` is also a weight if there is no ``edge_weight``.
+        Masks with several columns are several splits; ``split`` takes one column alone. ``num_relations`` as for
+        :meth:`from_edges`.
+        """
+        graph = cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
+        unread = convert.pyg_unread(data)
+        return graph.noted(f"not read of the PyG data: {', '.join(unread)}") if unread else graph
+
+    @classmethod
+    def from_dgl(
+        cls, graph: Any, x: str = "feat", y: str = "label", weight: str = "weight", name: str = "graph"
+    ) -> Graph:
+        """From a homogeneous DGL graph; ``x``, ``y`` and ``weight`` name its data.
+
+        Masks are ``train_mask``, ``val_mask``, ``test_mask``; relations are what ``dgl.to_homogeneous`` left.
+        """
+        return cls.from_edges(**convert.dgl_fields(graph, x, y, weight), name=name)
+
+    @classmethod
+    def from_networkx(cls, graph: Any, x: str = "x", y: str = "y", weight: str = "weight", **fields: Any) -> Graph:
+        """From a networkx graph; ``x``, ``y`` and ``weight`` name the attributes of nodes and edges.
+
+        Nodes are numbered in the order of ``graph.nodes``. Other arguments as :meth:`from_edges`.
+        """
+        return cls.from_edges(**(convert.networkx_fields(graph, x, y, weight) | fields))
+
+    # ---- what it is ----------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.adj.num_rows
+
+    @property
+    def num_edges(self) -> int:
+        """E: stored directed edges, so an undirected edge counts twice."""
+        return self.adj.num_edges
+
+    @property
+    def num_features(self) -> int:
+        """F, 0 without features."""
+        return 0 if self.x is None else self.x.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """C: classes, or labels a node may have, or numbers to predict per node; 0 without labels."""
+        if self._num_classes is None:
+            self._num_classes = count_classes(self.y)
+        return self._num_classes
+
+    @property
+    def num_relations(self) -> int:
+        """R, 0 without relations."""
+        if self._num_relations is None:
+            given = self.relation is not None and self.relation.numel() > 0
+            self._num_relations = int(self.relation.max()) + 1 if given else 0
+        return self._num_relations
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether a node may have several labels (``y`` is a matrix of zeros and ones)."""
+        return self.y is not None and self.y.dim() == 2 and not self._numbers
+
+    @property
+    def regression(self) -> bool:
+        """Whether ``y`` has numbers to predict, one or ``num_classes`` per node (NaN: none), not classes."""
+        return self.y is not None and self._numbers
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """Edge weights ``[E]`` in CSR order."""
+        return self.adj.weight
+
+    @property
+    def edge_attr(self) -> Tensor | None:
+        """Features of the edges ``[E]`` or ``[E, D]`` in CSR order."""
+        return self.adj.edge_attr
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges live."""
+        return self.adj.device
+
+    def __repr__(self) -> str:
+        return summary.describe(self)
+
+    def stats(self) -> GraphStats:
+        """The summary a plan needs, computed once."""
+        if self._stats is None:
+            self._stats = summary.stats_of(self)
+        return self._stats
+
+    def edge_index(self) -> Tensor:
+        """Edges ``[2, E]`` int64, sources above destinations, in CSR order."""
+        return torch.stack([self.adj.indices.long(), self.adj.rows().long()])
+
+    # ---- making another of it ------------------------------------------------------------------------
+
+    def _changed(self, **changes: Any) -> Graph:
+        names = ("adj", "x", "y", *SPLITS, "relation", "name")
+        several = changes.pop("several", () if set(changes) & set(SPLITS) else self._several)
+        fields = {name: getattr(self, name) for name in names} | changes
+        counts = {"num_classes": self._num_classes, "num_relations": self._num_relations}
+        graph = Graph(**fields, **counts, several=several, numbers=self._numbers)
+        graph.notes = self.notes
+        return graph
+
+    def noted(self, note: str) -> Graph:
+        """The same graph with a remark on what was left out or changed on reading, which runs show."""
+        graph = self._changed()
+        graph.notes = (*self.notes, note)
+        return graph
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on another device."""
+        device = torch.empty(0, device=device).device  # "cuda" is a particular one
+        names = ("adj", "x", "y", *SPLITS, "relation")
+        held = {name: getattr(self, name) for name in names}
+        moved = {name: None if value is None else value.to(device) for name, value in held.items() if name != "adj"}
+        moved["adj"] = self.adj.moved(device)
+        moved["relation"] = moved["adj"].relation  # moved with the edges
+        if all(moved[name] is held[name] for name in names):
+            return self
+        several = tuple(Split(*(ids.to(device) for ids in split)) for split in self._several)
+        graph = self._changed(**moved, several=several)
+        graph._stats = self._stats
+        return graph
+
+    @property
+    def num_splits(self) -> int:
+        """How many splits there are; ``train``, ``val`` and ``test`` are the first."""
+        return max(len(self._several), 1)
+
+    def split_rows(self, number: int | None) -> Split:
+        """The nodes of one split; of a graph with one split always that."""
+        if not self._several:
+            return Split(self.train, self.val, self.test)
+        number = number or 0
+        if not 0 <= number < self.num_splits:
+            raise GraphError(
+                f"graph {self.name!r} has {self.num_splits} splits, 0..{self.num_splits - 1}, not {number}"
+            )
+        return self._several[number]
+
+    def split(self, number: int) -> Graph:
+        """The same graph with one of its splits, sharing everything else."""
+        if not self._several and number == 0:
+            return self
+        if not self._several:
+            raise GraphError(f"graph {self.name!r} has 1 split, number 0, not {number}")
+        return self._changed(**self.split_rows(number)._asdict())
+
+    def random_splits(
+        self, count: int, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0
+    ) -> Graph:
+        """The same graph with ``count`` random splits, of the seeds ``seed``, ``seed + 1``, ...: see random_split."""
+        if count < 1:
+            raise GraphError(f"count={count!r}: give the number of splits, at least 1")
+        drawn = [self.random_split(train, val, test, seed + number) for number in range(count)]
+        return self._with_several([Split(one.train, one.val, one.test) for one in drawn])
+
+    def _with_several(self, splits: list[Split]) -> Graph:
+        return self._changed(**splits[0]._asdict(), several=splits if len(splits) > 1 else ())
+
+    def with_splits(self, train: Any = None, val: Any = None, test: Any = None) -> Graph:
+        """The same graph with other splits: boolean masks ``[N]`` or node ids.
+
+        Masks ``[N, S]`` are S splits, a column each; a task chooses one with ``split=``, or ``"all"`` of them.
+        """
+        columns = columns_of(train, val, test)
+        if columns is not None:
+            return self._with_several([self._checked_split(*column) for column in columns])
+        return self._changed(**self._checked_split(train, val, test)._asdict())
+
+    def _checked_split(self, train: Any, val: Any, test: Any) -> Split:
+        given = dict(zip(SPLITS, (train, val, test), strict=True))
+        ids = {name: as_split(value, self.num_nodes, name, self.device) for name, value in given.items()}
+        check_disjoint(**ids)
+        if self.y is not None:
+            for name in SPLITS:
+                validate.check_labelled(self.y, ids[name], name)
+        return Split(**ids)
+
+    def random_split(self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0) -> Graph:
+        """The same graph with its labelled nodes split at random, the same for the same seed on any device.
+
+        An integer is a number of nodes, a float a share; ``test=None`` takes all that remain.
+        """
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        if self.y is not None and not self.multilabel:
+            nodes = nodes[~validate.lacks_number(self.y) if self.regression else self.y >= 0]
+        parts = random_split(nodes, train, val, test, seed)
+        return self._changed(**dict(zip(SPLITS, parts, strict=True)))
+
+    def with_one_hot_features(self) -> Graph:
+        """The same graph with one feature per node, its own, kept sparse: for nodes that have none."""
+        return self._changed(x=SparseFeatures.identity(self.num_nodes, self.device))
+
+    def verify(self) -> Graph:
+        """Every check on every value; raises a GraphError at the first that fails, returns the graph."""
+        verify(self)
+        return self
+
+    # ---- leaving -------------------------------------------------------------------------------------
+
+    def to_pyg(self) -> Any:
+        """A PyG ``Data`` with boolean masks; sparse features become dense, as PyG's layers expect."""
+        return convert.to_pyg(self)
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the graph as a folder that :func:`weft.open` maps back at once."""
+        from weft.graph import saved as store
+
+        store.save(self, path, overwrite=overwrite)
+
+
+def _has_numbers(y: Tensor | None) -> bool:
+    if y is None or y.is_meta:
+        return y is not None and y.dim() == 1 and y.is_floating_point()
+    return is_matrix_of_numbers(y) if y.dim() == 2 else y.is_floating_point()

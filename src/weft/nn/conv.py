@@ -1,0 +1,121 @@
+"""Conv: base class of graph convolutions, with a bias, an optional residual and an optional epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from weft import ops
+from weft.core.errors import SpecError
+from weft.nn.checks import check_count
+from weft.nn.dropout import Dropout
+from weft.nn.epilogue import Ending, Epilogue
+from weft.nn.features import Features, check_features, transform_own
+from weft.nn.initial import Initial, Parametrised, glorot
+from weft.ops import Adjacency
+from weft.ops.dense.linear import needs_gradient
+
+
+class Conv(Parametrised):
+    """``y = epilogue(propagate(x, A) + R x, b)``; R x only with ``residual=True``; ``y = ... + b`` plainly.
+
+    Shapes: ``x [N, in_features]``, ``R [out_features, in_features]``, ``b`` and the result's rows
+    ``[out_features]``. ``R`` is learned in every layer, as in PyG's attention layers.
+
+    A subclass declares its weights and writes :meth:`propagate`; one whose aggregation of the input is the
+    same in every step also writes :meth:`aggregate`.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = check_count("in_features", in_features)
+        self.out_features = check_count("out_features", out_features)
+
+    def declare_ends(self, bias: Initial | None, residual: bool) -> None:
+        """Register the residual's weight and the bias, after a subclass's own weights."""
+        shape = (self.out_features, self.in_features)
+        self.declare("weight_residual", shape, glorot(*shape) if residual else None)
+        self.declare("bias", (self.out_features,), bias)
+
+    def forward(
+        self, x: Features, adj: Adjacency, *, first: Tensor | None = None, epilogue: Epilogue | None = None
+    ) -> Tensor:
+        """``x [N, in_features]`` over the plain adjacency to ``[N, out_features]``.
+
+        ``first`` is :meth:`aggregate` of the same ``x`` and ``adj``, if it was computed before.
+        ``epilogue`` takes the result and the bias, so that norm, activation and dropout need no extra pass.
+        """
+        check_features(type(self).__name__, x, self.in_features)
+        residual = None if self.weight_residual is None else transform_own(x, self.weight_residual, adj)
+        return self.propagate(x, adj, first, Ending(self.bias, epilogue, residual))
+
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
+        """The convolution, finished by ``ending``, ``[N, out_features]``."""
+        raise NotImplementedError
+
+    def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor | None:
+        """This layer's aggregation of a constant dense ``x``, or None if it depends on weights."""
+        return None
+
+    def aggregates_input(self, x: Tensor) -> bool:
+        """Whether a constant dense ``x`` is better aggregated before it is multiplied."""
+        return not needs_gradient(x) and aggregates_first(self.in_features, self.out_features, True)
+
+    def extra_repr(self) -> str:
+        """The widths."""
+        return f"{self.in_features}, {self.out_features}"
+
+
+def aggregates_first(in_features: int, out_features: int, constant_input: bool) -> bool:
+    """Whether ``(A X) W`` costs less than ``A (X W)``: they are equal, and the narrower side is cheaper.
+
+    Equal widths aggregate first, since the epilogue can be fused into a product. If the input needs no
+    gradient, ``(A X) W`` has no backward aggregation, so its side counts as half as wide.
+    """
+    return in_features <= (2 * out_features if constant_input else out_features)
+
+
+# ---- AttentionConv: base class of GATConv and GATv2Conv, with heads, their joining, and attention dropout.
+
+
+class AttentionConv(Conv):
+    """A convolution with several heads. ``out_features`` is the width of the result in either case:
+
+    ``concat=True`` puts the heads side by side, each ``out_features / heads`` wide; ``concat=False`` averages
+    heads that are ``out_features`` wide each. Shapes: H heads, D features of a head.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, heads: int, concat: bool, slope: float, dropout: float
+    ) -> None:
+        super().__init__(in_features, out_features)
+        self.heads, self.concat, self.slope = check_count("heads", heads), concat, float(slope)
+        if concat and out_features % heads:
+            raise SpecError(
+                f"{type(self).__name__}: out_features={out_features} must be a multiple of heads={heads}, "
+                "since the heads stand side by side"
+            )
+        self.head_features = out_features // heads if concat else out_features
+        self.dropout = Dropout(dropout)
+
+    @property
+    def parts(self) -> int:
+        """How many heads stand side by side in the result."""
+        return self.heads if self.concat else 1
+
+    def split(self, x: Tensor) -> Tensor:
+        """``[..., N, H D]`` to ``[..., N, H, D]``."""
+        return x.unflatten(-1, (self.heads, self.head_features))
+
+    def finish(self, x: Tensor, ending: Ending) -> Tensor:
+        """``[..., N, H, D]`` to ``[..., N, out_features]``: join the heads, then apply ``ending``."""
+        if self.concat or self.heads == 1:
+            return ending.apply(x.flatten(-2), parts=self.parts)
+        if ending.epilogue is not None:
+            return ending.apply(ops.mean_heads(x))
+        return replace(ending, bias=None).apply(ops.mean_heads(x, ending.bias))
+
+    def extra_repr(self) -> str:
+        """The widths and the heads."""
+        return f"{super().extra_repr()}, heads={self.heads}, concat={self.concat}"

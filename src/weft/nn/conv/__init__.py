@@ -1,1 +1,0 @@
-"""One layer per file."""

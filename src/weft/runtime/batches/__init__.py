@@ -1,1 +1,0 @@
-"""Where the batches of a step come from: the whole graph, sampled neighbourhoods, a shard, or a dry run."""

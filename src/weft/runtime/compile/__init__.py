@@ -1,1 +1,0 @@
-"""Compile users' steps with Inductor."""

@@ -1,0 +1,467 @@
+"""Which settings a model reads: from its traits row if it is built in, from its signature if it is a user's.
+
+A setting that was given and that nothing reads would be reported as if it had been tried, so it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.core.changed_modules import STAMP, import_current
+from weft.core.errors import SpecError, WeftError
+from weft.core.settings import identity
+from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
+    OPTIMIZER_SETTINGS,
+    SAMPLING_SETTINGS,
+    Task,
+    model_settings,
+    name_of,
+)
+from weft.core.wording import nearest_names
+from weft.graph.graph import Graph
+from weft.nn.build import check_options
+from weft.ops.csr.adjacency import Adjacency
+
+# ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.
+
+
+def import_callable(task: Task) -> Callable[..., nn.Module]:
+    """The model of ``task``, where it names one."""
+    found: Callable[..., nn.Module] = import_from(task.label, "model", task.model)
+    return found
+
+
+def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
+    """What ``"package.module:name"`` or ``"path/file.py:name"``, the value of ``setting``, points to."""
+    place, _, name = reference.rpartition(":")
+    where = f"task {label!r}: {setting}={reference!r}"
+    if not place or not name:
+        raise SpecError(f'{where} must be "module:callable" or "file.py:callable" with both parts')
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else import_current(place)
+    except Exception as error:
+        raise SpecError(f"{where}: {in_words(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SpecError(f"{where}: {place} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def in_words(error: Exception, *own: str) -> str:
+    """An error in a user's code in words, with the line; ``own``: files of Weft to skip."""
+    if isinstance(error, (ImportError, FileNotFoundError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    known = last.filename in (__file__, *own) or isinstance(error, SyntaxError)
+    place = "" if known else f" (line {last.lineno} of {last.filename})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _load_file(path: Path) -> Any:
+    """The module of a file; one that was loaded before is loaded again if the file has changed since."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    name, stamp = _module_name(path), _stamp(path)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, STAMP, None) == stamp:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that classes defined there can be copied and pickled
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    setattr(module, STAMP, stamp)
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """A name of its own for every file: two users' ``net.py`` are two modules, and a ``numpy.py`` is not NumPy."""
+    place = str(path.resolve())
+    return f"weft_file_{hashlib.sha256(place.encode()).hexdigest()[:16]}_{path.stem}"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+SIZES = ("in_features", "out_features")
+DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(Task)}  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a callable that builds a model takes besides its two sizes.
+
+    ``names``: parameters; ``required``: those without a default; ``open``: it has ``**kwargs``; ``by_name``: its
+    sizes are called ``in_features`` and ``out_features``, wherever they stand; ``shown``: as it is written;
+    ``second``: what the parameter is called that gets ``out_features``.
+    """
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    open: bool
+    by_name: bool
+    shown: str
+    second: str = ""
+
+    def takes(self, name: str) -> bool:
+        """Whether it can be given ``name``."""
+        return self.open or name in self.names
+
+
+def signature_of(factory: Callable[..., Any]) -> Signature:
+    """What ``factory(in_features, out_features, ...)`` takes."""
+    called = str(getattr(factory, "__name__", type(factory).__name__))
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C: it is called with the two sizes alone
+        return Signature((), (), False, False, f"{called}(...)")
+    kinds, found = inspect.Parameter, list(signature.parameters.values())
+    bare = [p.replace(annotation=kinds.empty) for p in found]
+    shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    named = [p for p in found if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    by_name = set(SIZES) <= {p.name for p in named}
+    positional = [p.name for p in found if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    sizes = SIZES if by_name else tuple(positional[:2])
+    own = [p for p in named if p.name not in sizes]
+    return Signature(
+        tuple(p.name for p in own),
+        tuple(p.name for p in own if p.default is kinds.empty),
+        any(p.kind is kinds.VAR_KEYWORD for p in found),
+        by_name,
+        f"{called}{shown}",
+        sizes[1] if len(sizes) > 1 else "",
+    )
+
+
+def arguments(task: Task, signature: Signature) -> dict[str, Any]:
+    """The arguments of a user's callable: settings of the task by name, and ``model_args``.
+
+    A setting that the task leaves at its default is left to the callable's own default, if it has one.
+    """
+    given = [name for name in task.given_to_model() if signature.takes(name)]
+    needed = [name for name in signature.required if name in model_settings() and name not in given]
+    return {name: getattr(task, name) for name in (*given, *needed)} | task.model_args
+
+
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """A :class:`SpecError` for settings that nothing reads, and for seeds that would all begin with equal weights.
+
+    A value equal to the default is harmless. So is a setting that is the same for all tasks and that some of them
+    read: ``Sweep(model=["gcn", "gat"], heads=4)``.
+    """
+    signatures: dict[Hashable, Signature | None] = {}
+    for task in tasks:
+        key = identity(task.model)
+        if key not in signatures:
+            signatures[key] = _signature(task)
+        _check_second(task, signatures[key])
+        _check_arguments(task, signatures[key])
+        if task.has_own("optimizer"):
+            _check_optimizer(task)
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert"):
+        read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
+        shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
+        for task, is_read in zip(tasks, read, strict=True):
+            if not is_read and not shared and getattr(task, name) != DEFAULTS[name]:
+                raise SpecError(_unread(task, name, signatures[identity(task.model)], any(read)))
+    _check_seeds(tasks)
+
+
+def _signature(task: Task) -> Signature | None:
+    """The signature of a user's callable; None for a named model and for a module that is already built."""
+    if task.traits is not None or isinstance(task.model, nn.Module):
+        return None
+    if not isinstance(task.model, str):
+        return signature_of(task.model)
+    try:
+        return signature_of(import_callable(task))
+    except SpecError:  # the task fails when its model is built, and costs the others nothing
+        return Signature((), (), True, False, task.model_name)
+
+
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether ``make`` can be given ``name``."""
+    try:
+        found = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+
+
+def _check_optimizer(task: Task) -> None:
+    """Settings that are given and that an optimizer of the user's own does not take."""
+    make = task.optimizer
+    if isinstance(make, str):
+        try:
+            make = import_from(task.label, "optimizer", make)
+        except SpecError:  # the task fails when it begins, and costs the others nothing
+            return
+    for name in OPTIMIZER_GIVEN:
+        if name in task.given and not takes(make, name):
+            raise SpecError(
+                f"task {task.label!r}: {name}={getattr(task, name)!r} would have no effect: optimizer "
+                f"{name_of(make)} does not take {name}"
+            )
+    if task.decay != "all":
+        raise SpecError(
+            f"task {task.label!r}: decay={task.decay!r} is for Weft's own optimizers; give weight_decay per group in "
+            "param_groups"
+        )
+
+
+def _reads(task: Task, name: str, signature: Signature | None) -> bool:
+    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS, "convert")
+    if name in named or task.traits is not None:
+        return not task.ignores(name)
+    return signature is not None and signature.takes(name)
+
+
+def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool) -> str:
+    value = getattr(task, name)
+    start = f"task {task.label!r}: {name}={value!r} would have no effect: "
+    if name in LOOP_SETTINGS:
+        why = task.why_ignored(name) or ""
+    elif name in OPTIMIZER_SETTINGS:
+        users = OPTIMIZER_SETTINGS[name]
+        why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+    elif name in SAMPLING_SETTINGS:
+        why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
+    elif name == "convert":
+        why = f"{task.model} has no layers of PyG; leave it out"
+    elif signature is not None:
+        why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
+    elif task.traits is not None:
+        why = f"{task.model} has no {name}; leave it out"
+    else:
+        why = f"the model is a {task.model_name} that is already built; give its class, or a function that builds it"
+    return start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
+
+
+def _check_second(task: Task, signature: Signature | None) -> None:
+    """A width where the number of classes is given: ``GCN(in_channels, hidden_channels, num_layers, out_channels)``."""
+    if signature is not None and "hid" in signature.second.lower():
+        raise SpecError(
+            f"task {task.label!r}: {signature.shown} would get out_features as {signature.second!r}: a model is called "
+            "with (in_features, out_features); give a function of these two that builds it, or call its parameters so"
+        )
+
+
+def _check_arguments(task: Task, signature: Signature | None) -> None:
+    """Names of ``model_args`` that the model does not have."""
+    if not task.model_args:
+        return
+    where = f"task {task.label!r}: model_args"
+    if task.traits is not None:
+        try:
+            check_options(task.model, task.model_args)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+    elif signature is None:
+        raise SpecError(f"{where}: the model is a {task.model_name} that is already built; give its class instead")
+    else:
+        for name in task.model_args:
+            if not signature.takes(name):
+                hint = nearest_names(name, signature.names)
+                raise SpecError(f"{where}: {signature.shown} has no parameter {name!r}{hint}")
+
+
+def _check_seeds(tasks: Sequence[Task]) -> None:
+    """Several seeds of one module, all of which would begin with the weights that it has."""
+    seeds: dict[int, Task] = {}
+    for task in tasks:
+        if isinstance(task.model, nn.Module) and task.init != "fresh":
+            first = seeds.setdefault(id(task.model), task)
+            if task.seed != first.seed:
+                raise SpecError(
+                    f"task {task.label!r}: seed={task.seed} and seed={first.seed} of one {task.model_name} object "
+                    'would begin with the same weights; give its class, or init="fresh" to draw new ones for every seed'
+                )
+
+
+# ---- Errors of a user's module in one sentence, with the line of the user's code that they come from.
+
+_WEFT = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+
+
+@contextmanager
+def model_errors(task: Task, graph: str) -> Iterator[None]:
+    """Inside, errors of the model of ``task`` become one sentence that names the task and the graph."""
+    try:
+        yield
+    except (WeftError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"task {task.label!r}: model {task.model_name} failed on graph "
+            f"{graph!r}: {in_one_line(error)} ({place_of(error, task.model)})"
+        ) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """The kind of the error and the first line of what it says."""
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0] if words else ''}"
+
+
+def place_of(error: BaseException, model: Any) -> str:
+    """The innermost line of the user's own; of a library that is not torch; else where the model is defined."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    outside = [frame for frame in frames if not frame.filename.startswith((_WEFT, _TORCH))]
+    own = [frame for frame in outside if is_own_file(frame.filename)]
+    for found in (own, outside):
+        if found:
+            return f"line {found[-1].lineno} of {found[-1].filename}"
+    return defined_at(model) or "no line of it is on the way, as in a backward pass"
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
+    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
+
+
+def defined_at(model: Any) -> str:
+    """Where a model is defined; empty if that cannot be found."""
+    if isinstance(model, str):
+        return f"model {model!r}"
+    thing = model if inspect.isclass(model) or inspect.isroutine(model) else type(model)
+    with suppress(OSError, TypeError):
+        kind = "class" if inspect.isclass(thing) else "function"
+        return f"its {kind} is at line {inspect.getsourcelines(thing)[1]} of {inspect.getsourcefile(thing)}"
+    return ""
+
+
+# ---- How a user's module is called, by the names of the parameters of its ``forward``.
+#
+# - ``"features"``: ``forward(x)``; ``"edges"``: PyG's ``forward(x, edge_index)``, with :data:`OF_EDGES`;
+# - ``"transposed"``: PyG's ``forward(x, adj_t)``; ``"data"``: PyG's ``forward(data)``;
+# - ``"adjacency"``: Weft's ``forward(x, adj)``, whatever the second one is called.
+
+EDGES, TRANSPOSED = "edge_index", "adj_t"
+OF_EDGES = ("edge_weight", "edge_type", "edge_attr")  # what a graph may have one of per edge
+OF_ADJACENCY = ("first", "layer")
+GIVEN = {
+    "features": "x",
+    "edges": "x, edge_index, edge_weight, edge_type and edge_attr",
+    "transposed": "x and adj_t",
+    "data": "data",
+    "adjacency": "x and the adjacency",
+}
+STARS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def parameters_of(model: nn.Module) -> dict[str, inspect.Parameter]:
+    """The parameters of ``forward`` by name."""
+    return dict(inspect.signature(model.forward).parameters)
+
+
+def call_style(model: nn.Module) -> str:
+    """One of the styles above."""
+    found = parameters_of(model)
+    names = list(found)
+    if names[:1] == ["data"] and not any(one in found for one in (EDGES, TRANSPOSED)):
+        return "data"
+    if len(names) < 2 or found[names[1]].kind in STARS:
+        return "features"
+    return {EDGES: "edges", TRANSPOSED: "transposed"}.get(names[1], "adjacency")
+
+
+def check_call(task: Task, model: nn.Module, per_edge: tuple[str, ...]) -> None:
+    """A :class:`SpecError` if ``forward`` needs more than Weft gives; ``per_edge``: what the graph has of OF_EDGES."""
+    style, found = call_style(model), parameters_of(model)
+    fixed = 1 if style in ("features", "data") else 2
+    possible = {"edges": per_edge, "adjacency": OF_ADJACENCY}.get(style, ())
+    for name, parameter in list(found.items())[fixed:]:
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in STARS
+        if needed and name not in possible:
+            raise SpecError(f"task {task.label!r}: {_forward(model)} needs {name!r}: {_why(name, style)}")
+
+
+def _why(name: str, style: str) -> str:
+    if style == "edges" and name in OF_EDGES:
+        return "the edges of this graph have none; give the graph one, or the parameter a default"
+    return f"it is called with {GIVEN[style]}; give the parameter a default"
+
+
+def _forward(model: nn.Module) -> str:
+    """``forward(x, edge_index) of Net (line 3 of net.py)``."""
+    code = getattr(model.forward, "__code__", None)
+    place = "" if code is None else f" (line {code.co_firstlineno} of {code.co_filename})"
+    return f"forward({', '.join(parameters_of(model))}) of {type(model).__name__}{place}"
+
+
+# ---- Say what a model does not read of a graph's edges, and refuse what it cannot do with them.
+
+
+def unread_edges(task: Task, model: nn.Module, graph: Graph) -> list[str]:
+    """Remarks on weights and features of edges that the graph has and the model does not read."""
+    notes = []
+    reads_weight = reads_edges(task, model, "edge_weight")
+    if graph.edge_weight is not None and reads_weight is False:
+        notes.append(f"{task.model_name} does not read the edge weights of graph {graph.name!r}")
+    same = graph.edge_attr is not None and graph.edge_attr.numel() == graph.num_edges and graph.edge_weight is not None
+    if graph.edge_attr is not None and reads_edges(task, model, "edge_attr") is False and not (same and reads_weight):
+        notes.append(f"{task.model_name} does not read the edge features of graph {graph.name!r}")
+    return notes
+
+
+def reads_edges(task: Task, model: nn.Module, name: str) -> bool | None:
+    """Whether the model reads ``edge_weight`` or ``edge_attr``; None if nothing says so."""
+    if task.traits is not None:
+        return task.traits.weighted if name == "edge_weight" else False
+    return name in parameters_of(model) if call_style(model) == "edges" else None
+
+
+def given_of_edges(task: Task, model: nn.Module, adj: Adjacency) -> tuple[str, ...]:
+    """What the model is given per edge, of what the edges have."""
+    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
+    if task.traits is not None:
+        return ()
+    style, wanted = call_style(model), parameters_of(model)
+    return tuple(
+        name
+        for name, value in had.items()
+        if value is not None
+        and (style == "data" or (style == "edges" and name in wanted) or (style, name) == ("transposed", "edge_weight"))
+    )
+
+
+def check_edges(task: Task, graph: Graph) -> None:
+    """A :class:`SpecError` for a model that cannot divide by what the edges weigh: GCN, by roots of degrees."""
+    weight = graph.edge_weight
+    if task.model != "gcn" or weight is None or weight.is_meta or not bool((weight < 0).any()):
+        return
+    rows, loops = graph.adj.rows().long(), graph.adj.rows() == graph.adj.indices
+    degree = torch.ones(graph.num_nodes, dtype=weight.dtype, device=weight.device)
+    degree[rows[loops]] = 0.0
+    degree.index_add_(0, rows, weight)
+    if bool((degree < 0).any()):
+        node = int((degree < 0).nonzero()[0])
+        raise SpecError(
+            f"task {task.label!r}: the weights of the edges into node {node} of graph {graph.name!r} sum to "
+            f"{float(degree[node]):.4g} with its self loop; GCN divides by the square root of that: use weights that "
+            "are not negative, or another model"
+        )

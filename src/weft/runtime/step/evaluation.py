@@ -1,0 +1,376 @@
+"""Loss and metric of every split from one set of logits, as a row of numbers on the device.
+
+Shapes: M nodes of all splits together, S splits, ``logits [..., N, C]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.batches.source import SPLITS, OnSplit, Source
+from weft.core.errors import SpecError
+from weft.core.settings import BOUNDED, LOWER
+from weft.core.task import Task
+from weft.ops.launch.backend import on_gpu, use_triton
+from weft.runtime.step.evaluation_triton import Scores, note_triton, record_triton
+from weft.runtime.step.losses import Objective, OwnMeasure, errors, first_tensor, kind_of, logits_and_extra
+from weft.runtime.step.state import State
+
+# ---- Metrics on the device: static shapes, no host round trip, higher is better unless stated.
+#
+# Shapes: M evaluated nodes, C classes or labels; a leading ``...`` is for tasks that share a step.
+# ``logits [..., M, C]``; ``target`` is ``[M]`` int64 (one class each) or ``[M, C]`` 0/1 (many labels).
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+def one_hot(target: Tensor, classes: int) -> Tensor:
+    """``target`` as a bool matrix ``[M, C]``."""
+    if target.dim() == 2:
+        return target > 0.5
+    return target[:, None] == torch.arange(classes, device=target.device)
+
+
+def predicted(logits: Tensor, target: Tensor) -> Tensor:
+    """The predictions of the logits as a bool matrix ``[..., M, C]``."""
+    if target.dim() == 2:
+        return logits > 0
+    best = logits.argmax(-1, keepdim=True)
+    return best == torch.arange(logits.shape[-1], device=logits.device)
+
+
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    """Correctness per node ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
+    if target.dim() == 2:
+        return ((logits > 0) == (target > 0.5)).float().mean(-1)
+    return (logits.argmax(-1) == target).float()
+
+
+def accuracy(logits: Tensor, target: Tensor) -> Tensor:
+    """The share of nodes (or, with many labels each, of node-label pairs) that are right ``[...]``."""
+    return correct(logits, target).mean(-1)
+
+
+def _counts(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Per class: true positives, and false positives plus false negatives ``[..., C]`` int64."""
+    truth, guess = one_hot(target, logits.shape[-1]), predicted(logits, target)
+    return (truth & guess).sum(-2), (truth ^ guess).sum(-2)
+
+
+def f1_micro(logits: Tensor, target: Tensor) -> Tensor:
+    """F1 of all classes pooled: ``2 TP / (2 TP + FP + FN)`` ``[...]``."""
+    hits, misses = (count.sum(-1).double() for count in _counts(logits, target))
+    return (2 * hits / (2 * hits + misses).clamp(min=1)).float()
+
+
+def f1_macro(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean F1 of the classes that occur, in truth or in prediction; of many labels, of all of them ``[...]``.
+
+    A label that neither occurs nor is predicted counts as 0, as in scikit-learn's ``f1_score(average="macro")``.
+    """
+    hits, misses = (count.double() for count in _counts(logits, target))
+    support = 2 * hits + misses
+    score = 2 * hits / support.clamp(min=1)
+    if target.dim() == 2:
+        return score.mean(-1).float()
+    return (score.sum(-1) / (support > 0).sum(-1).clamp(min=1)).float()
+
+
+def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean area under the ROC curve, one label against the rest ``[...]``; NaN where none has both classes.
+
+    The area is the chance that a positive outranks a negative (a tie counts half), from the mean rank of the
+    positives. Labels with one class only are left out of the mean.
+    """
+    scores = (logits if target.dim() == 2 else logits.softmax(-1)).transpose(-1, -2).contiguous()
+    positive = one_hot(target, logits.shape[-1]).transpose(-1, -2).double()
+    ordered = scores.sort(-1).values
+    below = torch.searchsorted(ordered, scores)
+    upto = torch.searchsorted(ordered, scores, right=True)
+    rank = (below + upto + 1).double() / 2
+    ones = positive.sum(-1)
+    pairs = ones * (positive.shape[-1] - ones)
+    area = ((rank * positive).sum(-1) - ones * (ones + 1) / 2) / pairs.clamp(min=1)
+    usable = (pairs > 0).double()
+    return ((area * usable).sum(-1) / usable.sum(-1)).float()
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    """The mean squared error ``[...]`` of ``output [..., M, D]`` for numbers ``target [M, D]``, or ``[M]`` if D is 1.
+
+    Less is better.
+    """
+    return errors(output, target).square().mean((-2, -1))
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    """The mean absolute error ``[...]``; less is better."""
+    return errors(output, target).abs().mean((-2, -1))
+
+
+def r2(output: Tensor, target: Tensor) -> Tensor:
+    """The share of the targets' variance that is explained ``[...]``: of several numbers per node, the mean of theirs.
+
+    Numbers that are equal for all nodes are left out of the mean; NaN where all of them are.
+    """
+    rest = errors(output, target).double().square().sum(-2)
+    numbers = target.double().reshape(target.shape[0], -1)
+    spread = (numbers - numbers.mean(0)).square().sum(0)
+    share = torch.where(spread > 0, 1.0 - rest / spread, 0.0)
+    return (share.sum(-1) / (spread > 0).sum()).float()
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1_micro": f1_micro,
+    "f1_macro": f1_macro,
+    "roc_auc": roc_auc,
+    "mse": mse,
+    "mae": mae,
+    "r2": r2,
+}
+
+
+class Evaluation:
+    """Evaluates the splits that ``source`` has; ``columns`` names the numbers of a row ``[..., 2 S]``.
+
+    ``own_metric``: a metric of the user's own, by the name ``metric``.
+    """
+
+    def __init__(
+        self,
+        source: Source | OnSplit,
+        objective: Objective,
+        metric: str,
+        classes: int,
+        multilabel: bool,
+        own_metric: OwnMeasure | None = None,
+    ) -> None:
+        listed = {name: source.rows(name) for name in SPLITS}
+        self._reduce = source.reduce
+        sizes = {name: self._reduce.gather(rows, 0).numel() for name, rows in listed.items()}
+        self.splits = [name for name in SPLITS if sizes[name]]
+        self._sizes = [sizes[name] for name in self.splits]
+        self._rows = torch.cat([listed[name] for name in self.splits])
+        self._own_sizes = [listed[name].numel() for name in self.splits]
+        target = source.labels().index_select(0, self._rows)
+        self._target = self._whole(target, 0)
+        self._targets = self._target.split(self._sizes)
+        self.objective, self._own_metric, self._label = objective, own_metric, metric
+        self._metric = METRICS["accuracy" if own_metric is not None else metric]
+        if not self._plain:
+            self._whole_labels, self._by_split = source.labels(), [listed[name] for name in self.splits]
+        self._scores = None
+        one_rank = self._reduce.ranks == 1
+        if self._metric is accuracy and not multilabel and use_triton(self._rows) and one_rank and self._plain:
+            self._scores = Scores(self._rows, self._target, self._sizes, classes)
+        self.columns = [f"{split}_loss" for split in self.splits]
+        self.columns += [f"{split}_{metric}" for split in self.splits]
+
+    @property
+    def _plain(self) -> bool:
+        """Whether loss and metric are Weft's own, and the loss of a split is a mean over its rows."""
+        return self.objective.per_row is not None and self._own_metric is None
+
+    def _open(self, output: Any) -> Tensor:
+        """The row by calling objective and metric for the rows of every split."""
+        losses = [self._loss(output, rows) for rows in self._by_split]
+        return torch.stack(losses + [self._score(output, rows) for rows in self._by_split], -1)
+
+    def _loss(self, output: Any, rows: Tensor) -> Tensor:
+        given = output if self.objective.own else logits_and_extra(output)[0]
+        return self.objective.loss(given, self._whole_labels, rows).float()
+
+    def _score(self, output: Any, rows: Tensor) -> Tensor:
+        if self._own_metric is not None:
+            return self._own_metric(output, self._whole_labels, rows)
+        logits = first_tensor(output)
+        if logits is None or logits.dim() != 3:
+            raise SpecError(
+                f"metric={self._label!r} needs logits; the model returned {kind_of(output)}: give metric= "
+                "a function of your own"
+            )
+        return self._metric(logits.index_select(-2, rows).float(), self._whole_labels.index_select(0, rows))
+
+    def _whole(self, values: Tensor, dim: int) -> Tensor:
+        """The rows of all ranks, split by split; ``values`` has those of this rank in the same order."""
+        if self._reduce.ranks == 1:
+            return values
+        return torch.cat([self._reduce.gather(part, dim) for part in values.split(self._own_sizes, dim)], dim)
+
+    def __call__(self, logits: Any) -> Tensor:
+        """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
+        if self._scores is not None:
+            return self._scores(logits)
+        if not self._plain:
+            return self._open(logits)
+        chosen = self._whole(logits.index_select(-2, self._rows).float(), -2)
+        assert self.objective.per_row is not None
+        losses = self.objective.per_row(chosen, self._target)
+        if self._metric is accuracy:
+            # Both are means over rows: one pass for both, which counts where an epoch is all small kernels.
+            values = torch.stack([losses, correct(chosen, self._target)], -2)
+            means = [part.mean(-1) for part in values.split(self._sizes, -1)]
+            return torch.stack(means, -1).flatten(-2)
+        parts = zip(chosen.split(self._sizes, -2), self._targets, strict=True)
+        means = [part.mean(-1) for part in losses.split(self._sizes, -1)]
+        return torch.stack(means + [self._metric(part, target) for part, target in parts], -1)
+
+
+# ---- Book-keeping at the end of an epoch: the history, the best weights so far, and whether to stop.
+#
+# Two implementations with the same result: by comparisons on the device, which a CUDA graph can replay, and on the
+# host,
+# which is faster if the state is there anyway (a tensor operation costs more than the arithmetic).
+#
+# Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
+
+FLOAT_MAX = torch.finfo(torch.float32).max
+NEVER = 1 << 40  # epochs of patience without a limit
+
+
+@dataclass(frozen=True)
+class Bookkeeper:
+    """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
+    of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64: what members may
+    differ in, patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
+
+    A group evaluates when one of its members is due; for the others only the training loss is recorded.
+    """
+
+    losses: int
+    watched: int | None
+    rules: Tensor
+    host_rules: tuple[tuple[int, int, int], ...]
+    metric: str = "accuracy"
+
+    @classmethod
+    def of(
+        cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device, metric: str = "accuracy"
+    ) -> Bookkeeper:
+        """The bookkeeper of a stack of ``tasks``."""
+        host_rules = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
+        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules, metric)
+
+    @property
+    def sign(self) -> float:
+        """What makes more of the watched metric better."""
+        return -1.0 if self.metric in LOWER else 1.0
+
+    @property
+    def lowest(self) -> float:
+        """Below every score that is defined."""
+        return -1.0 if self.metric in BOUNDED else -FLOAT_MAX
+
+    def __call__(self, state: State, rows: Tensor, steps: int) -> None:
+        """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
+        if on_gpu(rows) or rows.is_meta:
+            self.on_device(state, rows, steps)
+        else:
+            self.on_host(state, rows, steps)
+
+    def loss_alone(self, state: State, losses: Tensor, steps: int) -> None:
+        """Record the training losses ``[T]`` of an epoch without an evaluation, and count it."""
+        if use_triton(losses):
+            note_triton(state, losses, steps)
+            return
+        state.history[:, :, 0].index_copy_(1, state.first_epoch, losses[:, None])
+        _count(state, steps)
+
+    # ---- on the host ---------------------------------------------------------------------------------
+
+    def on_host(self, state: State, rows: Tensor, steps: int) -> None:
+        """With Python's numbers."""
+        step, values = int(state.first_epoch), rows.tolist()
+        wants = [evaluates_at(step, wish) for wish in self.host_rules]
+        if all(wants):
+            state.history[:, step] = rows
+        else:
+            self._write_some(state, step, rows, wants)
+        standing = zip(state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist(), strict=True)
+        for member, (end, best_epoch, best_score) in enumerate(standing):
+            if wants[member] and step < end:
+                self._judge(state, member, step, values[member], best_epoch, best_score)
+        _count(state, steps)
+
+    def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
+        """All training losses, and everything else of the members that are due."""
+        state.history[:, step, 0] = rows[:, 0]
+        for member, wants_it in enumerate(wants):
+            if wants_it:
+                state.history[member, step] = rows[member]
+
+    def _judge(
+        self, state: State, member: int, step: int, row: list[float], best_epoch: int, best_score: float
+    ) -> None:
+        healthy = all(map(math.isfinite, row[: self.losses]))
+        score = math.inf if self.watched is None else self.sign * row[self.watched]
+        score = self.lowest if math.isnan(score) else score  # undefined ranks below every defined one
+        if healthy and (self.watched is None or score > best_score):
+            best_epoch = step
+            self._keep(state, member, step, score)
+        if not healthy or step - best_epoch >= self.host_rules[member][0]:
+            state.end[member] = step + 1
+
+    def _keep(self, state: State, member: int, step: int, score: float) -> None:
+        """The weights of ``member`` are its best so far."""
+        state.best_epoch[member] = step
+        if self.watched is not None:
+            state.best_score[member] = score
+        state.best_flat[member].copy_(state.evaluated[member])
+        for name, buffer in state.buffers.items():
+            state.best_buffers[name][member].copy_(buffer[member])
+
+    # ---- on the device -------------------------------------------------------------------------------
+
+    def on_device(self, state: State, rows: Tensor, steps: int) -> None:
+        """With tensors alone."""
+        if use_triton(rows) and self.metric in BOUNDED:
+            better = record_triton(state, rows, self.losses, self.watched, self.rules, steps)
+        else:
+            better = self.compare(state, rows)
+            _count(state, steps)
+        torch.where(better[:, None], state.evaluated, state.best_flat, out=state.best_flat)
+        for name, buffer in state.buffers.items():
+            chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
+            torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
+
+    def compare(self, state: State, rows: Tensor) -> Tensor:
+        """Write the rows, find the best and the end; returns which members are at their best so far, ``[T]`` bool."""
+        step = state.epoch
+        patience, every, epochs = self.rules.unbind(1)
+        wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+        written = torch.where(wants[:, None], rows, torch.nan)
+        written[:, 0] = rows[:, 0]
+        state.history.index_copy_(1, state.first_epoch, written.unsqueeze(1))
+        running = wants & (step < state.end)
+        healthy = rows[:, : self.losses].isfinite().all(1)
+        better = running & healthy
+        if self.watched is not None:
+            score = self.sign * rows[:, self.watched]
+            score = torch.where(score.isnan(), self.lowest, score)
+            better = better & (score > state.best_score)
+            torch.where(better, score, state.best_score, out=state.best_score)
+        torch.where(better, step, state.best_epoch, out=state.best_epoch)
+        over = ~healthy | (step - state.best_epoch >= patience)
+        torch.where(running & over, step + 1, state.end, out=state.end)
+        return better
+
+
+def evaluates_at(step: int, wish: tuple[int, int, int]) -> bool:
+    """Whether a member is due for evaluation after epoch ``step`` (counted from 0)."""
+    _, every, epochs = wish
+    return (step + 1) % every == 0 or step + 1 == epochs
+
+
+def _count(state: State, steps: int) -> None:
+    """One epoch and ``steps`` steps more."""
+    state.epoch.add_(1)
+    if steps:
+        state.steps.add_(steps)

@@ -1,0 +1,487 @@
+"""Training objectives: cross-entropy, binary cross-entropy for many labels, regression losses, or a user's function.
+
+Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_leaves
+
+from weft import ops
+from weft.batches.source import Batch, StackSplits
+from weft.core.compatibility import REGRESSIONS, function_name, objective_name
+from weft.core.errors import SpecError
+from weft.core.settings import LOWER
+from weft.core.task import Task
+from weft.graph.graph import Graph
+from weft.runtime.device.process import generator_states, same_draws
+from weft.runtime.modules.settings import import_from
+
+# ---- Losses that Weft knows by name besides plain cross-entropy: with class weights, and of regression.
+#
+# Shapes: T members, N nodes, M rows, C classes, D numbers to predict; ``logits [..., N, C]``.
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+PerRow = Callable[[Tensor, Tensor], Tensor]
+
+
+def class_weights_of(
+    tasks: Sequence[Task], labels: Tensor, train: Tensor, classes: int, device: torch.device
+) -> Tensor:
+    """The weights of every member ``[T, C]``; ``"balanced"``: inverse to how often a class is among ``train``."""
+    return torch.stack([_weights(task, labels, train, classes, device) for task in tasks])
+
+
+def _weights(task: Task, labels: Tensor, train: Tensor, classes: int, device: torch.device) -> Tensor:
+    if isinstance(task.class_weights, tuple):
+        if len(task.class_weights) != classes:
+            raise SpecError(
+                f"task {task.label!r}: class_weights has {len(task.class_weights)} numbers for {classes} classes of "
+                f"graph {task.graph_name!r}; give one per class"
+            )
+        return torch.tensor(task.class_weights, device=device)
+    if labels.is_meta:
+        return torch.ones(classes, device=device)
+    counts = torch.bincount(labels.index_select(0, train.to(labels.device)), minlength=classes).to(device)
+    return torch.where(counts > 0, counts.sum() / (classes * counts.clamp(min=1)), 0.0).float()
+
+
+def weighted_cross_entropy(weights: Tensor, smoothing: Tensor | None) -> Loss:
+    """``F.cross_entropy(logits[rows], labels[rows], weight, label_smoothing=...)`` of every member.
+
+    ``weights [T, C]``, ``smoothing [T]``: a weighted mean over rows, by the weights of their classes.
+    """
+
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        log_p, target = logits.index_select(-2, rows).float().log_softmax(-1), labels.index_select(0, rows)
+        of_rows = weights.index_select(-1, target)  # [T, M]
+        right = log_p.gather(-1, target.expand(log_p.shape[:-1])[..., None]).squeeze(-1)
+        total, found = of_rows.sum(-1), -(of_rows * right).sum(-1)
+        if smoothing is None:
+            return found / total
+        uniform = -(log_p * weights[:, None]).sum((-2, -1)) / log_p.shape[-1]
+        return ((1 - smoothing) * found + smoothing * uniform) / total
+
+    return loss
+
+
+def errors(output: Tensor, target: Tensor) -> Tensor:
+    """What every number is off by ``[..., M, D]``, for ``output [..., M, D]``, ``target [M, D]`` or ``[M]``."""
+    return output - (target[:, None] if target.dim() == 1 else target)
+
+
+def squared_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """The squared error of every row, a mean over its numbers ``[..., M]``."""
+    return errors(logits, target).square().mean(-1)
+
+
+def absolute_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """The absolute error of every row, a mean over its numbers."""
+    return errors(logits, target).abs().mean(-1)
+
+
+def huber_rows(delta: Tensor) -> PerRow:
+    """Huber's loss of every row; ``delta [T]``: half the square below it, a straight line above."""
+
+    def rows(logits: Tensor, target: Tensor) -> Tensor:
+        error, width = errors(logits, target).abs(), delta[:, None, None]
+        return torch.where(error < width, 0.5 * error.square(), width * (error - 0.5 * width)).mean(-1)
+
+    return rows
+
+
+def regression_rows(name: str, tasks: Sequence[Task], device: torch.device) -> PerRow:
+    """The error of every row by the name of an objective."""
+    if name == "huber":
+        return huber_rows(torch.tensor([task.huber_delta for task in tasks], device=device))
+    return squared_rows if name == "mse" else absolute_rows
+
+
+def mean_of_rows(per_row: PerRow) -> Loss:
+    """The mean over the rows of a batch."""
+
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
+
+    return loss
+
+
+# ---- What a model returns: logits alone, logits with an auxiliary loss, or anything that a user's own objective
+# takes.
+#
+# Shapes: T members, N nodes, C classes.
+
+
+def with_member(output: Any) -> Any:
+    """What one member's model returned, with a leading dimension of one member."""
+    return output[None] if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, lambda one: one[None], output)
+
+
+def of_member(output: Any, row: int) -> Any:
+    """One member's part of what a stack returned, floating-point numbers in float32."""
+    return pytree.tree_map_only(Tensor, lambda one: _wide(one[row]), output)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def members_of(output: Any) -> int:
+    """T: how many members ``output`` has a leading row for."""
+    return next(one.shape[0] for one in pytree.tree_leaves(output) if isinstance(one, Tensor))
+
+
+def logits_and_extra(output: Any, label: str = "") -> tuple[Tensor, Tensor | None]:
+    """Logits ``[T, N, C]`` and the auxiliary loss ``[T]`` of ``(logits, loss)``, None without one."""
+    if isinstance(output, Tensor):
+        return output, None
+    pair = isinstance(output, (tuple, list)) and len(output) == 2 and all(isinstance(one, Tensor) for one in output)
+    if not pair or output[1].dim() != output[0].dim() - 2:
+        raise SpecError(not_logits(output, label))
+    return output[0], output[1].float()
+
+
+def not_logits(output: Any, label: str) -> str:
+    """The complaint about an output that only a user's own objective could read."""
+    start = f"task {label!r}: " if label else ""
+    return (
+        f"{start}the model returned {kind_of(output)}; expected logits, or (logits, loss) with an auxiliary loss of no "
+        "dimensions; for anything else give objective= and metric= functions that read it"
+    )
+
+
+def kind_of(output: Any) -> str:
+    """An output in words: ``tuple(tensor [5, 3], tensor [5, 3])``."""
+    if isinstance(output, Tensor):
+        return f"tensor {list(output.shape)}"
+    if isinstance(output, (tuple, list)):
+        return f"{type(output).__name__}({', '.join(map(kind_of, output))})"
+    return type(output).__name__
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The logits among whatever a model returned, for a metric by name: the output, or the first of several."""
+    if isinstance(output, Tensor):
+        return output
+    first = output[0] if isinstance(output, (tuple, list)) and output else None
+    return first if isinstance(first, Tensor) else None
+
+
+def as_one(output: Any) -> Tensor:
+    """All numbers of an output in one tensor, to compare it with another."""
+    if isinstance(output, Tensor):
+        return output
+    found = [one.reshape(-1) for one in pytree.tree_leaves(output) if isinstance(one, Tensor)]
+    real = [torch.view_as_real(one).reshape(-1) if one.is_complex() else one for one in found]
+    return torch.cat([one.float() for one in real]) if real else torch.zeros(0)
+
+
+# ---- Users' own functions in a training loop: find them, call them for every member, check what they return.
+#
+# Shapes: T members, N nodes, M rows.
+
+Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
+
+
+def function_of(task: Task, setting: str) -> Callable[..., Any]:
+    """The function of the user's own that ``setting`` is, or that it names as ``"file.py:function"``."""
+    value = getattr(task, setting)
+    found: Callable[..., Any] = import_from(task.label, setting, value) if isinstance(value, str) else value
+    return found
+
+
+class OwnMeasure:
+    """A user's objective or metric ``(output, targets, rows) -> number`` for all members: ``[T]``.
+
+    ``output`` is what the model returned for all rows of the batch (in float32), ``targets`` the labels of these,
+    ``rows`` those to measure. It is called once per member, so that it can be written for one.
+    """
+
+    def __init__(self, task: Task, setting: str) -> None:
+        self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
+        self.function: Measure = function_of(task, setting)
+        own = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
+        training = [name for name, one in own if one.requires_grad]
+        if training and setting == "objective":
+            raise SpecError(
+                f"task {task.label!r}: objective {self.name} has parameters of its own ({', '.join(training)}), which "
+                "no optimizer would train: let the model have them and return the loss, or freeze them"
+            )
+
+    def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        """The number of every member ``[T]``."""
+        found = [self._one(of_member(output, row), labels, rows) for row in range(members_of(output))]
+        return torch.stack(found)
+
+    def _one(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+        value = self.function(output, labels, rows)
+        if self._setting == "metric" and isinstance(value, (int, float)):
+            return torch.tensor(float(value), device=labels.device)
+        if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+            what = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise SpecError(f"task {self._label!r}: {self._setting} {self.name} returned {what}; expected one number")
+        if self._setting == "objective" and not value.requires_grad and torch.is_grad_enabled():
+            self._check_followed(output)
+        return value.reshape(()).float()
+
+    def _check_followed(self, output: Any) -> None:
+        """A :class:`SpecError` for a loss without a gradient, of an output that has one."""
+        if any(isinstance(one, Tensor) and one.requires_grad for one in tree_leaves(output)):
+            raise SpecError(
+                f"task {self._label!r}: objective {self.name} returned a number that autograd cannot follow back to "
+                "the model's output; compute it with torch, without detach, item or no_grad"
+            )
+
+
+def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of every row ``[..., M]`` for ``logits [..., M, C]``, ``target [M]`` int64."""
+    # Nodes last, so that a CPU's softmax runs along them: 5x quicker for Cora's 7 classes.
+    log_p = logits.transpose(-1, -2).contiguous().log_softmax(-2)
+    index = target.expand(*logits.shape[:-2], 1, -1)
+    return log_p.gather(-2, index).squeeze(-2).neg()
+
+
+def multilabel_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of every row, mean over its labels ``[..., M]``; ``target [M, C]`` 0/1."""
+    target = target.expand(logits.shape)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)`` to report.
+
+    ``per_row`` is None for a loss that is no mean over rows: the loss of a split is then that of its rows. ``own``: it
+    is a function of the user's own, which is given whatever the model returned.
+    """
+
+    name: str
+    loss: Callable[[Any, Tensor, Tensor], Tensor]
+    per_row: Callable[[Tensor, Tensor], Tensor] | None
+    own: bool = False
+
+
+def _multiclass(smoothing: Tensor | None) -> Objective:
+    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits.index_select(-2, rows).float()
+        uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
+        right = multiclass_rows(chosen, labels.index_select(0, rows))
+        share = smoothing[..., None]
+        return ((1 - share) * right + share * uniform).mean(-1)
+
+    loss = ops.cross_entropy_rows if smoothing is None else smoothed
+    return Objective("multiclass", loss, multiclass_rows)
+
+
+def _multilabel() -> Objective:
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits.index_select(-2, rows).float()
+        return multilabel_rows(chosen, labels.index_select(0, rows)).mean(-1)
+
+    return Objective("multilabel", loss, multilabel_rows)
+
+
+def objective_of_stack(
+    tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor | None = None
+) -> Objective:
+    """The objective of tasks that share a step, each with its own numbers; ``logits [T, N, C]``, losses ``[T]``.
+
+    ``train``: the nodes that they train on, the graph's unless given.
+    """
+    if tasks[0].has_own("objective"):
+        own = OwnMeasure(tasks[0], "objective")
+        return Objective(own.name, own, None, own=True)
+    for task in tasks:
+        _check(task, graph)
+    if graph.regression:
+        return _regression(tasks, device)
+    if graph.multilabel:
+        return _multilabel()
+    numbers = [task.label_smoothing for task in tasks]
+    smoothing = torch.tensor(numbers, device=device) if any(numbers) else None
+    if tasks[0].class_weights is None:
+        return _multiclass(smoothing)
+    rows = graph.train if train is None else train
+    weights = class_weights_of(tasks, graph.y, rows, graph.num_classes, device)
+    return Objective("multiclass", weighted_cross_entropy(weights, smoothing), None)
+
+
+def _regression(tasks: Sequence[Task], device: torch.device) -> Objective:
+    name = objective_name(tasks[0], multilabel=False, regression=True)
+    per_row = regression_rows(name, tasks, device)
+    return Objective(name, mean_of_rows(per_row), per_row)
+
+
+def _check(task: Task, graph: Graph) -> None:
+    kind, expected = _suited(graph)
+    name = objective_name(task, graph.multilabel, graph.regression)
+    if name not in expected:
+        raise SpecError(
+            f"task {task.label!r}: objective={task.objective!r} does not suit graph {task.graph_name!r}, "
+            f"which has {kind}; use {' or '.join(map(repr, expected))} or 'auto'"
+        )
+    if name != "multiclass" and task.label_smoothing:
+        raise SpecError(
+            f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
+            f"set it to 0 for {kind}"
+        )
+    if name != "multiclass" and task.class_weights is not None:
+        raise SpecError(f"task {task.label!r}: class_weights are for multiclass objectives; leave them out for {kind}")
+
+
+def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
+    """What the labels of a graph are, in words, and the objectives for them."""
+    if graph.regression:
+        numbers = "a number" if graph.num_classes == 1 else f"{graph.num_classes} numbers"
+        return f"{numbers} to predict per node", REGRESSIONS
+    if graph.multilabel:
+        return "many labels per node", ("multilabel",)
+    return "one class per node", ("multiclass",)
+
+
+def check_metric(task: Task, name: str, graph: Graph) -> None:
+    """A :class:`SpecError` for a metric by name that the labels of the graph do not go with."""
+    if task.has_own("metric") and (name in LOWER or name.endswith("loss")):
+        raise SpecError(
+            f"task {task.label!r}: a metric of your own cannot be called {name!r}: less of such a column is better, "
+            "and more of a function's; give it another name, and return an error times -1"
+        )
+    numbers = name in (*LOWER, "r2")
+    if not task.has_own("metric") and numbers != graph.regression:
+        kind, _ = _suited(graph)
+        fitting = "mse, mae or r2" if graph.regression else "accuracy, f1_micro, f1_macro or roc_auc"
+        raise SpecError(
+            f"task {task.label!r}: metric={name!r} does not suit graph {task.graph_name!r}, which has {kind}; "
+            f"use {fitting}, or a function of your own"
+        )
+
+
+# ---- Try users' own objective and metric before the first epoch: whether they are functions of what they are given.
+
+REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
+
+
+def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.device) -> str | None:
+    """Call ``measured()``, which calls the functions, twice; why its step can neither be stacked nor captured, or None.
+
+    A :class:`SpecError` if the second call gives other numbers: the functions are also called in evaluations, so what
+    they keep between calls would not be what it is in a plain loop.
+    """
+    names = ", ".join(_named(task))
+    before = generator_states(device)
+    with same_draws(device) as moved:
+        first = measured().detach().clone()
+        drawn = moved() or any(not torch.equal(now, before[key]) for key, now in generator_states(device).items())
+    if first.is_meta:
+        return None
+    with same_draws(device):
+        second = measured().detach()
+    largest = float(first.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    if not torch.allclose(first, second, rtol=0.0, atol=REPEATED * max(largest, 1e-30), equal_nan=True):
+        raise SpecError(
+            f"task {task.label!r}: {names} gives other numbers when called again with the same; Weft also calls it in "
+            "evaluations, so write it without anything that it keeps between calls"
+        )
+    return f"{names} draws random numbers" if drawn else None
+
+
+def check_reads_output_alone(loss: Callable[[Any], Tensor], output: Any, task: Task) -> None:
+    """A :class:`SpecError` if the objective depends on weights other than through ``output``.
+
+    Such are those of a model that was given as an object, of which a copy is trained: a penalty on them would be a
+    constant.
+    """
+    if not all(one is None or isinstance(one, (Tensor, int, float, str)) for one in pytree.tree_leaves(output)):
+        return
+    try:
+        found = loss(pytree.tree_map_only(Tensor, Tensor.detach, output))
+    except Exception:  # it may differentiate the output by itself
+        return
+    if found.requires_grad:
+        raise SpecError(
+            f"task {task.label!r}: objective {function_name(task.objective)} reads weights other than through what the "
+            "model returns; Weft trains a copy of the model and no other weights: let the model return what the loss "
+            "needs, (logits, loss) for a penalty, or read them under torch.no_grad() if they are constant"
+        )
+
+
+def _named(task: Task) -> list[str]:
+    own = [setting for setting in ("objective", "metric") if task.has_own(setting)]
+    return [f"{setting} {function_name(getattr(task, setting))}" for setting in own]
+
+
+def check_ranks(task: Task, mean_of_rows: bool, own_metric: bool, ranks: int) -> None:
+    """A :class:`SpecError` for a loss or an update that rows on several ranks cannot share."""
+    if ranks == 1:
+        return
+    what = "class_weights" if task.class_weights is not None else f"objective {function_name(task.objective)}"
+    reasons = {
+        what: not mean_of_rows,
+        f"metric {function_name(task.metric)}": own_metric,
+        f"optimizer {function_name(task.optimizer)}": task.has_own("optimizer"),
+    }
+    for name, refused in reasons.items():
+        if refused:
+            raise SpecError(
+                f"task {task.label!r}: {name} needs all rows in one place; train it on one rank, not {ranks}"
+            )
+
+
+# ---- StackLoss: the mean training loss of a stack's members, each over the training rows of its split.
+#
+# Shapes: T members, N nodes, C classes.
+
+
+class StackLoss:
+    """What the models of ``tasks`` returned and a batch -> losses ``[T]``; over ranks, this rank's part of them.
+
+    ``objective``: of all members; ``objectives``: one per split, or that one if all members have the same split.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], splits: StackSplits, graph: Graph, device: torch.device, ranks: int
+    ) -> None:
+        self._label, self._splits, self._ranks = tasks[0].label, splits, ranks
+        self.objective = objective_of_stack(tasks, graph, device)
+        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
+        by_split = [objective_of_stack(some, graph, device, train) for some, train in own]
+        self.objectives = by_split or [self.objective]
+
+    def __call__(self, output: Any, batch: Batch) -> Tensor:
+        """The mean loss ``[T]`` over the batch's rows."""
+        if not self._splits.parts:
+            return self._by(self.objective, output, batch)
+        return self._splits.compute(output, lambda number, own: self._of_split(number, own, batch))
+
+    def _of_split(self, number: int, output: Any, batch: Batch) -> Tensor:
+        train = self._splits.parts[number].split.train
+        return self._by(self.objectives[number], output, replace(batch, rows=train))
+
+    def _by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
+        if objective.own:
+            return objective.loss(output, batch.y, batch.rows)
+        logits, extra = logits_and_extra(output, self._label)
+        losses = self._of_logits(objective, logits, batch)
+        return losses if extra is None else losses + self._checked_extra(extra)
+
+    def _checked_extra(self, extra: Tensor) -> Tensor:
+        if self._ranks > 1:
+            raise SpecError(
+                f"task {self._label!r}: the model returns a loss of its own, which {self._ranks} "
+                "ranks cannot share; train it on one rank"
+            )
+        return extra
+
+    def _of_logits(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
+        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
+            return logits.index_select(-2, batch.rows).sum((-2, -1))
+        losses = objective.loss(logits, batch.y, batch.rows)
+        return losses if self._ranks == 1 else losses * batch.share

@@ -1,0 +1,702 @@
+"""Build the members of a stack: their models at true size, and the one model that runs for all of them.
+
+Every member's model is built from its own seed at its own width, then laid out in the flat buffer of the widest.
+
+Shapes: T members, P parameters of the widest model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from weft.batches.source import Features, Source
+from weft.core.compatibility import padding_obstacle
+from weft.core.errors import SpecError, WeftError
+from weft.core.settings import identity
+from weft.core.task import Task
+from weft.graph.graph import Graph
+from weft.graph.sparse_features import SparseFeatures
+from weft.nn.dropout import Dropout
+from weft.nn.norm import BatchNorm, LayerNorm
+from weft.nn.pyg.convert import drawing
+from weft.ops.reduce import ONE_RANK, Reduce
+from weft.runtime.device.process import DTYPES, same_draws
+from weft.runtime.modules.build import as_written, build_model, was_compiled
+from weft.runtime.modules.convert import Converted, convert, convertible
+from weft.runtime.modules.copying import copy_module, functions_that_hold
+from weft.runtime.modules.settings import check_call, check_edges, given_of_edges, in_words, model_errors, unread_edges
+from weft.runtime.modules.state import (
+    KeptState,
+    Snapshot,
+    check_whole,
+    from_tensors,
+    give_back,
+    restore_generators,
+    saved_state,
+)
+from weft.runtime.modules.walking import unequal
+from weft.runtime.modules.writes import followers, shared_weights
+from weft.runtime.step.forward import Forward, LeafForward
+from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_blocks, takes_edges
+from weft.runtime.step.parameters import (
+    RATE,
+    Layout,
+    detach_clock,
+    drawing_modules,
+    first_layer_prefix,
+    layout_of,
+    take_buffers,
+)
+from weft.runtime.step.state import State
+from weft.runtime.step.trial import AloneStep, Trial
+
+# ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
+#
+# Padded weights start at 0 and stay there: what they multiply or add to is 0, and so is their gradient, as long as
+# the activation keeps 0 at 0 and nothing takes a mean over the width. So a padded member trains as it would alone.
+#
+# Shapes: P parameters of the wide model, Q of the narrow one.
+
+
+@dataclass(frozen=True)
+class Widths:
+    """A hidden width inside a wider one, both of them ``heads`` parts side by side."""
+
+    narrow: int
+    wide: int
+    heads: int = 1
+
+    def along(self, narrow: int, wide: int) -> Tensor:
+        """Where the ``narrow`` indices of one dimension lie among its ``wide`` ones."""
+        if narrow == wide:
+            return torch.arange(narrow)
+        if (narrow, wide) == (self.narrow // self.heads, self.wide // self.heads):
+            return torch.arange(narrow)
+        if (narrow, wide) != (self.narrow, self.wide):
+            raise ValueError(
+                f"a dimension of {narrow} does not become {wide} when {self.narrow} is padded to {self.wide}"
+            )
+        head = torch.arange(self.heads)[:, None] * (self.wide // self.heads)
+        return (head + torch.arange(self.narrow // self.heads)).flatten()
+
+    def inside(self, narrow: Sequence[int], wide: Sequence[int]) -> Tensor:
+        """Flat places of the elements of a tensor of shape ``narrow`` in one of shape ``wide``."""
+        place = torch.zeros((), dtype=torch.int64)
+        for small, large in zip(narrow, wide, strict=True):
+            place = place[..., None] * large + self.along(small, large)
+        return place.flatten()
+
+
+def widths_of(task: Task, wide: int) -> Widths:
+    """How the width of ``task`` is padded to ``wide``."""
+    return Widths(task.hidden, wide, task.heads if task.traits is not None and task.traits.has_heads else 1)
+
+
+class Padding:
+    """One member's tensors in the layout of the wide model: by name for buffers, flat for parameters.
+
+    ``turned``: parameters that lie transposed in both (:class:`weft.runtime.step.parameters.Layout`).
+    """
+
+    def __init__(
+        self, widths: Widths, narrow: Mapping[str, Sequence[int]], wide: Mapping[str, Sequence[int]],
+        buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]], device: torch.device,
+        turned: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        parts, start = [], 0
+        for name, shape in wide.items():
+            order = -1 if name in turned else 1
+            parts.append(widths.inside(narrow[name][::order], shape[::order]) + start)
+            start += torch.Size(shape).numel()
+        self._total, self._shapes = start, {name: tuple(shape) for name, shape in narrow.items()}
+        self._flat = torch.cat(parts).to(device)
+        self._buffers = {
+            name: (widths.inside(*shapes).to(device), tuple(shapes[0]), tuple(shapes[1]))
+            for name, shapes in buffers.items()
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Q."""
+        return self._flat.numel()
+
+    def layout(self, wide: Layout) -> Layout:
+        """The layout of the narrow model, from that of the wide one."""
+        return replace(wide, shapes=tuple(torch.Size(self._shapes[name]) for name in wide.names))
+
+    def widen(self, flat: Tensor) -> Tensor:
+        """``flat [Q]`` in ``[P]``, zeros elsewhere."""
+        return flat.new_zeros(self._total).index_copy(0, self._flat.to(flat.device), flat)
+
+    def narrow(self, flat: Tensor) -> Tensor:
+        """The inverse: ``[P]`` to ``[Q]``."""
+        return flat.index_select(0, self._flat.to(flat.device))
+
+    def widen_buffer(self, name: str, value: Tensor) -> Tensor:
+        """A buffer of the narrow model in the shape of the wide one's, zeros elsewhere."""
+        place, _, wide = self._buffers[name]
+        zeros = value.new_zeros(torch.Size(wide).numel())
+        return zeros.index_copy(0, place.to(value.device), value.flatten()).reshape(wide)
+
+    def own_shape(self, name: str) -> torch.Size:
+        """The shape of a buffer of the narrow model."""
+        return torch.Size(self._buffers[name][1])
+
+    def narrow_buffer(self, name: str, value: Tensor) -> Tensor:
+        """The inverse."""
+        place, narrow, _ = self._buffers[name]
+        return value.flatten().index_select(0, place.to(value.device)).reshape(narrow)
+
+
+# ---- MemberSlot: what a stack keeps of one member; CannotStack: why tasks are not one stack.
+
+
+class CannotStack(Exception):
+    """Raised for tasks that cannot be one stack, with the reason; each of them may still train by itself."""
+
+
+@dataclass(frozen=True)
+class MemberSlot:
+    """One member of a stack: its task, how its width is padded (None: not at all), and its dropout rates."""
+
+    task: Task
+    padding: Padding | None
+    rates: tuple[Tensor, ...]
+
+
+# ---- Tell the modules of a model how they run: for several members or one, over several ranks or one, counted or not.
+
+
+def set_stacked(model: nn.Module, stacked: bool) -> None:
+    """Whether batch norms see the members of a stack."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.stacked = stacked
+
+
+def set_reduce(model: nn.Module, reduce: Reduce) -> None:
+    """How norms and dropout join the rows of several ranks; a :class:`SpecError` for norms that cannot."""
+    for name, module in model.named_modules():
+        if isinstance(module, (BatchNorm, LayerNorm, Dropout)):
+            module.reduce = reduce
+        elif reduce.ranks > 1 and isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            raise SpecError(
+                f"model {type(model).__name__}: {name} is torch's {type(module).__name__}, which knows the rows of one "
+                f"rank only; use weft.nn.BatchNorm to train over {reduce.ranks} ranks"
+            )
+
+
+def rated_modules(model: nn.Module) -> list[nn.Module]:
+    """The random modules that have a rate of their own."""
+    return [module for module in drawing_modules(model) if RATE in module._buffers]
+
+
+def as_the_user_made_it(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
+    """``model`` outside of any stack: drawing from torch's generator, with rates that are plain numbers."""
+    detach_clock(model)
+    set_stacked(model, False)
+    set_reduce(model, ONE_RANK)
+    for module, rate in zip(rated_modules(model), rates, strict=True):
+        if hasattr(module, "p") and float(rate) == 0.0:
+            module.p = 0.0
+    return model
+
+
+# ---- Checks of members' models before they are one stack: what Weft cannot train, and what several cannot share.
+
+
+def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> None:
+    """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
+    adj = graph.adj
+    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
+    check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
+    _check_dtypes(task, models[0])
+    _check_memory(task, models[0])
+    if len(models) > 1:
+        _check_followers(models[0])
+        _check_attributes(models)
+        _check_hooks(models)
+
+
+def _check_dtypes(task: Task, model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise SpecError(
+                f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
+                "in float32: call .float() on the model, and choose the arithmetic by precision="
+            )
+
+
+def _check_memory(task: Task, model: nn.Module) -> None:
+    found = None if any(p.is_meta for p in model.parameters()) else shared_weights(model)
+    if found is not None:
+        raise SpecError(
+            f"task {task.label!r}: {found[1]} of model {task.model_name} is in the memory of the parameter {found[0]}, "
+            "so that an update of one would change the other; let it be the same parameter, or a .clone() of it"
+        )
+
+
+def _check_followers(model: nn.Module) -> None:
+    """What is in the memory of a weight would be in that of one member's."""
+    for one in followers(model, dict((*model.named_parameters(), *model.named_buffers()))):
+        raise CannotStack(f"{one.name} is in the memory of {one.owner}, which every member has one of")
+
+
+def _check_attributes(models: list[nn.Module]) -> None:
+    """Attributes of a user's modules are shared by all members, so they must be equal."""
+    scripted = [name for name, part in models[0].named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if scripted:
+        raise CannotStack(f"{scripted[0] or 'their module'} went through torch.jit, which several cannot share")
+    for other in models[1:]:
+        name = unequal(models[0], other)
+        if name is not None:
+            raise CannotStack(f"their modules differ in {name!r}, which is neither a parameter nor a buffer")
+
+
+def _check_hooks(models: list[nn.Module]) -> None:
+    for name, parameter in models[0].named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CannotStack(f"{name} has a hook on its gradient")
+
+
+def check_frozen(models: list[nn.Module]) -> None:
+    """Frozen parameters are shared by all members, so they must be equal."""
+    frozen = [{name: p for name, p in model.named_parameters() if not p.requires_grad} for model in models]
+    for others in frozen[1:]:
+        if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
+            raise CannotStack("parameters that do not train differ among them")
+
+
+def check_norms(task: Task, model: nn.Module, source: Source) -> None:
+    """A batch that ranks share has some nodes on several of them: a norm over rows would count those twice."""
+    shared = source.reduce.ranks > 1 and not source.constant
+    if shared and any(isinstance(module, BatchNorm) for module in model.modules()):
+        raise SpecError(
+            f"task {task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+            "the nodes of a batch; use norm='layer', or one rank"
+        )
+
+
+def check_relations(task: Task, graph: Graph) -> None:
+    """A :class:`SpecError` if a relational model meets a graph without relations."""
+    if task.traits is not None and task.traits.relational and not graph.num_relations:
+        raise SpecError(
+            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
+            "give the graph relation=, one number per edge, or choose another model"
+        )
+
+
+def empty_relations(task: Task, graph: Graph) -> list[str]:
+    """A remark on relations without edges, if the model has weights for them."""
+    if task.traits is None or not task.traits.relational:
+        return []
+    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
+    if not empty:
+        return []
+    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
+
+
+# ---- ModelBuilder: members' models on the device of their group, and the batches that a model takes.
+
+
+class ModelBuilder:
+    """Builds the models of tasks that are one stack, of which ``task`` is the widest.
+
+    ``notes`` collects remarks for the user; ``made_dense``: sparse features are, since the model does not take them.
+    """
+
+    def __init__(self, task: Task, inputs: Inputs) -> None:
+        self.task, self.inputs, self.graph = task, inputs, inputs.graph
+        self.notes: list[str] = []
+        self.made_dense = False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the graph's features are."""
+        return isinstance(self.graph.x, SparseFeatures)
+
+    def note_once(self, note: str) -> None:
+        """Add a remark for the user, unless it is there."""
+        self.notes += [note] if note not in self.notes else []
+
+    # ---- models --------------------------------------------------------------------------------------
+
+    def build(self, task: Task) -> nn.Module:
+        """The model of ``task`` from its own seed, at its own width."""
+        device, graph = self.inputs.device, self.graph
+        # A dry run needs no values, and drawing those of many members takes longer than the rest.
+        with device if device.type == "meta" and task.traits is not None else nullcontext():
+            check_relations(task, graph)
+            model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+            if was_compiled(task, model):
+                model = as_written(model)
+                self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
+            return model.to(device)
+
+    def build_whole(self, task: Task) -> nn.Module:
+        """The same, its lazy layers initialised if it has any."""
+        model = self.build(task)
+        if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+            try:
+                self._call_lazy(model, task, dense=self.made_dense or (self.sparse and takes_edges(model)))
+            except SpecError as error:
+                self.note_dense(error)
+                self._call_lazy(model, task, dense=True)
+        return model
+
+    def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
+        with torch.no_grad(), model_errors(task, self.graph.name):
+            bind(model.eval())(self._source_for(model, self._features(dense)).example())
+
+    def build_again(self, model: nn.Module) -> nn.Module:
+        """The module of the widest task again: built anew, or a copy of the object that the task was given."""
+        if isinstance(self.task.model, nn.Module):
+            return self.copied(model)
+        with same_draws(self.inputs.device):
+            return self.build_whole(self.task)
+
+    def copied(self, model: nn.Module) -> nn.Module:
+        """A copy of a user's module; a :class:`SpecError` if it cannot be copied."""
+        try:
+            return copy_module(model)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
+
+    def to_call(self, model: nn.Module) -> nn.Module:
+        """A module like ``model`` to call: a copy, unless functions that it keeps would go on with the original."""
+        return self.build_again(model) if functions_that_hold(model) else self.copied(model)
+
+    @contextmanager
+    def naming_left_out(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a copy of ``model`` is called: if it fails for want of what cannot be copied, the error says so."""
+        try:
+            yield
+        except (WeftError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            left_out = copy_module(model)[1]
+            if not left_out:
+                raise
+            raise self.cannot_copy(
+                f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); let forward "
+                "make it, or keep numbers and tensors instead"
+            ) from error
+
+    def cannot_copy(self, why: str) -> SpecError:
+        """The error for a module that cannot be copied."""
+        task = self.task
+        return SpecError(
+            f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
+            f"given back: {why}"
+        )
+
+    # ---- batches -------------------------------------------------------------------------------------
+
+    def _features(self, dense: bool) -> Features:
+        return self.inputs.features(self.task.feature_norm, DTYPES[self.task.precision], dense)
+
+    def note_dense(self, error: SpecError) -> None:
+        """Add a note that features are made dense, if that may help a user's model that failed with ``error``."""
+        if not self.sparse or self.task.traits is not None or error.__cause__ is None or self.made_dense:
+            raise error
+        self.made_dense = True
+        self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
+
+    def source(self, model: nn.Module, dense: bool, first_once: bool) -> Source:
+        """The source of batches of the shared ``model``; with its first aggregation if that is computed once."""
+        task, x, first = self.task, self._features(dense), None
+        if first_once:
+            first = self.inputs.first(model, x, aggregation_key(task))
+        over_rows = any(isinstance(module, BatchNorm) for module in model.modules())
+        padding = task.traits is not None and not over_rows
+        return self._source_for(model, x, first, padding)
+
+    def _source_for(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
+        of_edges = given_of_edges(self.task, model, self.graph.adj)
+        return self.inputs.source(x, first, not takes_blocks(model), padding, of_edges)
+
+
+def aggregation_key(task: Task) -> Hashable:
+    """Equal for tasks that share the first aggregation of the same features; None: not shared."""
+    if task.traits is None:
+        return None
+    shaping = (getattr(task, name) for name in task.traits.shaping)
+    return (task.model, *shaping, identity(tuple(task.model_args.items())))
+
+
+class Members:
+    """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
+
+    What trying them shows (:class:`weft.runtime.step.preflight.TryOut`): ``hidden_state``, why a captured step
+    would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
+    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``branches``,
+    whether it reads numbers into Python, and so may do something else in a later step;
+    ``changed_in_evaluation``, whether evaluations change its buffers; ``rebuilds``,
+    whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
+    its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
+    ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is
+    looked at in every evaluation, since its calls run Python.
+    """
+
+    def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
+        widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
+        self.task, self._first_once = tasks[widest], first_once
+        self.builder = ModelBuilder(self.task, inputs)
+        models = [self.builder.build_whole(task) for task in tasks]
+        self.model = models[widest]  # the one that runs for all of them
+        self.hidden_state: str | None = None
+        self.plain_output, self.rebuilds = True, False
+        self.without_gradient: tuple[str, ...] = ()
+        self.writes = self.branches = self.changed_in_evaluation = False
+        self.alone_seconds: float | None = None
+        self.alone: AloneStep | None = None
+        self.converted: Converted | None = None
+        self._keeping: KeptState | None = None
+        self.follows = inputs.device.type == "cpu"
+        check_edges(self.task, inputs.graph)
+        if self.is_users:
+            check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
+        converted = self._convert_unseen()
+        rates = _take_rates(models)
+        self._to_try = self._copies_to_try(models, widest)
+        set_stacked(self.model, len(tasks) > 1)
+        as_pyg = self.builder.sparse and takes_edges(self.model) and not converted
+        self.source = self.source_of(dense=self.builder.made_dense or as_pyg)
+        set_reduce(self.model, self.source.reduce)
+        check_norms(self.task, self.model, self.source)
+        self.layout = self._checked_layout(tasks, models)
+        wide = take_buffers(self.model)
+        if self._to_try and len(tasks) == 1:
+            self._keeping = KeptState(self.model, {*self.layout.names, *wide}, self._to_try[0])
+        paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
+        self._initial = self._stacked(models, paddings, wide)
+        self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
+        self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        self.notes.extend(empty_relations(self.task, inputs.graph))
+        self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Row by row."""
+        return tuple(slot.task for slot in self.slots)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user."""
+        return self.builder.notes
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the model is a module of the user's own."""
+        return self.task.traits is None
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of the model, if each can be run alone."""
+        return layers_of(self.model)
+
+    @property
+    def in_first_layer(self) -> list[bool]:
+        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
+        prefix = first_layer_prefix(self.model)
+        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
+
+    @property
+    def converts(self) -> bool:
+        """Whether the layers of PyG in a user's module may compute with Weft's operators."""
+        return self.is_users and self.task.convert is not False
+
+    def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
+        flat, buffers = self._initial
+        del self._initial
+        return flat, buffers
+
+    def models_to_try(self) -> list[nn.Module]:
+        """A user's module per member that may be called before training; none in a dry run. May be taken once."""
+        models = self._to_try
+        del self._to_try
+        return models
+
+    def source_of(self, dense: bool) -> Source:
+        """The source of batches of the shared model."""
+        return self.builder.source(self.model, dense, self._first_once)
+
+    def forward_of(self, model: nn.Module, alone: bool) -> Forward:
+        """``model`` as a function of weights; a user's module alone trains with its own parameters."""
+        dtype, reduce = DTYPES[self.task.precision], self.source.reduce
+        plain = dtype == torch.float32 and reduce.ranks == 1
+        if self.is_users and alone and plain:
+            skips = self.task.has_own("optimizer") and self.task.accumulate == 1
+            return LeafForward(model, self.layout, bind(model), reduce, skips)
+        return Forward(model, self.layout, bind(model), dtype, reduce)
+
+    def attach(self, state: State) -> None:
+        """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
+        self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
+
+    def learn(self, trial: Trial) -> None:
+        """Keep what a trial of the first member tells of the module."""
+        self.hidden_state = trial.hidden_state
+        if self._keeping is not None:
+            self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
+        self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
+        self.without_gradient, self.writes = trial.without_gradient, trial.writes
+        self.forward.expect(trial.without_gradient, varies=trial.hidden_state is not None or trial.branches)
+        if trial.without_gradient:
+            self.layout = self.layout.without_decay(trial.without_gradient)
+
+    def convert(self, found: Converted, others: Sequence[nn.Module] = ()) -> None:
+        """Convert layers of PyG in the shared model and in ``others``; features stay sparse if they may."""
+        if found.sparse:
+            dense = self.source.example().x
+            self.source = self.source_of(dense=False)
+            self.builder.inputs.release(dense)
+        for model in (self.model, *others):
+            convert(model, found.layers)
+        self.converted = found
+
+    def kept(self) -> Snapshot | None:
+        """What the module keeps in Python now, for its evaluation to be repeated; None if that is not looked at."""
+        if self._keeping is None or not (self.follows or self.hidden_state is not None):
+            return None
+        return self._keeping.now()
+
+    def python_state(self) -> dict[str, Tensor]:
+        """What the module keeps in Python between calls, for a checkpoint; empty if that is not looked at."""
+        kept = self.kept()
+        return {} if kept is None else saved_state(kept)
+
+    def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`python_state`."""
+        if self._keeping is not None:
+            check_whole(self.model, saved)
+            self._keeping.restore(from_tensors(saved))
+            restore_generators(saved)
+
+    def as_it_was(self) -> AbstractContextManager[None]:
+        """Inside, the module may be called: afterwards it keeps what it kept before."""
+        return nullcontext() if self._keeping is None else self._keeping.put_back()
+
+    def left_out_buffers(self) -> set[str]:
+        """Buffers of a user's module that its ``state_dict`` leaves out."""
+        if not self.is_users:
+            return set()
+        places = ((name, part) for name, part in self.model.named_modules())
+        return {f"{n}.{key}" if n else key for n, part in places for key in part._non_persistent_buffers_set}
+
+    def put_kept(self, model: nn.Module, kept: Snapshot) -> None:
+        """Make a copy of the module, as it is now, one that keeps what this one has ``kept`` before."""
+        if self._keeping is not None:
+            give_back(model, self._keeping.on_copy(kept), strict=False)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only the members in ``rows``."""
+        self.slots = [self.slots[row] for row in rows]
+
+    def tensors_of(
+        self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(flat [Q], buffers)`` at the true size of a member, from its padded ``flat [P]`` and buffers."""
+        padding = slot.padding
+        if padding is None:
+            return flat, buffers
+        return padding.narrow(flat), {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
+
+    def named(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same by the names that the model's ``state_dict`` uses, contiguous."""
+        flat, buffers = self.tensors_of(slot, flat, buffers)
+        layout = self.layout if slot.padding is None else slot.padding.layout(self.layout)
+        return {**{name: value.contiguous() for name, value in layout.named(flat).items()}, **buffers}
+
+    # ---- building ------------------------------------------------------------------------------------
+
+    def _convert_unseen(self) -> bool:
+        """In a dry run there is nothing to compare: convert as a run would, if it is equal."""
+        if not self.converts or self.builder.inputs.device.type != "meta":
+            return False
+        found = convertible(self.model, asked=self.task.convert is True)
+        if not found.layers:
+            return False
+        but = " but masks of attention" if drawing(self.model, found.layers) else ""
+        self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number{but}")
+        convert(self.model, found.layers)
+        return True
+
+    def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
+        """A module to try for every member: its own, and a copy of the one that runs for all."""
+        if not self.is_users or self.builder.inputs.device.type == "meta":
+            return []
+        return [self.builder.build_again(model) if row == widest else model for row, model in enumerate(models)]
+
+    def _checked_layout(self, tasks: Sequence[Task], models: list[nn.Module]) -> Layout:
+        decaying = next((task for task in tasks if task.weight_decay), tasks[0])
+        layout = layout_of(self.model, decaying.decay)
+        if not layout.names:
+            task = self.task
+            raise SpecError(f"task {task.label!r}: model {task.model_name} has no trainable parameters")
+        if any(layout_of(model, "all").names != layout.names for model in models):
+            raise CannotStack("their models have different parameters")
+        if len(models) > 1:
+            check_frozen(models)
+        return layout.turning(self._over_sparse_features(layout))
+
+    def _over_sparse_features(self, layout: Layout) -> list[str]:
+        """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
+        if self.is_users or not self.builder.sparse or not self.source.constant or self.source.reduce.ranks > 1:
+            return []
+        if self.task.has_own("optimizer"):  # which may take for granted that parameters are contiguous
+            return []
+        prefix, features = first_layer_prefix(self.model), self.builder.graph.num_features
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        return [n for n, shape in shapes if n.startswith(prefix) and len(shape) == 2 and shape[1] == features]
+
+    def _padding(self, task: Task, model: nn.Module, wide_buffers: dict[str, Tensor]) -> Padding | None:
+        narrow = {name: p.shape for name, p in model.named_parameters()}
+        wide = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        if all(narrow[name] == shape for name, shape in wide.items()):
+            return None
+        reason = padding_obstacle(task)
+        if reason is not None:
+            raise CannotStack(f"their widths differ, and {reason}")
+        buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
+        widths, turned = widths_of(task, self.task.hidden), self.layout.turned_names
+        return Padding(widths, narrow, wide, buffers, self.builder.inputs.device, turned)
+
+    def _stacked(
+        self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        flats, taken = [], []
+        for model, padding in zip(models, paddings, strict=True):
+            flat, buffers = self.layout.flatten(dict(model.named_parameters())), take_buffers(model)
+            if padding is not None:
+                flat = padding.widen(flat)
+                buffers = {name: padding.widen_buffer(name, value) for name, value in buffers.items()}
+            flats.append(flat)
+            taken.append(buffers)
+        if any(buffers.keys() != wide.keys() for buffers in taken):
+            raise CannotStack("their models have different buffers")
+        return torch.stack(flats), {name: torch.stack([buffers[name] for buffers in taken]) for name in wide}
+
+
+def _take_rates(models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
+    """Every member's dropout rates; the shared model drops wherever one of the members does."""
+    found = [rated_modules(model) for model in models]
+    if len({len(modules) for modules in found}) > 1:
+        raise CannotStack("their models have different random modules")
+    rates = [tuple(module.rate.clone() for module in modules) for modules in found]
+    for same_place in zip(*found, strict=True):
+        most = max(getattr(module, "p", 0.0) for module in same_place)
+        for module in same_place:
+            if hasattr(module, "p") and module.p == 0.0:
+                module.p = most
+    return rates

@@ -1,1 +1,0 @@
-"""The outcome of an epoch: evaluation, metrics, the best weights and the history."""

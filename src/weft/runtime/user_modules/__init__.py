@@ -1,1 +1,0 @@
-"""Build users' modules and replace the parts of them that stacks need replaced."""

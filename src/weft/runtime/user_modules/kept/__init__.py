@@ -1,1 +1,0 @@
-"""What users' modules keep in Python between calls: walked, compared, written down and given back."""

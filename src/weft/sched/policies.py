@@ -1,0 +1,35 @@
+"""Scheduling policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from weft.core.errors import SpecError
+from weft.core.wording import nearest_names
+from weft.sched.admission import Policy
+from weft.sched.backfill import Backfill
+from weft.sched.baselines import MPSNoAdmission, PipeSwitchLike, Sequential
+from weft.sched.cognn import BMC, LMCF, Base
+
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "sequential": Sequential,
+        "mps": MPSNoAdmission,
+        "pipeswitch": PipeSwitchLike,
+        "base": Base,
+        "lmcf": LMCF,
+        "bmc": BMC,
+        "backfill": Backfill,
+    }
+)
+DEFAULT_POLICY = "backfill"
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of that name with its default settings (letter case does not count)."""
+    made = POLICIES.get(name.lower())
+    if made is None:
+        known = ", ".join(POLICIES)
+        raise SpecError(f"there is no policy {name!r}{nearest_names(name, POLICIES)}; choose one of {known}")
+    return made()

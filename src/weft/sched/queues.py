@@ -1,0 +1,268 @@
+"""A recorded queue: tasks with their measured seconds, the device, and how tasks on it slow each other down; JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.task import Task
+from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
+from weft.sched.interference import Interference
+from weft.sched.queue_state import DeviceState, QueuedTask
+from weft.sched.simulator import Conditions
+
+# ---- What is wrong with the data of a recorded queue's file, in words.
+
+
+def mistake_in_queue(data: Any) -> str:
+    """The first mistake in what a file holds; "" if there is none."""
+    if not isinstance(data, dict):
+        return f"it holds {_kind(data)}, not an object"
+    for name in ("tasks", "device"):
+        if name not in data:
+            return f"it has no {name}"
+    for name in ("tasks", "actual"):
+        if not isinstance(data.get(name, []), list):
+            return f"{name} is {_kind(data[name])}, not a list"
+    parts = [("device", data["device"], DeviceState), ("interference", data.get("interference", {}), Interference)]
+    parts += [(f"{name}[{i}]", one, QueuedTask) for name in ("tasks", "actual") for i, one in _numbered(data, name)]
+    found = (_mistake_in(*part) for part in parts)
+    if not _is_a("float", data.get("background", 0.0)):
+        return f"background is {_kind(data['background'])}, not a number"
+    return next((words for words in found if words), "")
+
+
+def _numbered(data: Mapping[str, Any], name: str) -> Iterable[tuple[int, Any]]:
+    return enumerate(data.get(name, []))
+
+
+def _mistake_in(where: str, data: Any, cls: Any) -> str:
+    """Of one object: fields that it needs and has not, or that are of another kind."""
+    if not isinstance(data, dict):
+        return f"{where} is {_kind(data)}, not an object"
+    known = {one.name: one for one in fields(cls)}
+    missing = [name for name, one in known.items() if _is_needed(one) and name not in data]
+    if missing:
+        return f"{where} has no {' and no '.join(missing)}"
+    if cls is Interference and (unknown := sorted(set(data) - set(known))):
+        return f"{where} has {unknown[0]}, which is not known; known are {', '.join(known)}"
+    wrong = [name for name, one in known.items() if name in data and not _is_a(str(one.type), data[name])]
+    return f"{where} has {_kind(data[wrong[0]])} for {wrong[0]}" if wrong else ""
+
+
+def _is_needed(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    """Whether a value of JSON can stand for a field of this type."""
+    if kind.endswith("| None"):
+        return value is None or _is_a(kind.removesuffix("| None").strip(), value)
+    if kind.startswith("tuple"):
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if kind in ("int", "float"):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, {"str": str, "bool": bool}[kind])
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
+    return names[type(value)]
+
+
+@dataclass(frozen=True)
+class RecordedQueue:
+    """What the simulator needs to run a queue again under any policy.
+
+    ``tasks`` are as predicted. ``actual``: those of them that turned out otherwise, as they were measured.
+    """
+
+    tasks: tuple[QueuedTask, ...]
+    device: DeviceState
+    interference: Interference = field(default_factory=Interference)
+    actual: tuple[QueuedTask, ...] = ()
+    background: float = 0.0
+
+    @property
+    def conditions(self) -> Conditions:
+        """The simulator's conditions."""
+        return Conditions(self.interference, background=self.background)
+
+    def on(self, budget: int | None, workers: int | None) -> RecordedQueue:
+        """The same on a device with another budget or other workers."""
+        given = {"budget_bytes": budget, "workers": workers}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(self, device=replace(self.device, **changes))
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        tasks = [task.to_dict() for task in self.tasks]
+        about = {"device": self.device.to_dict(), "interference": asdict(self.interference)}
+        measured = {"actual": [task.to_dict() for task in self.actual], "background": self.background}
+        return json.dumps({"tasks": tasks, **about, **measured}, allow_nan=False, indent=1)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RecordedQueue:
+        """The inverse of :meth:`to_json`, after parsing."""
+        tasks = tuple(QueuedTask.from_dict(task) for task in data["tasks"])
+        actual = tuple(QueuedTask.from_dict(task) for task in data.get("actual", ()))
+        about = DeviceState.from_dict(data["device"]), Interference(**data.get("interference", {}))
+        return cls(tasks, *about, actual, float(data.get("background", 0.0)))
+
+
+def read_recorded(path: Path) -> RecordedQueue:
+    """The queue of a file; one sentence for a file that is none."""
+    data = _parsed(path)
+    wrong = mistake_in_queue(data)
+    if wrong:
+        raise SpecError(f"{path}: is not a recorded queue: {wrong}; such a file has tasks, a device and interference")
+    try:
+        return RecordedQueue.from_dict(data)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _parsed(path: Path) -> Any:
+    not_one = f"{path}: is not a recorded queue"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{not_one}: there is no such file") from None
+    except OSError as error:
+        raise SpecError(f"{not_one}: it cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{not_one}: it holds no JSON ({error})") from None
+
+
+# ---- Queues to simulate: CoGNN's five, and random ones of any length, with costs by rule of thumb for a named
+# machine.
+#
+# A queue of CoGNN has 20 trainings of one model (Mix: of all four), 4 to 10 layers of 64, 200 epochs, on the graphs of
+# its Table IV. Which of the 77 combinations a queue has is not published; they are drawn by seed, every graph at least
+# once. All tasks of such a queue arrive at time 0.
+
+# CoGNN's Table IV: nodes, stored edges, features, classes.
+_TABLE_IV = {
+    "cora": (2_708, 10_858, 1_433, 7),
+    "citeseer": (3_327, 9_464, 3_703, 6),
+    "pubmed": (19_717, 88_676, 500, 3),
+    "proteins": (43_471, 162_088, 29, 2),
+    "artist": (50_515, 1_638_396, 100, 12),
+    "soc-blog": (88_784, 2_093_195, 128, 39),
+    "dd": (334_925, 1_686_092, 98, 2),
+    "amazon0601": (410_236, 4_878_875, 96, 22),
+    "twitter": (580_768, 1_435_116, 1_323, 2),
+    "yeast": (1_714_644, 3_636_546, 74, 2),
+    "ovcar-8h": (1_890_931, 3_946_402, 66, 2),
+}
+TABLE_IV: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(_TABLE_IV)
+PAPER_MODELS = ("gcn", "sage", "gat", "gin")
+PAPER_QUEUES = (*PAPER_MODELS, "mix")
+PAPER_LENGTH, PAPER_LAYERS, PAPER_EPOCHS, PAPER_HIDDEN = 20, range(4, 11), 200, 64
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What random tasks are like: mean seconds between arrivals, and shares of the tasks that are special.
+
+    A sweep of ``sweep_size`` tasks on average arrives at once and has one join key.
+    """
+
+    gap_seconds: float = 0.0
+    sweep_size: float = 4.0
+    users: int = 4
+    deadlines: float = 0.05
+    dependencies: float = 0.05
+    inference: float = 0.02
+    urgent: float = 0.1
+
+
+def paper_queue(name: str, machine: Machine, epochs: int = PAPER_EPOCHS) -> list[QueuedTask]:
+    """One of CoGNN's five queues (``"gcn"``, ``"sage"``, ``"gat"``, ``"gin"``, ``"mix"``) with estimated costs."""
+    if name not in PAPER_QUEUES:
+        raise SpecError(f"there is no queue {name!r}; choose one of {', '.join(PAPER_QUEUES)}")
+    drawn = _draw(name)
+    return [estimated(f"{i:02}-{m}-{n}-{graph}", graph, m, n, machine, epochs) for i, (graph, m, n) in enumerate(drawn)]
+
+
+def random_queue(count: int, seed: int, machine: Machine, mixture: Mixture | None = None) -> list[QueuedTask]:
+    """``count`` tasks in sweeps on the graphs of Table IV; the same for the same seed."""
+    if count < 1:
+        raise SpecError(f"tasks={count} must be at least 1")
+    draw, mixture = random.Random(seed), mixture or Mixture()
+    tasks: list[QueuedTask] = []
+    arrival = 0.0
+    while len(tasks) < count:
+        size = min(1 + int(draw.expovariate(1.0 / max(mixture.sweep_size - 1.0, 1e-9))), count - len(tasks))
+        first = _random_task(draw, arrival, mixture, machine)
+        tasks += [_member(draw, first, len(tasks) + place, tasks, mixture) for place in range(size)]
+        arrival += draw.expovariate(1.0 / mixture.gap_seconds) * size if mixture.gap_seconds else 0.0
+    return tasks
+
+
+def estimated(name: str, graph: str, model: str, layers: int, machine: Machine, epochs: int) -> QueuedTask:
+    """A training with bytes, seconds and utilisation by rule of thumb: good to a factor of about two."""
+    nodes, edges, features, classes = TABLE_IV[graph]
+    stats = GraphStats(graph, nodes, edges, features, num_classes=classes)
+    task = Task(graph=graph, model=model, layers=layers, hidden=PAPER_HIDDEN, heads=4, out_heads=4)
+    rates = rates_of(machine.device, machine, task.precision)
+    one = work(task, stats)
+    busy, launching = one.seconds(rates), one.launches * rates.launch
+    alone, two = (
+        int(rule_memory([task] * n, stats, machine.device) + attention_bytes([task] * n, stats)) for n in (1, 2)
+    )
+    return QueuedTask(
+        id=name,
+        bytes=alone,
+        seconds=epochs * (busy + launching),
+        graph=graph,
+        join_key=f"{graph}/{model}/{layers}",
+        shared_bytes=max(2 * alone - two, 0),
+        utilisation=busy / (busy + launching),
+        turn_seconds=(busy + launching) / one.launches if machine.device == "cuda" else 0.0,
+    )
+
+
+def _draw(name: str) -> list[tuple[str, str, int]]:
+    """Graph, model and layers of the 20 trainings of a queue."""
+    draw = random.Random(f"queue {name}")
+    models = PAPER_MODELS if name == "mix" else (name,)
+    places = [(graph, layers) for graph in TABLE_IV for layers in PAPER_LAYERS]
+    first = [(graph, draw.choice(PAPER_LAYERS)) for graph in TABLE_IV]
+    rest = draw.sample([place for place in places if place not in first], PAPER_LENGTH - len(first))
+    return [(graph, draw.choice(models), layers) for graph, layers in first + rest]
+
+
+def _random_task(draw: random.Random, arrival: float, mixture: Mixture, machine: Machine) -> QueuedTask:
+    graph, model = draw.choice(tuple(TABLE_IV)), draw.choice(PAPER_MODELS)
+    epochs = draw.choice((50, 100, 200, 400))
+    task = estimated("first", graph, model, draw.randint(2, 6), machine, epochs)
+    user, priority = f"user-{draw.randrange(mixture.users)}", int(draw.random() < mixture.urgent)
+    return replace(task, arrival=arrival, user=user, priority=priority)
+
+
+def _member(
+    draw: random.Random, first: QueuedTask, number: int, before: list[QueuedTask], mixture: Mixture
+) -> QueuedTask:
+    """A task of the sweep of ``first``, with something special about it now and then."""
+    task = replace(first, id=f"task-{number:05}")
+    chance = draw.random()
+    if chance < mixture.deadlines:
+        return replace(task, deadline=task.arrival + task.seconds * draw.uniform(4.0, 40.0))
+    chance -= mixture.deadlines
+    if chance < mixture.dependencies and before:
+        return replace(task, after=(draw.choice(before).id,))
+    if chance - mixture.dependencies < mixture.inference:
+        seconds = task.seconds / PAPER_EPOCHS
+        return replace(task, kind="inference", join_key="", seconds=seconds, latency_target=seconds * 20)
+    return task

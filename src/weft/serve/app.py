@@ -1,0 +1,351 @@
+"""The HTTP app: FastAPI over the queue. Needs the extra ``serve``; nothing else of Weft imports this module.
+
+Bodies are read here rather than by FastAPI, so that size and depth are bounded before anything is parsed. Every mistake
+in a request is a 4xx with one sentence: ``{"error": "..."}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.core.errors import InputError, WeftError
+from weft.core.version import __version__
+from weft.serve.options import ServeOptions
+from weft.serve.queue_file import QueueError
+from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService, metrics_text
+from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_json, submitting_user
+from weft.serve.supervisor import Supervisor
+
+T = TypeVar("T")
+POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
+LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event that was seen; before since.")
+SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than another thread to do it
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text}
+    for status, text in {
+        400: "The request cannot be used; the answer says why.",
+        401: "No token, or a wrong one.",
+        403: "The task belongs to another user, or is submitted for one.",
+        404: "There is no such task.",
+        409: "Not in the task's present state.",
+        410: "The file is no longer there.",
+        413: "The body is too large.",
+        415: "The body is not application/json.",
+        422: "A parameter is not of its type.",
+        429: "The user's quota is used up.",
+    }.items()
+}
+BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
+SUBMISSION = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "object", "description": "Settings of one task, as weft.Task takes them."},
+        "tasks": {"type": "array", "items": {"type": "object"}, "description": "Several tasks: all or none."},
+        "infer": {
+            "type": "object",
+            "description": "An inference task: of (the task whose weights to use) or weights (a file, with task).",
+            "properties": {
+                "of": {"type": "string"},
+                "weights": {"type": "string"},
+                "graph": {"type": "string", "description": "Another graph than the one trained on."},
+                "nodes": {"description": "all, train, val, test, or a list of node ids."},
+                "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
+            },
+        },
+        "key": {"type": "string", "description": "Queues the same tasks only once; others are refused."},
+        "priority": {"type": "integer"},
+        "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
+        "deadline": {"type": "number", "description": "Seconds since 1970."},
+        "budget": {"description": 'Bytes that the task may take, such as "2GiB".'},
+        "max_attempts": {"type": "integer"},
+        "user": {"type": "string", "description": "Whom it is for: of the operator, or on a server without tokens."},
+    },
+}
+
+
+def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> FastAPI:
+    """The app over ``supervisor``'s queue, for those that ``tokens`` lets in."""
+    service = QueueService(options, supervisor)
+    answers: Counter[int] = Counter()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Weft",
+        version=__version__,
+        description="A queue of trainings that share devices.",
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from another host
+        redoc_url=None,
+        responses=ERRORS,
+        dependencies=[] if tokens.open else [Depends(BEARER)],
+    )
+    app.state.service = service
+    _add_errors(app)
+    app.add_middleware(_Gate, tokens=tokens, answers=answers)
+    _add_changes(app, service)
+    _add_reading(app, service, answers)
+    _add_pages(app)
+    return app
+
+
+# ---- errors and access -----------------------------------------------------------------------------------
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status_code=status)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(BadRequestError)
+    async def bad(_: Request, error: BadRequestError) -> Response:
+        return _error(error.status, str(error))
+
+    @app.exception_handler(QueueError)
+    async def refused(_: Request, error: QueueError) -> Response:
+        return _error(409, str(error))
+
+    @app.exception_handler(InputError)
+    async def mistaken(_: Request, error: InputError) -> Response:
+        return _error(400, str(error))
+
+    @app.exception_handler(WeftError)
+    async def busy(_: Request, error: WeftError) -> Response:
+        return _error(503, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, str(error.detail))
+
+
+class _Gate:
+    """Lets in whom ``tokens`` knows, counts the answers, and adds headers to all of them."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, answers: Counter[int]) -> None:
+        self._app, self._tokens, self._answers = app, tokens, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answers[message["status"]] += 1
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["X-Frame-Options"] = "DENY"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = _refusal(Request(scope), self._tokens)
+        await (self._app if refusal is None else refusal)(scope, receive, answered)
+
+
+def _refusal(request: Request, tokens: Tokens) -> Response | None:
+    """Why a request is not let in, as an answer; notes who it is from otherwise."""
+    if tokens.open:
+        host = request.headers.get("host", "").rsplit(":", 1)[0] if "host" in request.headers else ""
+        if host not in LOOPBACK and request.headers.get("host", "") not in LOOPBACK:
+            return _error(400, "a server without tokens answers to localhost only")  # another name may be a trap
+        request.state.user = OPERATOR
+        return None
+    if request.url.path == "/":
+        return None  # the page has no data of its own; it asks for the token
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    user = tokens.user_of(token.strip()) if kind.lower() == "bearer" and token.strip() else None
+    if user is None:
+        what = "this token is not known here" if token.strip() else "a token is needed"
+        how = "give --token FILE or set WEFT_TOKEN (over HTTP: the header 'Authorization: Bearer TOKEN')"
+        refusal = _error(401, f"{what}; {how}")
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        return refusal
+    request.state.user = user
+    return None
+
+
+async def _body(request: Request) -> Any:
+    """The JSON body of a request, bounded while it is read."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadRequestError("send the body as application/json", 415)  # which no form of another page can
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > MOST_BYTES:
+            raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
+    if len(found) < SHORT_BYTES:
+        return read_json(bytes(found))
+    return await asyncio.get_running_loop().run_in_executor(None, read_json, bytes(found))
+
+
+def _user(request: Request) -> str:
+    user: str = request.state.user
+    return user
+
+
+async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments))
+
+
+# ---- changing the queue --------------------------------------------------------------------------------------
+
+
+def _add_changes(app: FastAPI, service: QueueService) -> None:
+    commits = GroupCommit(service.writes, service.submit_together)
+    accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
+
+    @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
+    async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
+        body = await _body(request)
+        return {"tasks": await commits.put((body, submitting_user(body, user)))}
+
+    @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
+    async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.cancel, task, user)
+
+    @app.post("/api/tasks/{task}/pause", summary="Pause a task")
+    async def pause(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.pause, task, user)
+
+    @app.post("/api/tasks/{task}/resume", summary="Resume a paused task")
+    async def resume(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.resume, task, user)
+
+
+# ---- reading it -----------------------------------------------------------------------------------------------
+
+
+def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> None:
+    @app.get("/api/tasks", summary="List tasks")
+    async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
+        if not 0 <= beyond < 2**62:
+            raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
+        text = await _in(service.reads, service.page, state, user, limit, beyond)
+        return Response(text, media_type="application/json")
+
+    @app.get("/api/tasks/{task}", summary="Show a task")
+    async def show(task: str) -> Response:
+        return await _json(service.reads, service.show, task)
+
+    @app.get("/api/tasks/{task}/logs", summary="What a task printed, and its notes", response_class=PlainTextResponse)
+    async def logs(task: str) -> Response:
+        return PlainTextResponse(await _in(service.reads, service.log, task))
+
+    @app.get("/api/tasks/{task}/curve", summary="The learning curve of a task")
+    async def curve(task: str) -> Response:
+        return await _json(service.reads, service.curve, task)
+
+    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done, or diverged")
+    async def result(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "result.json")
+        return FileResponse(path, media_type="application/json")
+
+    @app.get("/api/tasks/{task}/weights", summary="The best weights, as safetensors")
+    async def weights(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "model.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+
+    @app.get("/api/tasks/{task}/kept", summary="What a module keeps beside its weights, as safetensors")
+    async def kept(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "kept.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.kept.safetensors")
+
+    @app.get("/api/tasks/{task}/predictions", summary="Nodes and logits of an inference task, as safetensors")
+    async def predictions(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "predictions.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+
+    @app.get("/api/state", summary="Devices, workers, groups and figures")
+    async def state(user: str = Depends(_user)) -> Response:
+        return await _json(service.reads, service.state, user)
+
+    @app.get("/api/events", summary="Events as they happen (server-sent events)")
+    async def events(
+        request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
+    ) -> Response:
+        first = _first_event(last.strip(), since)
+        return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
+
+    @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        counts = await _in(service.reads, service.counts)
+        return PlainTextResponse(metrics_text(service.supervisor.view, counts, answers), media_type=CONTENT_TYPE)
+
+    @app.get("/health", summary="Whether the queue is being worked on")
+    async def health() -> Response:
+        fine = service.supervisor.running
+        told = "working" if fine else service.supervisor.error or "stopped"
+        return JSONResponse({"status": told}, status_code=200 if fine else 503)
+
+
+async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
+    """Answer with plain data; the encoder of FastAPI would go through 10,000 tasks once more."""
+
+    def encoded() -> bytes:
+        return json.dumps(call(*arguments), allow_nan=False).encode()
+
+    return Response(await _in(pool, encoded), media_type="application/json")
+
+
+def _first_event(last: str, since: int | None) -> int:
+    """The sequence number to go on from: that of a stream that was cut off, or the one asked for."""
+    if last:
+        if not (last.isascii() and last.isdigit()) or len(last) > 18:
+            raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
+        return int(last)
+    if since is not None and not 0 <= since < 2**62:
+        raise BadRequestError(f"since={since} must be a sequence number, 0 or more")
+    return since or 0
+
+
+async def _stream(request: Request, service: QueueService, since: int, task: str | None) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    quiet = 0.0
+    while service.supervisor.running and not await request.is_disconnected():
+        found = await _in(service.reads, service.events, since, task)
+        for event in found:
+            since = event["seq"]
+            yield f"id: {since}\nevent: {event['kind']}\ndata: {json.dumps(event, allow_nan=False)}\n\n"
+        if found:
+            quiet = 0.0
+            continue
+        await asyncio.sleep(POLL_SECONDS)
+        quiet += POLL_SECONDS
+        if quiet >= KEEP_ALIVE_SECONDS:
+            quiet = 0.0
+            yield ": still here\n\n"
+
+
+def _add_pages(app: FastAPI) -> None:
+    page = files("weft.serve").joinpath("static", "dashboard.html").read_text(encoding="utf-8")
+    policy = (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def dashboard() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})

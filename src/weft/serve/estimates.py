@@ -1,0 +1,214 @@
+"""What the scheduler has to know of a task, as plain data: bytes, seconds, and with which tasks it may be joined."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.core.changed_modules import files_of
+from weft.core.compatibility import group_key, stack_key
+from weft.core.cost import Cost
+from weft.core.event import finite
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.settings import is_reference
+from weft.core.task import OWN_FUNCTIONS, Task
+from weft.core.units import show_bytes
+from weft.engine.choosing import with_modes
+from weft.engine.estimator import Estimator
+from weft.engine.graphs import Graphs, GraphStore
+from weft.engine.inference import one_epoch
+from weft.engine.machine import find_machine, load_calibration, machine_with
+from weft.engine.plan import report_on
+from weft.planner.cost.inductor import whether_to_compile
+from weft.planner.cost.rule import rates_of, work
+from weft.planner.grouping.groups import group
+from weft.planner.grouping.limits import Limits
+from weft.planner.report.plan_report import PlanReport
+from weft.runtime.modules.settings import check_tasks
+from weft.serve.source_files import stamps_of
+
+# ---- What the scheduler has to know of a very small task, without a dry run: it starts while a dry run would still go
+# on.
+#
+# Its bytes are a bound (several times the rule of thumb), its seconds a rule of thumb. Both are small beside the
+# device,
+# so that being too high costs little.
+
+SMALL_SHARE = 256  # of a device's memory: no more than one part of so many
+SMALL_SECONDS = 1.0
+
+
+def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Plan] | None:
+    """The estimate and the plan of ``task``; None if it is not small, or not of Weft's own models on a whole graph."""
+    if task.traits is None or task.sampled:
+        return None
+    machine, stats = estimator.machine, estimator.stats(task)
+    limits = Limits(stats, machine.device, machine)
+    most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
+    seconds = rule_seconds(task, estimator)
+    if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
+        return None
+    told = f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small"
+    found = {
+        "bytes": most,
+        "seconds": seconds,
+        "shared_bytes": max(2 * most - two, 0),
+        "utilisation": 1.0,
+        "turn_seconds": turn_seconds(task, estimator),
+        "why": told,
+    }
+    return found, _plan(task, estimator, most)
+
+
+def rule_seconds(task: Task, estimator: Estimator) -> float:
+    """Seconds of training by rule of thumb, launches included."""
+    return task.epochs * _epoch(task, estimator)[0]
+
+
+def turn_seconds(task: Task, estimator: Estimator) -> float:
+    """Mean seconds of a kernel by rule of thumb; 0 on a processor, whose cores do not take turns by kernels."""
+    seconds, launches = _epoch(task, estimator)
+    return seconds / launches if estimator.machine.device == "cuda" else 0.0
+
+
+def _epoch(task: Task, estimator: Estimator) -> tuple[float, int]:
+    """Seconds of an epoch, launches included, and how many of them there are."""
+    rates = rates_of(estimator.machine.device, estimator.machine, task.precision)
+    done = work(task, estimator.stats(task))
+    return done.seconds(rates) + done.launches * rates.launch, done.launches
+
+
+def _plan(task: Task, estimator: Estimator, most: int) -> Plan:
+    machine = estimator.machine
+    made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
+    compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
+    return replace(estimator.placed(made, task), compiled=compiled, cost={"total_bytes": most})
+
+
+SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
+STACKED = 1.3  # what a further member of a stack takes, at most, of what a task has of its own alone
+MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, whatever the epochs of its members
+UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
+
+
+def nobody(**_: Any) -> None:
+    """For estimates that nobody waits for."""
+
+
+def estimate_of(
+    task: Task,
+    device: str,
+    store: GraphStore | None = None,
+    bounds: bool = True,
+    loading: Callable[..., None] = nobody,
+) -> dict[str, Any]:
+    """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
+
+    ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
+    for a very small task; one with a byte budget of its own needs the prediction. ``loading``: told when the graph
+    begins to be loaded, and when it is there.
+    """
+    kind, machine, graphs = device.partition(":")[0], machine_of(device), Graphs(store=store)
+    estimator = Estimator(machine, load_calibration(machine), graphs)
+    try:
+        check_tasks([task])
+        loading(begins=True)
+        graphs.summary(task)
+        loading(begins=False)
+        tasks = with_modes([task], estimator, machine.memory_bytes)
+        quick = quick_estimate(tasks[0], estimator) if bounds else None
+        if quick is not None:
+            return {**quick[0], **_common(task), "runnable": _runnable(quick[1], estimator, task)}
+        report = report_on(tasks, task.label, estimator, machine.memory_bytes)
+    except Exception as error:
+        if task.traits is not None:
+            raise
+        return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
+    runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
+    return {**_predicted(report, kind), **_common(task), "runnable": runnable}
+
+
+def machine_of(device: str) -> Machine:
+    """The machine that estimates for ``device`` are made for."""
+    return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
+
+
+def inference_estimate(task: Task, device: str, **about: Any) -> dict[str, Any]:
+    """The estimate of an inference task: one epoch of its training, which takes more than one forward pass.
+
+    ``about``: as of :func:`estimate_of`.
+    """
+    found = {**estimate_of(one_epoch(task), device, **about), "kind": "inference", "alone": True}
+    return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
+
+
+def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
+    cost = report.groups[0].cost
+    busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
+    return {
+        "bytes": cost.total_bytes,
+        "seconds": report.run_seconds,
+        "shared_bytes": shared_bytes(cost, report.machine),
+        "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
+        "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
+        "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
+    }
+
+
+def shared_bytes(cost: Cost, machine: Machine) -> int:
+    """What a task shares with the others of a stack, so that a stack of such tasks takes no more than is set aside.
+
+    The graph, the features, the set-up, and what a process has of a GPU whatever it trains; the rest is a member's own.
+    """
+    once = sum(cost.bytes.get(name, 0) for name in SHARED) + machine.context_bytes
+    own = math.ceil(STACKED * max(cost.total_bytes - once, 0))
+    return max(cost.total_bytes - own, 0)
+
+
+def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
+    """The plan without its task and reasons, and what is needed to plan a group of such tasks.
+
+    A model of a user's own has none and is planned by the worker: its settings alone do not say what its step is.
+    """
+    plan, machine = replace(plan, why=()), estimator.machine
+    about = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
+    found: dict[str, Any] = finite(about)
+    return found
+
+
+def _guess(reason: str) -> dict[str, Any]:
+    why = f"its step has no dry run ({reason}), so memory and time are guesses"
+    return {
+        "bytes": UNKNOWN_BYTES,
+        "seconds": UNKNOWN_SECONDS,
+        "shared_bytes": 0,
+        "utilisation": 1.0,
+        "why": why,
+        "alone": True,
+        "guess": True,
+    }
+
+
+def _common(task: Task) -> dict[str, Any]:
+    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs, "files": _files(task)}
+
+
+def _files(task: Task) -> dict[str, list[int]]:
+    """What the estimate depends on beside the settings: the graph's files, and those of a user's code."""
+    named = [task.model, *(getattr(task, name) for name in OWN_FUNCTIONS)]
+    places = [value.rpartition(":")[0] for value in named if is_reference(value)]
+    code = [path for place in places for path in ([place] if place.endswith(".py") else files_of(place))]
+    return stamps_of([*([task.graph] if isinstance(task.graph, str) else []), *code])
+
+
+def join_key(task: Task) -> str:
+    """Equal for tasks that can be one stack: same graph and objective, steps with the same operators."""
+    long = task.epochs if task.epochs > MANY_EPOCHS else 0  # every member has as many rows of history as the longest
+    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda one: one[0]), long)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""The queue over HTTP: requests, limits, tokens, metrics and the dashboard."""

@@ -1,0 +1,196 @@
+"""Estimates for queued tasks: known ones at once, others from the planner process, one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.core.units import show_bytes
+from weft.serve.groups import with_seconds_left
+from weft.serve.queue_file import QueueError, QueueTask
+from weft.serve.source_files import unchanged
+from weft.serve.state import SupervisorState, estimate_key, is_inference, unless_lost, worker_settings
+from weft.serve.worker_pool import PLANNER, WorkerPool
+from weft.serve.worker_process import WorkerProcess
+
+PLAN_TRIES = 2  # at least: what ended the planner may be no fault of the task that it planned
+PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
+MOST_ESTIMATES = 10_000  # kept in memory
+PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
+LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
+CHANGED = (
+    "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
+    "its numbers are of both: cancel it and submit it again to train on the new one alone"
+)
+SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
+
+
+@dataclass
+class Planning:
+    """What the planner is at."""
+
+    task: str
+    user: str
+    key: str  # of its estimate
+    since: float
+    loads: bool = False  # its graph
+    overdue: float = 0.0  # seconds that were too long, once they were
+    withdrawn: bool = False  # the task was cancelled or paused, and the planner is ended for it
+
+
+class TaskPlanner:
+    """Turns queued tasks into planned ones."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
+        self._planning: Planning | None = None
+        self._tries: dict[str, int] = {}
+        self._estimates: dict[str, Mapping[str, Any]] = {}
+        self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
+        self._stuck: set[str] = set()  # users whose last task never ended there
+        self._told: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
+
+    def plan_queued(self) -> None:
+        """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
+        plans: list[tuple[str, Mapping[str, Any]]] = []
+        unknown: list[tuple[QueueTask, str]] = []
+        for task in self._state.db.in_turn("queued", PLANNED_AT_ONCE):
+            if task.plan is not None and unchanged(task.plan.get("files")):
+                plans.append((task.id, with_seconds_left(self._state.db, task, task.plan)))
+                continue
+            self._tell_if_changed(task)
+            key = estimate_key(task.spec)
+            known = self._estimates.get(key)
+            if known is not None and unchanged(known.get("files")):
+                plans += self._within_limits(task, kept_of(task.plan) | dict(known))
+            else:
+                unknown.append((task, key))
+        if unknown and self._planning is None and self._pool.workers[PLANNER].idle:
+            self._ask(*min(unknown, key=lambda one: self._turn_of(one[0])))
+        if plans:
+            self._plan(plans)
+        self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
+
+    def _tell_if_changed(self, task: QueueTask) -> None:
+        """Say of a task that goes on that its graph or its model is no longer what it began with."""
+        if task.plan is not None and task.attempts and self._told.get(task.id) != task.attempts:
+            self._told[task.id] = task.attempts
+            self._state.records.append((task.id, "note", {"message": CHANGED}))
+
+    def _turn_of(self, task: QueueTask) -> tuple[bool, int, int]:
+        """What comes first; after a task of theirs that hung, a user's are planned when there are no others."""
+        return task.user in self._stuck, -task.priority, self._turns.get(task.user, 0)
+
+    def _ask(self, task: QueueTask, key: str) -> None:
+        """Have the planner look at a task; users take turns, however many tasks one of them has."""
+        self._planning = Planning(task.id, task.user, key, time.monotonic())
+        self._turns[task.user] = max(self._turns.values(), default=0) + 1
+        device = self._state.options.device_names()[0].partition("@")[0]
+        planner = self._pool.workers[PLANNER]
+        planner.group = task.id
+        planner.send("plan", id=task.id, device=device, **_asked(task))
+
+    def loading(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """The planner begins to load the graph of a task, or has it; time counts anew from then on."""
+        if self._planning is not None and self._planning.task == message["id"]:
+            self._planning.loads, self._planning.since = bool(message["begins"]), time.monotonic()
+
+    def planned(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """The planner has made an estimate, or refused the task."""
+        planner.group = ""
+        if self._planning is None or self._planning.task != message["id"]:
+            return
+        asked, self._planning, self._state.dirty = self._planning, None, True
+        name, key = asked.task, asked.key
+        self._stuck.discard(asked.user)
+        task = self._waiting(name)
+        if task is None:
+            return
+        if "error" in message:
+            unless_lost(self._state.db.refuse, name, str(message["error"]))
+            return
+        if len(self._estimates) > MOST_ESTIMATES:
+            self._estimates.clear()
+            self._state.runnable.clear()
+        estimate = dict(message["plan"])
+        runnable = estimate.pop("runnable", None)
+        if runnable is not None:
+            self._state.runnable[key] = runnable
+        self._estimates[key] = estimate
+        self._plan(self._within_limits(task, kept_of(task.plan) | estimate))
+
+    def learn(self, device: str, took: Sequence[Mapping[str, Any]]) -> None:
+        """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine."""
+        planner = self._pool.workers.get(PLANNER)
+        if planner is not None and planner.ready and "@" not in device:
+            planner.send("learn", device=device, took=list(took))
+
+    def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self._state.db.plan_many(plans)
+        self._state.urgent |= any(plan.get("kind") == "inference" for _, plan in plans)
+
+    def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+        """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
+        limit, plan = task.spec.get("budget"), with_seconds_left(self._state.db, task, plan)
+        if limit is None:
+            return [(task.id, plan)]
+        if plan.get("guess"):
+            return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
+        if plan["bytes"] > limit:
+            needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"
+            unless_lost(self._state.db.refuse, task.id, f"{needs}; raise the budget, or lower hidden or layers")
+            return []
+        return [(task.id, plan)]
+
+    def end_stuck(self, now: float) -> None:
+        """End the planner if a model keeps it for too long, or if what it plans was cancelled or paused."""
+        asked, planner = self._planning, self._pool.workers[PLANNER]
+        if asked is None or planner.end_reason:
+            return
+        limit = LOADING_SECONDS if asked.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
+        took = now - asked.since
+        if took > limit:
+            asked.overdue = limit
+            planner.kill(f"planned one task for more than {limit:g} s")
+        elif took > SOON_DONE and self._waiting(asked.task) is None:
+            asked.withdrawn = True
+            planner.kill("planned a task that is no longer wanted")
+
+    def planner_gone(self, reason: str) -> None:
+        """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
+        asked, self._planning = self._planning, None
+        task = None if asked is None or asked.withdrawn else self._waiting(asked.task)
+        if asked is None or task is None:
+            return
+        if asked.overdue:
+            self._stuck.add(asked.user)
+            told = f"planning it took longer than {asked.overdue:g} s: its model made no progress"
+            if asked.loads:
+                told = f"loading its graph took longer than {asked.overdue:g} s"
+            unless_lost(self._state.db.refuse, asked.task, told)
+            return
+        tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1
+        if tries >= max(PLAN_TRIES, task.max_attempts):
+            told = f"planning it ended the planner {tries} times: {reason}"
+            unless_lost(self._state.db.refuse, asked.task, told)
+
+    def _waiting(self, name: str) -> QueueTask | None:
+        """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""
+        try:
+            task = self._state.db.get(name)
+        except QueueError:
+            return None
+        return task if task.state == "queued" else None
+
+
+def kept_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a plan knows of a task besides its estimate: where it goes on from, and how it failed."""
+    return {name: value for name, value in (plan or {}).items() if name in ("from", "failures", "memory_errors")}
+
+
+def _asked(task: QueueTask) -> dict[str, Any]:
+    """What the planner is asked: of an inference task, whether it is one."""
+    asked = {"task": worker_settings(task), "bounds": task.spec.get("budget") is None}
+    return {**asked, "kind": "inference"} if is_inference(task) else asked

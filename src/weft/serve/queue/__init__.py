@@ -1,1 +1,0 @@
-"""The durable queue: tasks, groups and events in one SQLite file."""

@@ -1,0 +1,623 @@
+"""A durable queue of tasks in one SQLite file that several processes share.
+
+Every change of a task is one transaction, which also writes one event. Killing any process at any moment loses nothing
+that was acknowledged: the file holds either the state before or the state after.
+
+A worker claims planned tasks for a lease and sends heartbeats. If it dies, the lease runs out and the task is queued
+again, up to ``max_attempts`` claims. Reports carry the attempt, so that a worker that was taken for dead cannot
+complete a task that another one has.
+
+A :class:`QueueDB` belongs to the thread that opened it; open one per thread or process.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from weft.sched.queue_state import UserShare
+from weft.serve.queue_file import (
+    ENDED,
+    STATES,
+    LostClaimError,
+    QueueError,
+    QueueEvent,
+    QueueTask,
+    check_change,
+    open_file,
+    storable,
+    transaction,
+)
+
+# ---- Groups in the durable queue: which tasks were started together, where, and how that ended.
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks that one worker trains together.
+
+    ``state``: ``running``; ``preempted`` (stopped with a checkpoint, to go on as it is); ``ended``; ``dissolved``
+    (its worker was lost, its members go on alone). ``folder`` is relative to the folder of all runs. ``bytes`` and
+    ``seconds`` are predicted, the safety margin included.
+    """
+
+    id: str
+    device: str
+    worker: str
+    members: tuple[str, ...]
+    folder: str
+    bytes: int
+    seconds: float
+    why: str
+    started: float
+    state: str = "running"
+    ended: float | None = None
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "members": list(self.members)}
+
+
+def put_group(db: sqlite3.Connection, group: Group) -> None:
+    """Write a group that starts, or starts again."""
+    values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+    names = ", ".join(values)
+    marks = ", ".join("?" for _ in values)
+    db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
+
+
+def change_group(db: sqlite3.Connection, group: str, state: str, now: float, note: str) -> None:
+    """Note how a group ended."""
+    db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group))
+
+
+def read_groups(db: sqlite3.Connection, state: str | None, limit: int) -> list[Group]:
+    """Groups, newest first."""
+    where, values = ("WHERE state = ?", (state,)) if state else ("", ())
+    rows = db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
+    return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
+
+
+# ---- Users in the durable queue: what each has had of the devices, and their waiting tasks in turn.
+
+# Every user once, by jumps over the index: a list of 10,000 tasks of one user is not read for it.
+_USERS = """
+WITH RECURSIVE found(user) AS (
+    SELECT min(user) FROM tasks
+    UNION ALL SELECT (SELECT min(user) FROM tasks WHERE user > found.user) FROM found WHERE found.user IS NOT NULL
+) SELECT user FROM found WHERE user IS NOT NULL
+"""
+
+_IS_READY = """AND NOT EXISTS (
+    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
+    WHERE dependencies.task = tasks.id AND needed.state != 'done'
+)"""
+
+
+def put_shares(db: sqlite3.Connection, shares: Iterable[UserShare]) -> None:
+    """Write what users have had."""
+    rows = [(one.user, one.device_seconds, json.dumps(dict(one.last_start))) for one in shares]
+    db.executemany("INSERT OR REPLACE INTO shares (user, device_seconds, last_start) VALUES (?, ?, ?)", rows)
+
+
+def read_shares(db: sqlite3.Connection) -> list[UserShare]:
+    """What every user has had."""
+    return [UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"])) for row in _all_shares(db)]
+
+
+def _all_shares(db: sqlite3.Connection) -> list[sqlite3.Row]:
+    return db.execute("SELECT * FROM shares ORDER BY user").fetchall()
+
+
+def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -> list[sqlite3.Row]:
+    """The first tasks of every user in ``state``, most urgent first, one of each user in turn: at most ``limit``.
+
+    However many one user has queued, those of the others are among them. Of more planned tasks than that, those come
+    first that wait for no other: many that wait for one task do not hide it.
+    """
+    users = [row["user"] for row in db.execute(_USERS)]
+    found = _in_turn(db, columns, state, limit, users)
+    if state != "planned" or len(found) < limit:
+        return found
+    ready = _in_turn(db, columns, state, limit, users, _IS_READY)
+    known = {row["id"] for row in ready}
+    return [*ready, *(row for row in found if row["id"] not in known)][:limit]
+
+
+def _in_turn(
+    db: sqlite3.Connection, columns: str, state: str, limit: int, users: Iterable[str], also: str = ""
+) -> list[sqlite3.Row]:
+    where = f"user = ? AND state = ? {also}"
+    query = f"SELECT {columns} FROM tasks WHERE {where} ORDER BY priority DESC, position LIMIT ?"
+    lists = [db.execute(query, (user, state, limit)).fetchall() for user in users]
+    turns = chain.from_iterable(zip_longest(*lists))
+    return [row for row in turns if row is not None][:limit]
+
+
+# ---- A task to queue, and whether it is the one that was queued under its key before.
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A task to queue. The same ``key`` queues it only once; without an ``id`` it gets one.
+
+    ``said_key``: the key as the user gave it, for messages.
+    """
+
+    spec: Mapping[str, Any]
+    id: str | None = None
+    key: str | None = None
+    user: str = ""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    max_attempts: int = 3
+    said_key: str | None = None
+
+
+def check_same(known: QueueTask, new: Submission, spec: Mapping[str, Any]) -> None:
+    """A :class:`QueueError` unless ``new``, with ``spec`` as it would be read back, asks for what ``known`` is."""
+    other = ""
+    if known.spec != spec:
+        other = _other_limit(known.spec, spec) or "another spec"
+    elif known.priority != new.priority:
+        other = f"another priority ({known.priority}, not {new.priority})"
+    elif set(known.after) != set(new.after):
+        other = f"another after ({', '.join(known.after) or 'nothing'}, not {', '.join(new.after) or 'nothing'})"
+    if other:
+        key = new.key if new.said_key is None else new.said_key
+        raise QueueError(f"key={key!r} was used for task {known.id!r} with {other}; choose another key")
+
+
+def _other_limit(known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The name of what differs where the settings themselves do not."""
+    names = [name for name in dict.fromkeys((*known, *new)) if known.get(name) != new.get(name)]
+    return f"another {names[0]}" if len(names) == 1 and names[0] in ("budget", "deadline", "max_attempts") else ""
+
+
+def check_needed(new: Submission, needed: str, state: str | None) -> None:
+    """A :class:`QueueError` if a task that ``new`` comes after will never be done; ``state``: None if it is unknown."""
+    if state is not None and state not in ("failed", "cancelled"):
+        return
+    infer = new.spec.get("infer")
+    what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
+    who = f"task {new.id!r}: " if new.id is not None else ""
+    raise QueueError(f"{who}{what}={needed!r} is {state or 'not in the queue'}; it will never be done")
+
+
+# ---- Whether a submission has as many tasks as the one that was queued under its key before.
+
+
+def check_whole(db: sqlite3.Connection, batch: Sequence[Submission]) -> None:
+    """A :class:`QueueError` if the key of ``batch`` has other tasks in the queue than one for each of its tasks.
+
+    Task i of a submission has the key ``USER/KEY/i``. A batch without a key, or of several, is not looked at.
+    """
+    if not batch or batch[0].key is None or batch[0].said_key is None:
+        return
+    known = _keys_like(db, batch[0].key)
+    if known and known != {one.key for one in batch}:
+        n, new = len(known), len(batch)
+        told = f"{n} task{'s' if n > 1 else ''} in the queue, and {new} {'were' if new > 1 else 'was'} submitted"
+        told = told if n != new else "other tasks in the queue"
+        raise QueueError(f"key={batch[0].said_key!r} has {told}; choose another key")
+
+
+def _keys_like(db: sqlite3.Connection, key: str) -> set[str]:
+    """The keys of the queue that differ from ``key`` in the number at its end alone."""
+    stem = key.rpartition("/")[0]
+    rows = db.execute("SELECT key FROM tasks WHERE key > ? AND key < ?", (f"{stem}/", f"{stem}0"))  # 0 follows /
+    return {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
+
+
+CLAIMABLE = """
+SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
+    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
+    WHERE dependencies.task = tasks.id AND needed.state != 'done'
+) ORDER BY priority DESC, position LIMIT ?
+"""
+
+
+class QueueDB:
+    """The durable queue in ``path``."""
+
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = Path(path), clock
+        self._db = open_file(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> QueueDB:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Submitting
+
+    def submit(self, submission: Submission) -> QueueTask:
+        """Queue a task, or return the one that was queued with the same key."""
+        return self.submit_many([submission])[0]
+
+    def submit_many(self, submissions: Iterable[Submission]) -> list[QueueTask]:
+        """Queue several tasks in one transaction: all of them or none."""
+        with transaction(self._db):
+            return self._submit_all(list(submissions))
+
+    def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
+        """Queue several batches in one transaction, each as a whole or not at all; per batch what became of it."""
+        with transaction(self._db):
+            return [self._submit_batch(batch) for batch in batches]
+
+    def _submit_batch(self, batch: Sequence[Submission]) -> list[QueueTask] | QueueError:
+        self._db.execute("SAVEPOINT batch")
+        try:
+            return self._submit_all(batch)
+        except QueueError as error:
+            self._db.execute("ROLLBACK TO batch")
+            return error
+        finally:
+            self._db.execute("RELEASE batch")
+
+    def _submit_all(self, batch: Sequence[Submission]) -> list[QueueTask]:
+        check_whole(self._db, batch)
+        return [self._submit(submission) for submission in batch]
+
+    def _submit(self, new: Submission) -> QueueTask:
+        known = self._by_key(new)
+        if known is not None:
+            return known
+        name, now = new.id or uuid.uuid4().hex[:12], self._clock()
+        self._check_new(new, name)
+        self._db.execute(
+            "INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated) "
+            "VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
+            (name, new.key, new.user, new.priority, _json(new.spec), _json(new.after), new.max_attempts, now, now),
+        )
+        needs = [(name, needed) for needed in dict.fromkeys(new.after)]
+        self._db.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
+        self._emit(name, "queued", now, {})
+        return self.get(name)
+
+    def _by_key(self, new: Submission) -> QueueTask | None:
+        row = new.key and self._db.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
+        if not row:
+            return None
+        known = QueueTask.from_row(row)
+        check_same(known, new, json.loads(_json(new.spec)))
+        return known
+
+    def _check_new(self, new: Submission, name: str) -> None:
+        if new.max_attempts < 1:
+            raise QueueError(f"task {name!r}: max_attempts={new.max_attempts} must be at least 1")
+        if self._find(name) is not None:
+            raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
+        for needed in new.after:
+            check_needed(new, needed, getattr(self._find(needed), "state", None))
+
+    # Changing
+
+    def plan(self, task: str, plan: Mapping[str, Any]) -> QueueTask:
+        """Attach a plan to a queued task, which can then be claimed."""
+        with transaction(self._db):
+            return self._change(self.get(task), "planned", plan=_json(plan))
+
+    def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
+        with transaction(self._db):
+            for task, plan in plans:
+                found = self.get(task)
+                if found.state == "queued":
+                    self._change(found, "planned", plan=_json(plan))
+
+    def unplan(self, task: str) -> QueueTask:
+        """Queue a planned task again without its plan: what it was made from has changed."""
+        with transaction(self._db):
+            return self._change(self.get(task), "queued", plan=None)
+
+    def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
+        """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
+        with transaction(self._db):
+            rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
+            return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
+
+    def claim_all(
+        self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group, shares: Iterable[UserShare] = ()
+    ) -> list[QueueTask]:
+        """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well.
+
+        ``shares``: of their users, from now on.
+        """
+        with transaction(self._db) as db:
+            put_group(db, group)
+            put_shares(db, shares)
+            return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
+
+    def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
+        lease, attempt = self._clock() + lease_seconds, task.attempts + 1
+        return self._change(task, "running", worker=worker, lease_until=lease, attempts=attempt)
+
+    def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
+        """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
+        with transaction(self._db) as db:
+            lease = self._clock() + lease_seconds
+            where = "worker = ? AND state = 'running'"
+            db.execute(f"UPDATE tasks SET lease_until = ? WHERE {where}", (lease, worker))
+            return [row["id"] for row in db.execute(f"SELECT id FROM tasks WHERE {where} ORDER BY position", (worker,))]
+
+    def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
+        """Report a task as done, with its result."""
+        with transaction(self._db):
+            held = self._held(task, worker, attempt)
+            return self._change(held, "done", result=_json(result), error=None, **_NO_WORKER)
+
+    def fail(
+        self,
+        task: str,
+        worker: str,
+        attempt: int,
+        error: str,
+        retry: bool = False,
+        plan: Mapping[str, Any] | None = None,
+        result: Mapping[str, Any] | None = None,
+    ) -> QueueTask:
+        """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
+
+        ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
+        """
+        with transaction(self._db):
+            held = self._held(task, worker, attempt)
+            if plan is not None:
+                self._put_plan(task, plan)
+            if result is not None:
+                self._db.execute("UPDATE tasks SET result = ? WHERE id = ?", (_json(result), task))
+            return self._lost(held, error, retry)
+
+    def release(self, task: str, reason: str) -> QueueTask:
+        """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
+        with transaction(self._db):
+            found = self.get(task)
+            return self._change(found, "queued", error=reason, max_attempts=found.max_attempts + 1, **_NO_WORKER)
+
+    def refuse(self, task: str, error: str) -> QueueTask:
+        """Fail a task that waits and can never run."""
+        with transaction(self._db):
+            return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
+
+    def replan(self, task: str, plan: Mapping[str, Any]) -> None:
+        """Replace the plan of a task without changing its state: what is known of it was corrected."""
+        with transaction(self._db):
+            self._put_plan(self.get(task).id, plan)
+
+    def _put_plan(self, task: str, plan: Mapping[str, Any]) -> None:
+        self._db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", (_json(plan), self._clock(), task))
+
+    def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+        """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
+        with transaction(self._db):
+            for task, kind, data in events:
+                if kind in STATES:
+                    raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
+                self._emit(task, kind, self._clock(), data)
+
+    def end_group(self, group: str, state: str, note: str = "", shares: Iterable[UserShare] = ()) -> None:
+        """Note that a group no longer runs: ``ended``, ``dissolved`` or ``preempted`` (it may go on).
+
+        ``shares``: of the users of its members, from now on.
+        """
+        with transaction(self._db) as db:
+            change_group(db, group, state, self._clock(), note)
+            put_shares(db, shares)
+
+    def shares(self) -> list[UserShare]:
+        """What every user has had of the devices."""
+        return read_shares(self._db)
+
+    def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
+        """The groups that started last, newest first."""
+        return read_groups(self._db, state, limit)
+
+    def requeue_expired(self) -> list[QueueTask]:
+        """Take running tasks from workers whose lease has run out; returns them in their new state."""
+        with transaction(self._db) as db:
+            rows = db.execute(
+                "SELECT * FROM tasks WHERE state = 'running' AND lease_until < ? ORDER BY position", (self._clock(),)
+            ).fetchall()
+            tasks = [QueueTask.from_row(row) for row in rows]
+            return [self._lost(task, f"worker {task.worker!r} sent no heartbeat", retry=True) for task in tasks]
+
+    def cancel(self, task: str) -> QueueTask:
+        """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
+        with transaction(self._db):
+            found = self.get(task)
+            return found if found.state in ENDED else self._change(found, "cancelled", **_NO_WORKER)
+
+    def pause(self, task: str) -> QueueTask:
+        """Keep a task from running until it is resumed; a running one is taken from its worker."""
+        with transaction(self._db):
+            found = self.get(task)
+            attempts = found.max_attempts + (found.state == "running")  # a pause is not a failed attempt
+            return self._change(found, "paused", max_attempts=attempts, **_NO_WORKER)
+
+    def resume(self, task: str) -> QueueTask:
+        """Queue a paused task again."""
+        with transaction(self._db):
+            found = self.get(task)
+            if found.state != "paused":
+                raise QueueError(f"task {task!r} is {found.state}, not paused; only a paused task can be resumed")
+            return self._change(found, "queued")
+
+    def _held(self, task: str, worker: str, attempt: int) -> QueueTask:
+        found = self.get(task)
+        if (found.state, found.worker, found.attempts) != ("running", worker, attempt):
+            raise LostClaimError(
+                f"task {task!r} is {found.state} (attempt {found.attempts}), no longer attempt {attempt} on {worker!r}"
+                "; stop working on it"
+            )
+        return found
+
+    def _lost(self, task: QueueTask, error: str, retry: bool) -> QueueTask:
+        """End an attempt without a result."""
+        if retry and task.attempts < task.max_attempts:
+            return self._change(task, "queued", error=error, **_NO_WORKER)
+        return self._change(
+            task, "failed", error=f"{error} (attempt {task.attempts} of {task.max_attempts})", **_NO_WORKER
+        )
+
+    def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
+        """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
+        self._move(task, state, **columns)
+        if state in ("failed", "cancelled"):
+            self._fail_dependents(task.id, state)
+        return self.get(task.id)
+
+    def _move(self, task: QueueTask, state: str, **columns: Any) -> None:
+        check_change(task.id, task.state, state)
+        now = self._clock()
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(
+            f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
+            (state, now, *map(storable, columns.values()), task.id),
+        )
+        told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
+        self._emit(task.id, state, now, told)
+
+    def _fail_dependents(self, task: str, state: str) -> None:
+        """Fail what waits for ``task``, and what waits for that, however long the chain is."""
+        lost = deque([(task, state)])
+        while lost:
+            needed, how = lost.popleft()
+            query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
+            for row in self._db.execute(query, (needed,)).fetchall():
+                dependent = self.get(row["task"])
+                if dependent.state not in ENDED:
+                    self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
+                    lost.append((dependent.id, "failed"))
+
+    def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
+        self._db.execute(
+            "INSERT INTO events (task, kind, time, data) VALUES (?, ?, ?, ?)", (task, kind, now, _json(data))
+        )
+
+    # Reading
+
+    def get(self, task: str) -> QueueTask:
+        """One task; an error if there is none of that id."""
+        found = self._find(task)
+        if found is None:
+            raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
+        return found
+
+    def _find(self, task: str) -> QueueTask | None:
+        row = self._db.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
+        return None if row is None else QueueTask.from_row(row)
+
+    def tasks(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> Sequence[QueueTask]:
+        """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
+        if state is not None and state not in STATES:
+            raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
+        wanted: list[tuple[str, Any]] = [("position > ?", beyond)]
+        wanted += [("state = ?", state)] if state is not None else []
+        wanted += [("user = ?", user)] if user is not None else []
+        where = " AND ".join(condition for condition, _ in wanted)
+        query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
+
+    def stamps(self, state: str, limit: int) -> dict[str, float]:
+        """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
+        rows = rows_in_turn(self._db, "id, updated", state, limit)
+        return {row["id"]: row["updated"] for row in rows}
+
+    def in_turn(self, state: str, limit: int) -> list[QueueTask]:
+        """The first tasks of every user in ``state``, one of each in turn."""
+        return [QueueTask.from_row(row) for row in rows_in_turn(self._db, "*", state, limit)]
+
+    def rows_as_json(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> tuple[list[str], int]:
+        """Tasks as JSON texts without their plans and results, and the last position: for long lists.
+
+        SQLite makes the texts: 10,000 tasks through Python objects take three times as long.
+        """
+        conditions = [("position > ?", beyond), ("state = ?", state), ("user = ?", user)]
+        wanted = [(text, value) for text, value in conditions if value is not None]
+        where = " AND ".join(text for text, _ in wanted)
+        values = (*(value for _, value in wanted), limit)
+        query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        rows = self._db.execute(query, values).fetchall()
+        return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
+
+    def count_of(self, user: str, states: Sequence[str]) -> int:
+        """How many tasks of ``user`` are in one of ``states``."""
+        marks = ", ".join("?" for _ in states)
+        query = f"SELECT count(*) FROM tasks WHERE user = ? AND state IN ({marks})"
+        return int(self._db.execute(query, (user, *states)).fetchone()[0])
+
+    def last_seq(self) -> int:
+        """The sequence number of the last event."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state."""
+        found = {
+            row["state"]: row["n"] for row in self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
+        }
+        return {state: found.get(state, 0) for state in STATES}
+
+    def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
+        """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
+        where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
+        rows = self._db.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
+        return [_event(row) for row in rows]
+
+    def last_events(self, task: str, kinds: Sequence[str], limit: int) -> Sequence[QueueEvent]:
+        """The last events of a task of some kinds, in order."""
+        where = f"task = ? AND kind IN ({', '.join('?' for _ in kinds)})"
+        query = f"SELECT * FROM events WHERE {where} ORDER BY seq DESC LIMIT ?"
+        return [_event(row) for row in self._db.execute(query, (task, *kinds, limit))][::-1]
+
+    def known_keys(self, keys: Sequence[str]) -> int:
+        """How many of the keys of submissions were used before."""
+        query = f"SELECT count(*) FROM tasks WHERE key IN ({', '.join('?' for _ in keys)})"
+        return int(self._db.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for retention and checks."""
+        return self._db
+
+
+def _event(row: sqlite3.Row) -> QueueEvent:
+    return QueueEvent(row["seq"], row["task"], row["kind"], row["time"], json.loads(row["data"]))
+
+
+_METRIC = "json_extract(result, '$.metrics.metric')"
+_LISTED = f"""json_object(
+    'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
+    'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
+    'user', user, 'priority', priority, 'after', json(after), 'attempts', attempts,
+    'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
+    'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
+    'metric', {_METRIC},
+    'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
+)"""
+_NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise QueueError(f"{str(value)[:80]!r} is not plain JSON data ({error}); numbers must be finite") from None

@@ -1,0 +1,221 @@
+"""The file of the durable queue: an SQLite database in WAL mode, its tables and indices, and its transactions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from weft.core.errors import InputError, WeftError
+
+# ---- The states of a task in the durable queue, which may follow which, and a task as the queue returns it.
+
+STATES = ("queued", "planned", "running", "paused", "done", "failed", "cancelled")
+ENDED = ("done", "failed", "cancelled")
+NEXT_STATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "queued": ("planned", "paused", "failed", "cancelled"),
+        "planned": ("queued", "running", "paused", "failed", "cancelled"),
+        "running": ("queued", "paused", "done", "failed", "cancelled"),
+        "paused": ("queued", "failed", "cancelled"),
+        "done": (),
+        "failed": (),
+        "cancelled": (),
+    }
+)
+
+
+class QueueError(InputError):
+    """What was asked of the queue is not possible: no such task, or not in its present state."""
+
+
+class LostClaimError(WeftError):
+    """A worker reported on a task that it no longer holds: its lease ran out, or the task was cancelled or paused."""
+
+
+@dataclass(frozen=True)
+class QueueTask:
+    """A task in the durable queue. ``attempts`` counts its claims; the last one is the token of the present claim."""
+
+    id: str
+    position: int
+    state: str
+    spec: Mapping[str, Any]
+    key: str | None = None
+    user: str = ""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    attempts: int = 0
+    max_attempts: int = 3
+    worker: str | None = None
+    lease_until: float | None = None
+    created: float = 0.0
+    updated: float = 0.0
+    plan: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "after": list(self.after)}
+
+    @classmethod
+    def from_row(cls, row: sqlite3.Row) -> QueueTask:
+        """The task of a database row."""
+        values = dict(row)
+        for name in ("spec", "plan", "result"):
+            values[name] = None if values[name] is None else json.loads(values[name])
+        values["after"] = tuple(json.loads(values["after"]))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class QueueEvent:
+    """A change of a task. ``seq`` rises by every event of the queue and is never used again."""
+
+    seq: int
+    task: str
+    kind: str
+    time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def check_change(task: str, old: str, new: str) -> None:
+    """Refuse a change of state that cannot be."""
+    if new not in NEXT_STATES[old]:
+        if old in ENDED:
+            raise QueueError(f"task {task!r} has ended already ({old}); it cannot become {new}")
+        allowed = ", ".join(NEXT_STATES[old])
+        raise QueueError(f"task {task!r} is {old} and cannot become {new}; it can become {allowed}")
+
+
+def storable(value: Any) -> Any:
+    """``value``, if it is text, as it can be stored: what is no Unicode, as in names of files, becomes an escape."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+VERSION = 3
+BUSY_SECONDS = 30.0
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS tasks (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key TEXT UNIQUE,
+    state TEXT NOT NULL,
+    user TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    spec TEXT NOT NULL,
+    after TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    max_attempts INTEGER NOT NULL,
+    worker TEXT,
+    lease_until REAL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    plan TEXT,
+    result TEXT,
+    error TEXT
+);
+CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
+DROP INDEX IF EXISTS tasks_by_user;
+CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
+CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
+CREATE TABLE IF NOT EXISTS dependencies (
+    task TEXT NOT NULL,
+    needs TEXT NOT NULL,
+    PRIMARY KEY (task, needs)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    task TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    time REAL NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
+CREATE TABLE IF NOT EXISTS groups (
+    id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    device TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    members TEXT NOT NULL,
+    folder TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    why TEXT NOT NULL,
+    started REAL NOT NULL,
+    ended REAL,
+    note TEXT
+);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
+CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
+CREATE TABLE IF NOT EXISTS shares (
+    user TEXT PRIMARY KEY,
+    device_seconds REAL NOT NULL,
+    last_start TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection to the queue in ``path``, which is made if it is not there, readable by its owner alone."""
+    with suppress(OSError):  # it is there, or SQLite says why it cannot be made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # the files beside it get the same mode
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        _use_wal(connection)
+        connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
+        _make_tables(connection, path)
+    except sqlite3.Error as error:
+        raise QueueError(f"{path}: cannot be used as a queue ({error}); name a file of Weft's or one to make") from None
+    return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL; SQLite does not wait for its lock here if several processes open a new file at once."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise QueueError(f"{path}: has version {version}, this Weft knows up to {VERSION}; update Weft")
+    if version < VERSION:
+        connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing: commits at the end, takes everything back on an error."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise WeftError(f"the queue could not be written ({error}); nothing was changed") from error
+        raise

@@ -1,0 +1,148 @@
+"""A worker of the queue on a node of a Ray cluster.
+
+An actor on the node starts the worker process and relays its lines; to the supervisor it is a worker like any other. If
+the node is lost, so is the worker, and what it trained continues on another one from its checkpoint: the folder of runs
+has to be visible to all nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from weft.cluster.ray import import_ray, nodes_of
+from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerProcess
+
+RELAY_SECONDS = 1.0
+LINES_AT_ONCE = 1000
+
+
+class WorkerHost:
+    """Runs on a node: a worker process, its lines in and out."""
+
+    def __init__(self, device: str, environment: Mapping[str, str], keep_bytes: int, pooled: bool) -> None:
+        import os
+
+        command = [sys.executable, "-m", "weft.serve.worker", "--device", device]
+        command += ["--parent", str(os.getpid()), "--keep-bytes", str(keep_bytes), *(["--pooled"] if pooled else [])]
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+
+    def pid(self) -> int:
+        """The worker process there."""
+        return self._process.pid
+
+    def write(self, line: str) -> None:
+        """A line to the worker; lost if it has ended."""
+        with suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def read(self, seconds: float) -> tuple[list[str], int | None]:
+        """Lines of the worker, waited for at most ``seconds``, and its exit code once it has ended and said all."""
+        found = []
+        with suppress(queue.Empty):
+            found.append(self._lines.get(timeout=seconds))
+            while len(found) < LINES_AT_ONCE:
+                found.append(self._lines.get_nowait())
+        return found, None if found else self._process.poll()
+
+    def kill(self) -> None:
+        """End the worker process."""
+        self._process.kill()
+
+
+class RayWorker(WorkerProcess):
+    """A worker on a node; ``device`` is ``DEVICE@NODE``."""
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        inbox: Inbox,
+        environment: Mapping[str, str],
+        keep_bytes: int = 0,
+        pooled: bool = False,
+    ) -> None:
+        self.name, self.device, self._inbox = name, device, inbox
+        self.started = self.last_heard = time.monotonic()
+        self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
+        self.end_reason, self.fetched = "", {}
+        self._ended, self._stopping = threading.Event(), False
+        self._ray = import_ray()
+        self._host = self._place(dict(environment), keep_bytes, pooled)
+        self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def node(self) -> str:
+        """The id of its node."""
+        return self.device.partition("@")[2]
+
+    def _place(self, environment: dict[str, str], keep_bytes: int, pooled: bool) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        device = self.device.partition("@")[0]
+        gpus = 1 if device.startswith("cuda") else 0
+        there = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        made = self._ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=4, scheduling_strategy=there)(WorkerHost)
+        # Ray shows the actor its own GPU alone, as number 0.
+        return made.remote("cuda:0" if gpus else device, environment, keep_bytes, pooled)
+
+    def send(self, do: str, **data: Any) -> None:
+        """Send a message; one to a worker that is gone is lost, and ``gone`` will follow."""
+        with suppress(self._ray.exceptions.RayError):
+            self._host.write.remote(json.dumps({"do": do, **data}) + "\n")
+
+    def _read(self) -> None:
+        code: int | None = None
+        try:
+            self.pid = self._ray.get(self._host.pid.remote())
+            while code is None:
+                lines, code = self._ray.get(self._host.read.remote(RELAY_SECONDS))
+                for line in lines:
+                    with suppress(ValueError):
+                        self._inbox.put((self, json.loads(line)))
+        except Exception:  # the actor, its node or the whole cluster is gone
+            self._find_lost()
+        self._ended.set()
+        self._inbox.put((self, {"say": "gone", "code": code}))
+
+    def _find_lost(self) -> None:
+        with suppress(Exception):
+            self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
+        if self.lost:
+            self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
+
+    def kill(self, reason: str) -> None:
+        """End the worker at once."""
+        self.end_reason = self.end_reason or reason
+        if not self._ended.is_set():
+            with suppress(Exception):
+                self._ray.kill(self._host)
+
+    def stop(self, seconds: float) -> None:
+        """Ask it to end, and end it after ``seconds``."""
+        self.send("stop")
+        if not self._ended.wait(seconds):
+            self.kill("was asked to end")
+            self._ended.wait(CODE_SECONDS)
+        with suppress(Exception):
+            self._ray.kill(self._host)
+        self._reader.join(CODE_SECONDS)

@@ -1,0 +1,189 @@
+"""Keep the durable queue small and sound: delete what ended long ago, check the invariants."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from weft.serve.queue_db import Group, QueueDB
+from weft.serve.queue_file import ENDED, NEXT_STATES, STATES, transaction
+
+# ---- The folders of runs on the disk: which of them no task of the queue needs any more, and removing those.
+
+GROUP = "group-"
+NAME = re.compile(rf"(?:{GROUP})?[0-9a-f]{{12}}")  # of a task alone, or of a group
+CHECKPOINT = "checkpoint.safetensors"
+MOST_SECONDS = 2.0  # that one removal may take; the next one goes on
+
+
+def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str] = (), seconds: float = MOST_SECONDS) -> list[str]:
+    """Remove the folders in ``runs`` that are of no task of the queue; returns their names.
+
+    A folder is there only after its task was queued, so the disk is read first and the queue afterwards. Only folders
+    with a name that Weft gives are looked at, and those of ``more``. Links are neither followed nor removed.
+    """
+    until, removed = time.monotonic() + seconds, []
+    for name in unused(queue, _folders(runs, frozenset(more))):
+        if time.monotonic() > until:
+            break
+        shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
+        removed.append(name)
+    return removed
+
+
+def unused(queue: QueueDB, names: Iterable[str]) -> list[str]:
+    """Those folders that are of no task: by their name, by a group that is known, or by what a task says of itself."""
+    db = queue.connection
+    left = [name for name in names if not _is_known(db, name)]
+    if not left:
+        return []
+    mentioned = _mentioned(db)
+    return [name for name in left if name not in mentioned]
+
+
+def _folders(runs: Path, more: frozenset[str]) -> list[str]:
+    try:
+        with os.scandir(runs) as found:
+            return sorted(
+                one.name
+                for one in found
+                if (NAME.fullmatch(one.name) or one.name in more) and one.is_dir(follow_symlinks=False)
+            )
+    except OSError:  # nothing has run yet, or it cannot be read now
+        return []
+
+
+def _is_known(db: sqlite3.Connection, name: str) -> bool:
+    if db.execute("SELECT 1 FROM tasks WHERE id = ?", (name,)).fetchone():
+        return True
+    return any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (member,)).fetchone() for member in _members(db, name))
+
+
+def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
+    """The tasks of the group of that folder, as far as it is known."""
+    if not folder.startswith(GROUP):
+        return ()
+    row = db.execute("SELECT members FROM groups WHERE id = ?", (folder.removeprefix(GROUP),)).fetchone()
+    return () if row is None else tuple(json.loads(row["members"]))
+
+
+def _mentioned(db: sqlite3.Connection) -> set[str]:
+    """Folders that tasks have their results in, or go on from."""
+    query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
+    places = [place for row in db.execute(query) for place in (row["had"], row["origin"]) if isinstance(place, str)]
+    return {place.partition("/")[0] for place in places}
+
+
+def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> int:
+    """Remove the checkpoints of a group that a worker has left, unless a task may go on from them; returns how many.
+
+    The last member to end of a group that was dissolved takes those of that group with it.
+    """
+    db, trained = queue.connection, {group.folder: group.members}
+    for name in group.members:
+        row = db.execute("SELECT json_extract(plan, '$.\"from\"') FROM tasks WHERE id = ?", (name,)).fetchone()
+        if row is not None and row[0]:
+            trained.setdefault(row[0], _members(db, row[0]))
+    return sum(_drop(runs, folder) for folder, members in trained.items() if members and not _any_open(db, members))
+
+
+def _any_open(db: sqlite3.Connection, tasks: Sequence[str]) -> bool:
+    """Whether one of ``tasks`` has not ended."""
+    query = f"SELECT 1 FROM tasks WHERE id = ? AND state NOT IN ({', '.join('?' for _ in ENDED)})"
+    return any(db.execute(query, (name, *ENDED)).fetchone() for name in tasks)
+
+
+def _drop(runs: Path, folder: str) -> int:
+    root, dropped = runs.resolve() / folder, 0
+    with suppress(OSError):  # a folder that a model made unreadable
+        for path in (root / CHECKPOINT, *root.glob(f"groups/*/{CHECKPOINT}")):
+            if path.parent.resolve() == path.parent and path.is_file():  # else a link leads elsewhere
+                path.unlink()
+                dropped += 1
+    return dropped
+
+
+BATCH = 1000
+
+
+def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
+    """Delete tasks that ended before the time ``before``, then the folders in ``runs`` of no task; how many tasks.
+
+    A crash in between leaves folders, which the next clean-up removes.
+    """
+    gone = _delete(queue, before)
+    remove_unused(queue, runs, gone)
+    return len(gone)
+
+
+def delete_ended(queue: QueueDB, before: float) -> int:
+    """Delete tasks that ended before the time ``before``, with their events; returns how many.
+
+    A task that something unfinished depends on, or whose group goes on, is kept. Sequence numbers of deleted events are
+    not used again.
+    """
+    return len(_delete(queue, before))
+
+
+def _delete(queue: QueueDB, before: float) -> list[str]:
+    marks = ", ".join("?" for _ in ENDED)
+    with transaction(queue.connection) as db:
+        rows = db.execute(
+            f"SELECT id FROM tasks WHERE state IN ({marks}) AND updated < ? AND NOT EXISTS ("
+            " SELECT 1 FROM dependencies JOIN tasks AS later ON later.id = dependencies.task"
+            f" WHERE dependencies.needs = tasks.id AND later.state NOT IN ({marks}))"
+            f" AND id NOT IN ({_IN_OPEN_GROUPS})",
+            (*ENDED, before, *ENDED),
+        ).fetchall()
+        names = [row["id"] for row in rows]
+        for table, column in (("events", "task"), ("dependencies", "task"), ("tasks", "id")):
+            db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(name,) for name in names])
+        db.execute(_DELETE_GROUPS, (before,))
+    return names
+
+
+_IN_OPEN_GROUPS = """
+SELECT member.value FROM groups, json_each(groups.members) AS member WHERE groups.state IN ('running', 'preempted')
+"""
+_DELETE_GROUPS = """
+DELETE FROM groups WHERE state IN ('ended', 'dissolved') AND ended < ? AND NOT EXISTS (
+    SELECT 1 FROM json_each(groups.members) AS member JOIN tasks ON tasks.id = member.value)
+"""
+
+
+def problems(queue: QueueDB) -> list[str]:
+    """What is wrong with the file, in sentences; empty if nothing is.
+
+    SQLite's own check, then per task: its events lead from queued to its state by allowed changes, it is done at most
+    once, it has a worker if and only if it runs, and it was not claimed too often.
+    """
+    found = [row[0] for row in queue.connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
+    last = 0
+    while tasks := queue.tasks(limit=BATCH, beyond=last):
+        last = tasks[-1].position
+        for task in tasks:
+            path = [event.kind for event in queue.events(task=task.id, limit=1_000_000) if event.kind in STATES]
+            found += [f"task {task.id!r}: {message}" for message in _path_problems(path, task.state)]
+            if (task.worker is not None) != (task.state == "running"):
+                found.append(f"task {task.id!r} is {task.state} with worker={task.worker!r}")
+            if task.attempts > task.max_attempts:
+                found.append(f"task {task.id!r}: attempts={task.attempts} exceed max_attempts={task.max_attempts}")
+    return found
+
+
+def _path_problems(path: list[str], state: str) -> list[str]:
+    found = []
+    if not path or path[0] != "queued" or path[-1] != state:
+        found.append(f"events {path} do not lead from queued to {state}")
+    found += [f"{a} -> {b} is not allowed" for a, b in pairwise(path) if b not in NEXT_STATES[a]]
+    if path.count("done") > 1:
+        found.append("was completed twice")
+    return found

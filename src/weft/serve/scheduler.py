@@ -1,0 +1,173 @@
+"""Which planned tasks start now, as a policy decides; it sees a preempted group that is to go on as one task."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from weft.sched.admission import Policy, decide, waits_for
+from weft.sched.policies import find_policy
+from weft.sched.queue_state import Decision, DeviceState, MachineState
+from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
+from weft.serve.queue_file import QueueTask
+from weft.serve.state import SupervisorState, is_inference, queued_task, unless_lost, worker_settings
+from weft.serve.worker_pool import PLANNER, WorkerPool
+
+MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused whatever else runs
+
+
+class Scheduler:
+    """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving) -> None:
+        self._state, self._pool, self._leaving = state, pool, leaving
+        self._starts = GroupStarts(state, pool)
+        self._groups = PreemptedGroups(state, pool, leaving, self._starts)
+        self._policy: Policy = find_policy(state.options.policy)
+        self._known: dict[str, QueueTask] = {}  # planned tasks as last read
+
+    def use(self, policy: Policy) -> None:
+        """Decide by another policy from now on."""
+        self._policy = policy
+
+    def schedule(self) -> None:
+        """Start what can start now."""
+        waiting = self._planned()
+        self._state.why = {}
+        if not self._pool.room:
+            self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
+            return
+        known = {task.id: task for task in waiting}
+        self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
+        groups = self._groups.ready()
+        ready = self._startable(waiting)
+        decision = self._decide(groups, ready)
+        for name, reason in decision.refuse.items():
+            if name in groups:
+                self._groups.take_apart(groups[name], reason)
+            else:
+                unless_lost(self._state.db.refuse, name, reason)
+        for group in decision.preempt:
+            self._leaving.preempt(self._state.active[group])
+        for start in decision.start:
+            if start.members[0] in groups:
+                self._groups.resume(groups[start.members[0]], start)
+            else:
+                self._starts.start(start, [known[name] for name in start.members])
+        self._explain(groups, ready, decision)
+        left = {*decision.started, *decision.refuse}
+        still = {name: one for name, one in groups.items() if name not in left}
+        self._prefetch(still, [task for task in ready if task.id not in left], decision)
+
+    def _startable(self, waiting: Sequence[QueueTask]) -> list[QueueTask]:
+        """The tasks that a policy may start: in no group that is to go on, and not held back."""
+        running = {name for active in self._state.active.values() for name in active.members}
+        return [
+            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
+        ]
+
+    def _explain(self, groups: Mapping[str, Preempted], ready: Sequence[QueueTask], decision: Decision) -> None:
+        """Say why tasks wait that the policy did not start."""
+        started = set(decision.started)
+        self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
+        for name, one in groups.items():
+            if name not in started:
+                self._state.why |= {task.id: decision.reason(name) for task in one.present}
+
+    def _planned(self) -> list[QueueTask]:
+        """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
+        stamps = self._state.db.stamps("planned", MOST_PLANNED)
+        seen = {name: task.updated for name, task in self._known.items()}
+        changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
+        if len(changed) > len(stamps) // 2:
+            self._known = {task.id: task for task in self._state.db.in_turn("planned", MOST_PLANNED)}
+        else:
+            kept = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = kept | {name: self._state.db.get(name) for name in changed}
+        return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
+
+    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision) -> None:
+        """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
+        wanted = self._next_group(groups, waiting, decision)
+        if not any(wanted.values()):
+            return
+        for name, worker in self._pool.workers.items():
+            if name != PLANNER and worker.group and worker.fetched != wanted:
+                worker.fetched = wanted
+                worker.send("prefetch", **wanted)
+
+    def _next_group(
+        self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision
+    ) -> dict[str, Any]:
+        """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
+        runs, considered = self._state.options.runs, {task.id: task for task in waiting}
+        names = chain(decision.wait, groups, considered)
+        name = next((name for name in names if name in groups or name in considered), None)
+        if name is None:
+            return {}
+        if name in groups:
+            graph = groups[name].present[0].spec.get("graph_path") or ""
+            return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / groups[name].group.folder)]}
+        first = considered[name]
+        found: dict[str, Any] = {"graph": first.spec.get("graph_path") or "", "weights": None}
+        if is_inference(first):
+            weights = weights_file(self._state, first) if self._state.options.pool else None
+            return {**found, "weights": weights, "tasks": [], "folders": []}
+        plan = first.plan or {}
+        places = [plan["from"]] if "from" in plan else [first.id] if first.attempts else []
+        tasks = [] if places else [worker_settings(task) for task in _alike(first, waiting)]
+        return {**found, "tasks": tasks, "folders": [str(runs / place) for place in places]}
+
+    def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> Decision:
+        running = [active.state() for active in self._state.active.values()]
+        device = next(iter(self._pool.room))
+        setup, share = self._state.setup_of(device), self._pool.share_of(device)
+        queued = [one.as_task(setup, share) for one in groups.values()]
+        queued += [queued_task(task, setup, share) for task in tasks]
+        found = decide(self._policy, queued, running, self._machine())
+        self._state.again = math.inf if found.again is None else found.again
+        return found
+
+    def _machine(self) -> MachineState:
+        devices = []
+        for name, room in self._pool.room.items():
+            workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
+            workers, options = max(workers, 1), self._state.options
+            kept = options.reserved_of(room, self._pool.beside[name])
+            inferring = min(options.inference_workers, workers - 1)
+            started = self._state.started_on.get(name, 0)
+            devices.append(DeviceState(name, room, kept, workers, inferring, started))
+        return MachineState(tuple(devices), time.time(), self._state.shares.with_running(self._being_had()))
+
+    def _being_had(self) -> dict[str, float]:
+        """Device-seconds by user of the groups that run."""
+        found: dict[str, float] = {}
+        for active in self._state.active.values():
+            for user in active.users.values():
+                found[user] = found.get(user, 0.0) + active.will_have
+        return found
+
+    def _held_back(self, task: QueueTask, runs: bool = False) -> bool:
+        """Whether a task cannot start yet for a reason that no policy knows of; ``runs``: a worker still has it."""
+        if runs:
+            self._state.why[task.id] = "its last run is still ending"
+            return True
+        until = self._state.not_before.get(task.id, 0.0)
+        if until > time.monotonic():
+            self._state.why[task.id] = f"waits {until - time.monotonic():.0f} s before it is tried again: {task.error}"
+            return True
+        open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
+        if open_names:
+            self._state.why[task.id] = waits_for(open_names)
+        return bool(open_names)
+
+
+def _alike(first: QueueTask, waiting: Sequence[QueueTask]) -> list[QueueTask]:
+    """``first`` and some tasks that may be fused with it."""
+    key = (first.plan or {}).get("join_key")
+    others = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
+    return [first, *others[: MOST_PREPARED - 1]]

@@ -1,0 +1,162 @@
+"""The spawner: a process that has imported everything once and forks worker processes from it.
+
+Importing torch and training the first epoch takes seconds; a fork of a process that has done both takes milliseconds
+and shares its memory. So a worker that was lost is replaced at once. The spawner itself runs no task, starts no thread
+and never touches CUDA, which no fork survives.
+
+It reads one JSON line per worker to start from a Unix socket, with the worker's stdin and stdout attached, and writes
+``{"pid": ...}`` and, when a worker has ended, ``{"ended": pid, "code": ...}``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from weft.core.startup import leave_out_of_collections
+from weft.core.task import Task
+from weft.serve.worker import end_with_parent, work_on
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
+PRELOADED = (
+    "weft.engine.run",
+    "weft.serve.estimates",
+    "weft.serve.worker",
+    "weft.serve.worker_memory",
+    "torch._dynamo",
+)
+
+
+def warm_up() -> None:
+    """Import what workers need and, where torch has no CUDA, train one epoch in one thread: a pool survives no fork."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import torch
+
+    if torch.version.cuda is None:  # with it, a first backward pass starts a thread per device, which no fork survives
+        _train_one_epoch()
+    leave_out_of_collections()
+
+
+def _train_one_epoch() -> None:
+    import torch
+
+    from weft.engine.run import run
+    from weft.serve.estimates import estimate_of
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with suppress(Exception):  # the first task will say what is wrong
+        task = Task(graph="demo", model="gcn", hidden=8, epochs=1)
+        estimate_of(task, "cpu")
+        run(task, device="cpu", progress=False)
+    torch.set_num_threads(threads)
+
+
+def spawn_until_closed(link: socket.socket) -> None:
+    """Start workers until the supervisor closes the link."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    link.sendall(b'{"ready": true}\n')
+    while True:
+        readable, _, _ = select.select([link.fileno(), wake_read], [], [])
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+            _report_ended(link)
+        if link.fileno() in readable:
+            text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
+            if not text:
+                return
+            _fork(link, json.loads(text), handles, (wake_read, wake_write))
+
+
+def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: tuple[int, int]) -> None:
+    spawner, pid = os.getpid(), os.fork()
+    if pid:
+        for handle in handles:
+            os.close(handle)
+        link.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        return
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        link.close()
+        for handle in own:
+            os.close(handle)
+        os.setsid()
+        end_with_parent(spawner)
+        os.dup2(handles[0], 0)
+        for handle in handles[:1]:
+            os.close(handle)
+        os.environ.update(wanted["environment"])
+        _use_threads(wanted.get("threads"), wanted["device"])
+        _become_worker(wanted, handles[1], spawner)
+    finally:
+        os._exit(0)
+
+
+def _use_threads(count: int | None, device: str) -> None:
+    """Compute with ``count`` threads, unless the environment says how many; a new program reads it there."""
+    if count is None or "OMP_NUM_THREADS" in os.environ:
+        return
+    if device.startswith("cuda"):
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        return
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
+    """Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
+
+    Torch touches it when it is asked for devices, without knowing of it afterwards.
+    """
+    device, keep, pooled = wanted["device"], int(wanted.get("keep_bytes", 0)), bool(wanted.get("pooled"))
+    if device.startswith("cuda"):
+        os.dup2(out, 1)
+        told = [
+            "--device",
+            device,
+            "--parent",
+            str(spawner),
+            "--keep-bytes",
+            str(keep),
+            *(["--pooled"] if pooled else []),
+        ]
+        os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *told])
+    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
+
+
+def _report_ended(link: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        link.sendall(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+
+
+def main() -> None:
+    """Run the spawner on the socket whose number is given."""
+    number, parent = int(sys.argv[1]), int(sys.argv[2])
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm_up()
+    with socket.socket(fileno=number) as link:
+        spawn_until_closed(link)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""What the parts of the supervisor share: the queue, the groups that run, and what happened so far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sqlite3
+import statistics
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core.errors import WeftError
+from weft.core.sweep import all_settings
+from weft.core.task import Task
+from weft.sched.queue_state import QueuedTask, RunningGroup
+from weft.sched.task_queue import UserShares
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import Group, QueueDB
+from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.run_events import Record
+from weft.serve.worker_process import WorkerProcess
+
+# ---- Tasks of the queue as a policy, an estimate and a worker see them.
+
+FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # settings that no estimate depends on
+
+
+def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0) -> QueuedTask:
+    """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle.
+
+    ``share``: the part of the device that a worker can use, of a CPU its threads over the cores.
+    """
+    plan = task.plan or {}
+    if is_inference(task):
+        return _inference(task, plan, share)
+    training = float(plan["seconds"])
+    seconds = training + setup_seconds
+    return QueuedTask(
+        id=task.id,
+        bytes=max(int(plan["bytes"]), 0),
+        seconds=seconds,
+        graph=str(plan.get("graph", "")),
+        join_key=str(plan.get("join_key", "")),
+        fusable=not plan.get("alone") and task.spec.get("budget") is None and not task.attempts,  # it has a checkpoint
+        shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
+        utilisation=share * float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
+        arrival=task.created,
+        user=task.user,
+        priority=task.priority,
+        deadline=task.spec.get("deadline"),
+        attempts=int(plan.get("failures", 0)),
+        start_seconds=setup_seconds,
+        turn_seconds=float(plan.get("turn_seconds", 0.0)),
+    )
+
+
+def is_inference(task: QueueTask) -> bool:
+    """Whether a task infers rather than trains."""
+    return task.spec.get("kind") == "inference"
+
+
+def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> QueuedTask:
+    """An inference task as a policy sees it: never fused, due ``latency_target`` seconds after it arrived."""
+    return QueuedTask(
+        id=task.id,
+        bytes=max(int(plan["bytes"]), 0),
+        seconds=float(plan["seconds"]),
+        graph=str(plan.get("graph", "")),
+        fusable=False,
+        utilisation=share * float(plan.get("utilisation", 1.0)),
+        arrival=task.created,
+        user=task.user,
+        priority=task.priority,
+        deadline=task.spec.get("deadline"),
+        kind="inference",
+        latency_target=task.spec["infer"].get("latency_target"),
+        attempts=int(plan.get("failures", 0)),
+        turn_seconds=float(plan.get("turn_seconds", 0.0)),
+    )
+
+
+def worker_settings(task: QueueTask) -> dict[str, Any]:
+    """A task as a worker gets it: named by its id, with the path of its graph."""
+    place = task.spec.get("graph_path")
+    return {**task.spec["task"], **({"graph": place} if place else {}), "name": task.id}
+
+
+def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
+    """The names that users gave to ``tasks``, by id; None for a task without one."""
+    return {task.id: task.spec["task"].get("name") for task in tasks}
+
+
+def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
+    """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group.
+
+    Settings that were left out are those of a task that gives their usual values.
+    """
+    chosen: dict[tuple[Any, ...], QueueTask] = {}
+    for task in tasks:
+        chosen.setdefault(all_settings(Task.from_dict(worker_settings(task))), task)
+    return list(chosen.values())
+
+
+def estimate_key(spec: Mapping[str, Any]) -> str:
+    """The key of a task's estimate: tasks of one key need the same memory and time.
+
+    Without a byte budget of its own a bound on its bytes will do, so that is another estimate.
+    """
+    kept = {key: value for key, value in spec["task"].items() if key not in FREE_OF_COST}
+    kept[""] = [spec.get("budget") is None, spec.get("kind", "training"), spec.get("graph_path")]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+TROUBLE = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
+
+FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
+
+
+@dataclass
+class Active:
+    """A group that a worker runs."""
+
+    group: Group
+    worker: WorkerProcess
+    attempts: dict[str, int]
+    users: dict[str, str]
+    utilisation: float  # of the device, as a mean over the group's seconds were it alone: at most 1
+    graph: str
+    heard: float
+    priority: int = 0
+    kind: str = "training"
+    start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
+    slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
+    turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
+    epoch: int = 0
+    told: float = 0.0
+    leaving: bool = False  # asked to save and return
+    shared: bool = False  # whether another group ran on the device meanwhile
+    took: Mapping[str, Any] | None = None  # of the processor, once it has ended
+    split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
+    began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The tasks that it trains: the group's, less those that had left before it went on."""
+        return tuple(self.attempts)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is a group of several, with a folder of its own."""
+        return len(self.group.members) > 1
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.began
+
+    @property
+    def had(self) -> float:
+        """Device-seconds of each of its members so far."""
+        return self.seconds * self.utilisation / max(len(self.members), 1)
+
+    @property
+    def will_have(self) -> float:
+        """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
+        return max(self.had, self.group.seconds * self.utilisation / max(len(self.members), 1))
+
+    def state(self) -> RunningGroup:
+        """What a policy sees of it."""
+        one, now = self.group, time.time()
+        return RunningGroup(
+            id=one.id,
+            device=one.device,
+            members=self.members,
+            bytes=one.bytes,
+            utilisation=self.utilisation,
+            started=now - self.seconds,
+            ends=now - self.seconds + one.seconds,
+            graph=self.graph,
+            kind=self.kind,
+            slowdown_limit=self.slowdown_limit,
+            priority=self.priority,
+            leaving=self.leaving,
+            start_seconds=min(self.start_seconds, one.seconds),
+            turn_seconds=self.turn_seconds,
+        )
+
+
+@dataclass
+class Counters:
+    """What happened since the server started."""
+
+    groups_started: int = 0
+    tasks_started: int = 0
+    workers_lost: int = 0
+    memory_errors: int = 0
+    tasks_requeued: int = 0
+    graphs_ready: int = 0
+    weights_ready: int = 0
+    checkpoints_ready: int = 0
+
+    def count_ready(self, event: Mapping[str, Any]) -> None:
+        """What a worker had ready when its group started."""
+        self.graphs_ready += bool(event.get("graph"))
+        self.weights_ready += int(event.get("weights") or 0)
+        self.checkpoints_ready += bool(event.get("checkpoint"))
+
+
+@dataclass
+class SupervisorState:
+    """Read and changed by the supervisor's thread alone, but for ``draining``."""
+
+    options: ServeOptions
+    db: QueueDB = field(init=False)  # opened by the thread that uses it
+    counters: Counters = field(default_factory=Counters)
+    active: dict[str, Active] = field(default_factory=dict)  # by group
+    resumable: dict[str, Group] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+    shares: UserShares = field(default_factory=UserShares)
+    started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
+    why: dict[str, str] = field(default_factory=dict)
+    runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
+    setup_seconds: dict[str, deque[float]] = field(default_factory=dict)  # by device: of groups besides their epochs
+    records: list[Record] = field(default_factory=list)
+    dirty: bool = True  # the queue may have changed
+    again: float = math.inf  # when the policy wants to decide though nothing has happened, on the clock of the day
+    urgent: bool = False  # an inference task waits that no decision has seen
+    draining: bool = False
+    session: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
+
+    def claimant(self, worker: WorkerProcess) -> str:
+        """The name under which ``worker`` holds its tasks."""
+        return f"{self.session}/{worker.name}/{worker.pid}"
+
+    def setup_of(self, device: str) -> float:
+        """Seconds that a group takes on ``device`` besides its epochs, as learned so far."""
+        known = self.setup_seconds.get(device)
+        return statistics.median(known) if known else FIRST_SETUP_SECONDS
+
+    def learn_setup(self, device: str, seconds: float) -> None:
+        """Take one more group into account; one that had kernels to compile says nothing of the next."""
+        self.setup_seconds.setdefault(device, deque(maxlen=STARTS_KNOWN)).append(seconds)
+
+    def begin(self, active: Active) -> None:
+        """Count a group as running; from now on it shares its device with those that run there."""
+        beside = [one for one in self.active.values() if one.group.device == active.group.device]
+        for one in (*beside, active) if beside else ():
+            one.shared = True
+        self.active[active.group.id] = active
+
+    def end_group(self, active: Active, how: str, note: str = "") -> None:
+        """Write that a group no longer runs, and what its users have had so far."""
+        for name in active.members:
+            unless_lost(self._count_as_served, name)
+        shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
+        self.db.end_group(active.group.id, how, note, shares)
+
+    def _count_as_served(self, name: str) -> None:
+        """The lane of a task that is to go on was served until now: it does not rise for the time that it ran."""
+        task = self.db.get(name)
+        if task.state not in ENDED:
+            self.shares.started(queued_task(task), time.time())
+
+    def count_as_served_before(self, tasks: Sequence[QueueTask]) -> None:
+        """Lanes of tasks that a former server ran were served until its last heartbeat; they have waited since."""
+        lease = self.options.lease_seconds
+        last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in tasks}
+        for task in sorted(tasks, key=lambda one: last[one.id]):
+            self.shares.started(queued_task(task), min(last[task.id], time.time()))
+
+    def fail(self, active: Active, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
+        """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
+
+        Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
+        """
+        try:
+            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
+        except LostClaimError:  # cancelled, or paused: then it goes on by this
+            self.db.replan(name, plan)
+            raise
+
+    def write_records(self) -> None:
+        """Write the events that were collected; they are kept if there is no room for them now."""
+        if not self.records:
+            return
+        records, self.records = self.records, []
+        try:
+            self.db.record(records)
+        except QueueError:
+            raise
+        except WeftError:
+            self.records = records + self.records
+            raise
+
+
+def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
+    """Do something to a task, unless it was cancelled or paused meanwhile."""
+    try:
+        action(*arguments)
+    except (LostClaimError, QueueError):
+        return

@@ -1,0 +1,515 @@
+"""From a request to tasks for the queue: declarative settings, models of the registry, graphs of the operator's folder.
+
+A model is one of Weft's own names, or an import path that the operator allows (``module:callable``, or ``module:*`` for
+all of a module); so are objectives, metrics, optimizers, schedules and callbacks. A graph is ``demo``, a generated
+shape, or a path inside the operator's folder. Nothing here imports a model or reads a graph: that happens in worker
+processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import InputError, SpecError, WeftError
+from weft.core.models import BUILT_IN
+from weft.core.settings import is_reference
+from weft.core.sweep import Sweep, varies
+from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
+from weft.core.units import parse_bytes
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import Submission
+from weft.serve.queue_file import QueueTask
+
+# ---- Read JSON from strangers: bounded in size and depth, finite numbers, text that can be stored.
+
+MOST_BYTES = 4 << 20
+MOST_DEPTH = 32
+LARGEST = 2**63 - 1
+# A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
+TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+class BadRequestError(InputError):
+    """What was sent cannot be used; ``status`` is the HTTP status to answer with."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
+    """The value in ``body``; a :class:`BadRequestError` for anything that is too large, too deep or no JSON."""
+    if len(body) > most_bytes:
+        raise BadRequestError(f"the body has {len(body):,} bytes; at most {most_bytes:,} are read", 413)
+    check_depth(body)
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON ({str(error)[:200]})") from None
+    check_values(value)
+    return value
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse brackets nested too deep, before a parser goes down into them."""
+    depth = 0
+    for token in TEXT_OR_BRACKET.finditer(body):
+        first = body[token.start()]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > MOST_DEPTH:
+            raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
+
+
+def check_values(value: Any) -> None:
+    """Refuse numbers and text that the queue cannot hold."""
+    if isinstance(value, str):
+        if "\x00" in value or not _encodable(value):
+            raise BadRequestError(f"the text {value[:40]!r} has characters that cannot be stored")
+    elif isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise BadRequestError("a number is too large")
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise BadRequestError("a number is too large")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_values(key)
+            check_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_values(item)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+# ---- From a request to an inference task: the weights of a task of the queue or of a file, a graph, nodes, a target.
+#
+# ``{"infer": {"of": TASK, "nodes": "test", "latency_target": 0.5}}`` uses the best weights of a task, once it is done.
+# ``{"task": SETTINGS, "infer": {"weights": FILE}}`` uses a safetensors file in the operator's folder of graphs.
+
+INFER_FIELDS = ("of", "weights", "nodes", "graph", "latency_target")
+NODE_NAMES = ("all", "train", "val", "test")
+MOST_NODES = 1_000_000
+MOST_SECONDS = 86_400.0
+Find = Callable[[str], QueueTask]
+
+
+def inference_source(body: Mapping[str, Any], find: Find) -> tuple[dict[str, Any], str | None]:
+    """The settings that the model was trained with, with the graph to infer on, and the task that it is of."""
+    infer = _fields(body)
+    of, given = infer.get("of"), body.get("task")
+    if (of is None) == (given is None) or (of is None) != (infer.get("weights") is not None):
+        raise BadRequestError("give infer.of, a task whose weights to use, or task with infer.weights, a file")
+    if of is None:
+        if not isinstance(given, dict):
+            raise BadRequestError("a task must be an object of settings")
+        return _on(dict(given), infer), None
+    if not isinstance(of, str):
+        raise BadRequestError("infer.of must be the id of a task")
+    trained = find(of)
+    if trained.spec.get("kind") == "inference":
+        raise BadRequestError(f"infer.of={of[:80]!r} is an inference task, which has no weights of its own")
+    return _on({k: v for k, v in trained.spec["task"].items() if k != "name"}, infer), of
+
+
+def inference_spec(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker has to know beside the settings."""
+    infer = _fields(body)
+    spec: dict[str, Any] = {"nodes": _nodes(infer.get("nodes"))}
+    target = infer.get("latency_target")
+    if target is not None:
+        if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 < target <= MOST_SECONDS:
+            asked = "seconds from submission to answer, above 0 and at most"
+            raise BadRequestError(f"infer.latency_target must be {asked} {MOST_SECONDS:,.0f}")
+        spec["latency_target"] = float(target)
+    return spec
+
+
+def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    infer = body["infer"]
+    if not isinstance(infer, dict):
+        raise BadRequestError('infer must be an object such as {"of": TASK, "nodes": "test"}')
+    unknown = sorted(set(infer) - set(INFER_FIELDS))
+    if unknown:
+        raise BadRequestError(f"unknown field infer.{unknown[0][:80]}; known are {', '.join(INFER_FIELDS)}")
+    return infer
+
+
+def _on(settings: dict[str, Any], infer: Mapping[str, Any]) -> dict[str, Any]:
+    return settings if infer.get("graph") is None else {**settings, "graph": infer["graph"]}
+
+
+def _nodes(nodes: Any) -> Any:
+    if nodes is None or (isinstance(nodes, str) and nodes in NODE_NAMES):
+        return nodes
+    whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
+    if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node < 2**62 for node in nodes):
+        raise BadRequestError(f"infer.nodes must be {', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids")
+    return nodes
+
+
+# ---- Who may use the server: tokens and the users they stand for.
+
+SHORTEST = 16
+OPERATOR = ""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens by their digest, each with its user; ``open``: everybody is let in (on loopback, if so asked).
+
+    The user ``""`` is the operator, who may change the tasks of all.
+    """
+
+    users: Mapping[bytes, str] = field(default_factory=dict)
+    open: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Tokens:
+        """The tokens in a file: one per line, with a user before it (``anna TOKEN``) or alone (the operator's)."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"token file {path}: cannot be read ({error})") from None
+        users: dict[bytes, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) > 2 or len(words[-1]) < SHORTEST:
+                raise SpecError(f"{path}, line {number}: expected 'USER TOKEN', a token of at least {SHORTEST} letters")
+            users[_digest(words[-1])] = words[0] if len(words) == 2 else OPERATOR
+        if not users:
+            raise SpecError(f"token file {path}: has no token; add a line 'USER TOKEN'")
+        return cls(users)
+
+    def user_of(self, token: str) -> str | None:
+        """Who ``token`` stands for; None if nobody. Takes the same time however much of it is right."""
+        asked, found = _digest(token), None
+        for known, user in self.users.items():
+            if hmac.compare_digest(known, asked):
+                found = user
+        return found
+
+
+def make_token_file(path: Path) -> None:
+    """Write a file with a new operator's token, readable by its owner alone; an existing one is kept."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise _no_token(path, error) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    except OSError as error:  # a full disk: half a token would let nobody in
+        path.unlink(missing_ok=True)
+        raise _no_token(path, error) from None
+
+
+def _no_token(path: Path, error: OSError) -> SpecError:
+    reason = (error.strerror or str(error)).lower()
+    return SpecError(f"{path}: no token could be written there ({reason}); free the place, or give a file by --token")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+FIELDS = ("task", "tasks", "infer", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
+MOST_TASKS = 10_000
+LONGEST_TEXT = 200
+LONGEST_USER = 100
+DOWNLOADED = ("planetoid", "ogb", "pyg")
+PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What tasks may name: models and graphs."""
+
+    models: tuple[str, ...] = ()
+    graphs: Path | None = None
+    downloads: bool = False
+
+    @classmethod
+    def of(cls, options: ServeOptions) -> Registry:
+        """The registry of a server."""
+        return cls(options.models, options.graphs, options.downloads)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that is neither Weft's own nor allowed."""
+        if isinstance(model, str) and (model in BUILT_IN or self._allows(model)):
+            return
+        allowed = ", ".join((*BUILT_IN, *self.models))
+        raise BadRequestError(
+            f"model={str(model)[:80]!r} is not in the registry ({allowed}); the operator can allow an import path"
+        )
+
+    def check_functions(self, task: Mapping[str, Any]) -> None:
+        """Refuse functions that a task names (a loss, a callback) unless they are allowed, as models are."""
+        called = task.get("callbacks") or ()
+        tables = called if isinstance(called, (list, tuple)) else (called,)
+        named = [(name, task.get(name)) for name in OWN_FUNCTIONS]
+        named += [("callbacks", one.get("call")) for one in tables if isinstance(one, Mapping)]
+        for name, value in named:
+            if is_reference(value) and not self._allows(str(value)):
+                raise BadRequestError(
+                    f"{name}={str(value)[:80]!r} is not in the registry; the operator can allow an import path"
+                )
+
+    def _allows(self, path: str) -> bool:
+        """Whether an import path is allowed, by itself or with its whole module."""
+        return path in self.models or (":" in path and f"{path.rpartition(':')[0]}:*" in self.models)
+
+    def graph_path(self, graph: Any) -> str | None:
+        """The path of a graph in the operator's folder; None for one that is known by its name."""
+        if not isinstance(graph, str) or not graph:
+            raise BadRequestError('graph must be a name or a path inside the graphs folder, such as "demo"')
+        kind, colon, _ = graph.partition(":")
+        if graph == "demo" or (colon and kind == "shape"):
+            return None
+        if not (colon and kind in DOWNLOADED):
+            place = self._found(graph)
+            if place is not None or graph.lower() not in PUBLISHED:
+                return place or self._inside(graph)
+        if not self.downloads:
+            raise BadRequestError(
+                f"graph={graph[:80]!r} would be downloaded, and downloads are off on this server; "
+                "the operator can allow them by --allow-downloads"
+            )
+        return None
+
+    def weights_path(self, weights: Any) -> str:
+        """The path of a file of weights in the operator's folder."""
+        if not isinstance(weights, str) or not weights.endswith(".safetensors"):
+            raise BadRequestError("infer.weights must be the path of a .safetensors file inside the graphs folder")
+        return self._inside(weights, "infer.weights")
+
+    def _inside(self, graph: str, what: str = "graph") -> str:
+        place, told = self._found(graph), f"{what}={graph[:80]!r}"
+        if place is None and self.graphs is None:
+            raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
+        if place is None:
+            raise BadRequestError(f"{told} is not in the graphs folder")
+        return place
+
+    def _found(self, graph: str) -> str | None:
+        """The path of a file or folder inside the operator's, if it is there."""
+        if self.graphs is None:
+            return None
+        root = self.graphs.resolve()
+        for name in (graph, f"{graph}.npz"):
+            try:
+                place = (root / name).resolve()
+                found = place != root and place.is_relative_to(root) and place.exists()
+            except (OSError, ValueError, RuntimeError):
+                break
+            if found:
+                return str(place)
+        return None
+
+
+def submitting_user(body: Any, user: str) -> str:
+    """Whom a request of ``user`` submits for: themselves, or whom the operator names."""
+    named = body.get("user") if isinstance(body, dict) else None
+    if named is None:
+        return user
+    if not isinstance(named, str):
+        raise BadRequestError("user must be a text")
+    if user == OPERATOR:
+        return named[:LONGEST_USER]
+    if named != user:
+        told = f"user={named[:LONGEST_USER]!r}: your token is that of {user!r}"
+        raise BadRequestError(f"{told}, and only the operator may submit for others; leave user out", 403)
+    return user
+
+
+def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
+    """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
+    if not isinstance(body, dict):
+        raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
+    unknown = sorted(set(body) - set(FIELDS))
+    if unknown:
+        raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
+    if body.get("infer") is not None:
+        return [_inference(body, registry, user, find)]
+    several = "tasks" in body
+    if several == ("task" in body):
+        raise BadRequestError("give either task or tasks")
+    tasks = body["tasks"] if several else [body["task"]]
+    if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
+        raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
+    common, key = _common(body, user), _text(body, "key")
+    keys = [None if key is None else f"{user}/{key}/{i}" for i in range(len(tasks))]
+    limits = _limits(body)
+    return [
+        Submission({"task": _settings(task), **_graph(task, registry), **limits}, key=one, **common)
+        for task, one in zip(tasks, keys, strict=True)
+    ]
+
+
+def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> Submission:
+    if "tasks" in body:
+        raise BadRequestError("an inference task is submitted alone; leave tasks out")
+    settings, of = inference_source(body, find)
+    infer = inference_spec(body) | ({"of": of} if of is not None else {})
+    if of is None:
+        infer["weights"] = registry.weights_path(body["infer"]["weights"])
+    spec = {"task": _settings(settings), "kind": "inference", "infer": infer, **_graph(settings, registry)}
+    common, key = _common(body, user), _text(body, "key")
+    if of is not None:
+        common["after"] = tuple(dict.fromkeys((*common["after"], of)))
+    return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}/0", **common)
+
+
+def _graph(task: Any, registry: Registry) -> dict[str, Any]:
+    registry.check_model(task.get("model", "gcn"))
+    registry.check_functions(task)
+    place = registry.graph_path(task.get("graph"))
+    return {} if place is None else {"graph_path": place}
+
+
+def _settings(task: Any) -> dict[str, Any]:
+    """The settings of one task, checked as :class:`weft.Task` checks them."""
+    if not isinstance(task, dict):
+        raise BadRequestError("a task must be an object of settings")
+    found = {key: value for key, value in task.items() if value is not None or key != "name"}
+    for key, value in found.items():
+        if key != "model_args" and varies(key, value):
+            raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
+    if "graph" in found and not isinstance(found["graph"], str):
+        raise BadRequestError("graph must be a name or a path inside the graphs folder")
+    if not isinstance(found.get("model", "gcn"), str):
+        raise BadRequestError("model must be a name")
+    name = found.get("name")
+    if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
+        raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
+    try:
+        checked = Task.from_dict(found)
+    except WeftError as error:
+        raise BadRequestError(str(error)) from None
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+    if checked.split == ALL_SPLITS:
+        raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
+    return found
+
+
+def _common(body: Mapping[str, Any], user: str) -> dict[str, Any]:
+    after = body.get("after") or []
+    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(one, str) for one in after):
+        raise BadRequestError("after must be a list of task ids")
+    return {
+        "user": user,
+        "priority": _integer(body, "priority", 0, -1000, 1000),
+        "after": tuple(after),
+        "max_attempts": _integer(body, "max_attempts", 3, 1, 20),
+        "said_key": _text(body, "key"),
+    }
+
+
+def _limits(body: Mapping[str, Any]) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    if body.get("budget") is not None:
+        if not isinstance(body["budget"], (str, int, float)) or isinstance(body["budget"], bool):
+            raise BadRequestError('budget must be bytes, such as "2GiB"')
+        try:
+            limits["budget"] = parse_bytes(body["budget"])
+        except (InputError, ValueError, OverflowError) as error:
+            raise BadRequestError(f"budget: {error}") from None
+    if body.get("deadline") is not None:
+        value = body["deadline"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+            raise BadRequestError("deadline must be a time in seconds since 1970")
+        limits["deadline"] = float(value)
+    if body.get("max_attempts") is not None:  # the number of the task rises when it is paused or its server ends
+        limits["max_attempts"] = body["max_attempts"]
+    return limits
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequestError(f"{name} must be a whole number from {low} to {high}")
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= LONGEST_TEXT):
+        raise BadRequestError(f"{name} must be a text of 1 to {LONGEST_TEXT} characters")
+    return value
+
+
+def given_settings(task: Task) -> dict[str, Any]:
+    """The settings that a task gives, as plain data to send; refuses a graph or a model given as an object."""
+    for key in ("graph", "model"):
+        if not isinstance(getattr(task, key), str):
+            raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
+    functions = [(name, getattr(task, name)) for name in OWN_FUNCTIONS]
+    for key, value in (*functions, *(("callbacks", one.call) for one in task.callbacks)):
+        if not isinstance(value, str):
+            raise InputError(
+                f"task {task.label!r}: its {key} is a function, which cannot be sent; name it, as module:function"
+            )
+    whole = task.to_dict()
+    return {name: whole[name] for name in sorted(task.given) if name in whole and whole[name] is not None}
+
+
+def tasks_of(work: Task | Sweep | Sequence[Task]) -> list[dict[str, Any]]:
+    """Every task of ``work`` as plain data to send."""
+    return [given_settings(task) for task in ([work] if isinstance(work, Task) else list(work))]
+
+
+# ---- What users are shown has no folders of the server in it: paths are relative to the folder of graphs, or of runs.
+
+
+class HiddenPaths:
+    """Leaves ``roots`` out of the paths inside them."""
+
+    def __init__(self, *roots: Path | None) -> None:
+        places = [place for root in roots if root is not None for place in (root.absolute(), root.resolve())]
+        self._roots = [f"{place}/" for place in dict.fromkeys(places) if len(place.parts) > 1]
+        self._in_json = [json.dumps(root, ensure_ascii=False)[1:-1] for root in self._roots]
+
+    def text(self, text: str) -> str:
+        """``text`` without the roots."""
+        for root in self._roots:
+            text = text.replace(root, "")
+        return text
+
+    def json_text(self, text: str) -> str:
+        """A text of JSON without the roots."""
+        for root in self._in_json:
+            text = text.replace(root, "")
+        return text
+
+    def data(self, value: Any) -> Any:
+        """Plain data without the roots, also in names."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(name)): self.data(item) for name, item in value.items()}
+        return [self.data(item) for item in value] if isinstance(value, list) else value

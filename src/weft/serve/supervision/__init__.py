@@ -1,1 +1,0 @@
-"""The parts of the supervisor: planning, scheduling, starting and ending groups, and the workers."""

@@ -1,0 +1,577 @@
+"""The worker process: plans and trains what it is sent, one group at a time, and streams events back.
+
+``python -m weft.serve.worker --device cpu`` reads one JSON message per line from stdin and writes one per
+line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is
+unpickled.
+
+To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
+to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
+plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
+``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
+running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
+``done``.
+
+While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
+The worker ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TextIO
+
+import torch
+
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
+from weft.core.event import Event, finite
+from weft.core.files import write_json
+from weft.core.startup import leave_out_of_collections
+from weft.core.task import Task
+from weft.engine.control import Control
+from weft.engine.result import RESULT
+from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
+from weft.runtime.modules.convert import stack_of_one
+from weft.runtime.modules.settings import is_own_file
+
+# ---- What a group took of the processor: seconds in all, seconds of computing, and seconds in which it had to wait
+# for it.
+#
+# The last two tell a task that is slow from a machine that others keep busy.
+
+STATISTICS = Path("/proc/self/schedstat")  # of the main thread: nanoseconds on a core, and ready but on none
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """Seconds: in all, of computing by all threads, and of the main thread while it was ready but had no core."""
+
+    seconds: float
+    cpu_seconds: float
+    waited_seconds: float | None  # None where the system does not say
+
+    @classmethod
+    def now(cls) -> ProcessorTime:
+        """Readings of three clocks."""
+        return cls(time.perf_counter(), time.process_time(), _waited())
+
+    def since(self, before: ProcessorTime) -> dict[str, float | None]:
+        """What has passed, as plain data."""
+        waited, former = self.waited_seconds, before.waited_seconds
+        return {
+            "seconds": self.seconds - before.seconds,
+            "cpu_seconds": self.cpu_seconds - before.cpu_seconds,
+            "waited_seconds": None if waited is None or former is None else waited - former,
+        }
+
+
+def _waited() -> float | None:
+    try:
+        return int(STATISTICS.read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+ALIVE_SECONDS = 1.0
+LOG = "log.txt"
+WARM_UP_AFTER = 0.2
+NATIVE_STACKS = "WEFT_NATIVE_STACKS"
+LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
+
+
+class Channel:
+    """Messages out, one JSON line each, from any thread."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._lock = out, threading.Lock()
+
+    def say(self, say: str, **data: Any) -> None:
+        """Send a message; numbers that JSON does not know become null."""
+        line = json.dumps(finite({"say": say, **data}), allow_nan=False) + "\n"
+        with self._lock:
+            try:
+                self._out.write(line)
+                self._out.flush()
+            except (OSError, ValueError):  # nobody is left to work for
+                os._exit(1)
+
+
+class Worker:
+    """Takes messages and carries them out."""
+
+    def __init__(
+        self,
+        device: str,
+        channel: Channel,
+        messages: Iterator[str],
+        warm: bool = False,
+        keep_bytes: int = 0,
+        pooled: bool = False,
+    ) -> None:
+        self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
+        self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._controls: dict[str, Control] = {}
+        self._group = ""
+        self._idle_bytes = 0
+        self._keep_bytes, self._pooled = keep_bytes, pooled
+
+    def serve(self) -> None:
+        """Work until told to stop, or until stdin ends."""
+        from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
+
+        room, beside = room_for_tasks(self.device), bytes_beside(self.device)
+        self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
+        self._prepared = PreparedStarts(self._kept.store)
+        self._idle_bytes = held_bytes(self.device)
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._stay_alive, daemon=True).start()
+        self._channel.say("ready", pid=os.getpid(), device=self.device, room=room, beside=beside)
+        if not self._warm:
+            self._warm_up()
+            leave_out_of_collections()
+        while (message := self._work.get()) is not None:
+            self._carry_out(message)
+
+    def _warm_up(self) -> None:
+        """Train one epoch of something small, so that kernels are there before the first task, unless one waits."""
+        from weft.engine.run import run
+
+        time.sleep(WARM_UP_AFTER)
+        if self._work.empty():
+            with suppress(Exception):  # the first task will say what is wrong
+                run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
+
+    # ---- in a thread of its own: what comes in while the main thread trains -----------------------------
+
+    def _read(self) -> None:
+        for line in self._messages:
+            message = json.loads(line)
+            if message["do"] == "run":
+                self._controls[message["group"]] = Control()
+            if message["do"] in ("run", "plan", "learn", "infer"):
+                self._work.put(message)
+            elif message["do"] == "prefetch":
+                self._kept.prefetch(message["graph"], message.get("weights"))
+                self._prepared.fetch(message.get("tasks", ()), message.get("folders", ()))
+            elif message["do"] == "stop":
+                self._work.put(None)
+            else:
+                self._steer(message)
+        os._exit(0)  # whoever started this process has gone
+
+    def _steer(self, message: Mapping[str, Any]) -> None:
+        control = self._controls.get(message.get("group", ""))
+        if control is None:
+            return
+        if message["do"] == "cancel":
+            with suppress(SpecError):  # a name that has left already
+                control.cancel(*message["names"])
+        elif message["do"] in ("pause", "resume", "preempt"):
+            getattr(control, message["do"])()
+
+    def _stay_alive(self) -> None:
+        from weft.serve.worker_memory import held_bytes
+
+        while True:
+            held = max(held_bytes(self.device) - self._idle_bytes, 0)
+            self._channel.say("alive", group=self._group, bytes=held)
+            time.sleep(ALIVE_SECONDS)
+
+    # ---- in the main thread ---------------------------------------------------------------------------
+
+    def _carry_out(self, message: Mapping[str, Any]) -> None:
+        if message["do"] == "plan":
+            self._channel.say("planned", id=message["id"], **self._plan(message))
+            return
+        if message["do"] == "learn":
+            self._learn(message)
+            return
+        self._group = message["group"]
+        begin = ProcessorTime.now()
+        try:
+            found = self._run(message)
+            took = ProcessorTime.now().since(begin)
+            self._channel.say("done", group=message["group"], **found, took=took, leftover=self._settle())
+        finally:
+            self._controls.pop(message["group"], None)
+            self._group = ""
+
+    def _settle(self) -> int | None:
+        """Give back what the group had; the bytes that stay beside graphs, None if the device no longer answers."""
+        try:
+            return self._kept.settle()
+        except RuntimeError:  # a kernel of a user's model failed: every further call to the device does
+            return None
+
+    def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        from weft.serve.estimates import estimate_of, inference_estimate
+
+        try:
+            task, device = Task.from_dict(message["task"]), message.get("device", self.device)
+            make = inference_estimate if message.get("kind") == "inference" else estimate_of
+            loading = partial(self._channel.say, "loading", id=message["id"])
+            bounds = message.get("bounds", True)
+            return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
+        except WeftError as error:
+            return {"error": str(error)}
+        except (Exception, SystemExit) as error:  # a user's model may raise anything when it is looked at
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _learn(self, message: Mapping[str, Any]) -> None:
+        from weft.engine.learning import keep
+        from weft.planner.cost.calibration import Observation
+        from weft.serve.estimates import machine_of
+
+        found = [Observation(**one) for one in message["took"]]
+        with suppress(WeftError, OSError):  # estimates are made without it, too
+            keep(machine_of(message.get("device", self.device)), [one for one in found if one.usable])
+
+    def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
+
+        folder = Path(message["out"])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with output_to(folder / LOG):
+                try:
+                    carry_out = self._infer if message["do"] == "infer" else self._train
+                    return carry_out(message, folder)
+                except BaseException as error:
+                    log_error(error)
+                    raise
+        except OutOfMemoryError as error:
+            return {"error": str(error), "kind": "memory"}
+        except DivergedError as error:
+            return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
+        except WeftError as error:
+            return {"error": str(error), "kind": "failed"}
+        except KeyboardInterrupt:
+            return {"error": "interrupted", "kind": "preempted"}
+        except (Exception, SystemExit) as error:
+            words = str(error).strip().splitlines()  # those of CUDA go on for lines, which are in the log
+            return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "failed"}
+
+    def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Train the group; per member how it ended, its metrics, and the folder of its files; and what epochs took."""
+        from weft.engine.graphs import sharing
+        from weft.engine.learning import observations_aside
+        from weft.engine.result import Result
+        from weft.engine.run import run
+        from weft.engine.sweep_result import folder_names
+        from weft.serve.worker_memory import byte_limit
+
+        tasks = [Task.from_dict(task) for task in message["tasks"]]
+        ready = self._prepared.ready(tasks, folder)
+        with self._prepared.reading():
+            drop_damaged(folder)
+            for one in message.get("split", ()):
+                split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        control = self._controls[message["group"]]
+        if message.get("cancel"):
+            control.cancel(*message["cancel"])
+        options: dict[str, Any] = {
+            "device": self.device,
+            "out": folder,
+            "resume": True,
+            "progress": False,
+            "on_event": self._listener(message["group"]),
+            "control": control,
+            "budget": message.get("budget"),
+            "checkpoint_every": message.get("checkpoint_every", 30.0),
+        }
+        work = self._work_of(message, tasks)
+        self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
+        limit = byte_limit(self.device, message.get("limit"))
+        with limit, sharing(self._kept.store), self._prepared.using(), observations_aside() as took:
+            found = _when_unlocked(lambda: run(work, **options))
+        epochs = [asdict(one) for one in took]
+        if isinstance(found, Result):
+            members = {found.name: _outcome(found, "")}
+        else:
+            places = folder_names([task.label for task in tasks])
+            members = {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+        _give_own_names(message, folder, members)
+        return {"members": members, "epochs": epochs}
+
+    def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Infer for a task, with its graph from what is kept; its predictions are in ``folder``."""
+        from weft.engine.graphs import sharing
+        from weft.engine.inference import predict
+        from weft.serve.worker_memory import byte_limit
+
+        task = Task.from_dict(message["task"])
+        self._listener(message["group"])(Event("start", task.label, {"device": self.device}))
+        about = {"nodes": message["nodes"], "device": self.device, "budget": message.get("budget")}
+        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
+            found = predict(task, message["weights"], **about)
+        found.save(folder)
+        members = {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
+        _give_own_names(message, folder, members)
+        return {"members": members}
+
+    def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
+        """What to run: the plan that was sent, or the tasks, which are planned here."""
+        import torch
+
+        from weft.engine.machine import machine_with
+        from weft.planner.report.plan_report import report_to_run
+
+        if message.get("plan") is None:
+            return tasks[0] if len(tasks) == 1 else tasks
+        return report_to_run(message["plan"], machine_with(torch.device(self.device)))
+
+    def _listener(self, group: str) -> Any:
+        def tell(event: Event) -> None:
+            self._channel.say("event", group=group, event=event.to_dict())
+
+        return tell
+
+
+def _outcome(result: Any, folder: str) -> dict[str, Any]:
+    peak = result.plan.measured.get("reserved_bytes")
+    return {
+        "status": result.status,
+        "message": result.message,
+        "metrics": result.metrics,
+        "folder": folder,
+        "peak_bytes": peak,
+    }
+
+
+def _diverged(message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The outcome of a task that was alone and has diverged, by its name: its best weights from before are kept."""
+    from weft.engine.result import RESULT
+
+    tasks, file = message.get("tasks", ()), folder / RESULT
+    found = json.loads(file.read_text(encoding="utf-8")) if len(tasks) == 1 and file.is_file() else {}
+    if found.get("status") != "diverged":
+        return {}
+    members = {tasks[0]["name"]: {name: found[name] for name in ("status", "message", "metrics")} | {"folder": ""}}
+    _give_own_names(message, folder, members)
+    return members
+
+
+def _give_own_names(message: Mapping[str, Any], folder: Path, members: Mapping[str, Mapping[str, Any]]) -> None:
+    """Results go by the names that users gave to their tasks, from before anybody is told that they are there."""
+
+    for name, outcome in members.items():
+        give_own_name(folder / outcome["folder"], name, message.get("names", {}))
+
+
+def _when_unlocked(action: Any) -> Any:
+    """Carry out ``action``; wait while another process still holds the folder."""
+    until = time.monotonic() + LOCKED_SECONDS
+    while True:
+        try:
+            return action()
+        except SpecError as error:
+            if "another run is writing there" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """What this process prints goes to ``path`` inside."""
+    before = [os.dup(number) for number in (1, 2)]
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for number in (1, 2):
+            os.dup2(handle, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, former in zip((1, 2), before, strict=True):
+            os.dup2(former, number)
+            os.close(former)
+        os.close(handle)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system end this process when the one that started it ends (on Linux; elsewhere stdin tells)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def leave_native_stacks() -> None:
+    """Should the process crash, say for every thread also where it was in libraries.
+
+    Only if it is asked for: torch allocates memory for it, so a process that crashed while it did may hang instead.
+    """
+    import torch
+
+    faulthandler.disable()
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
+    faulthandler.enable(2)  # is first then, and needs nothing
+
+
+def work_on(
+    device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
+) -> None:
+    """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
+    os.dup2(2, 1)  # models may print: fd 1 is not for messages
+    faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
+    importlib.import_module("weft.engine.run")  # what takes seconds to load
+    if os.environ.get(NATIVE_STACKS, "0") != "0":
+        leave_native_stacks()
+    Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
+
+
+def main() -> None:
+    """Run a worker on stdin and stdout."""
+    parser = argparse.ArgumentParser(description="A worker of `weft serve`; started by it.")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--keep-bytes", type=int, default=0)
+    parser.add_argument("--pooled", action="store_true")
+    given = parser.parse_args()
+    if given.parent:
+        end_with_parent(given.parent)
+    work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes, pooled=given.pooled)
+
+
+if __name__ == "__main__":
+    main()
+
+
+# ---- What the log of a task says of an error: the sentence first, then where in the user's own code it comes from.
+
+
+def log_error(error: BaseException, out: TextIO | None = None) -> None:
+    """Write ``error`` to ``out`` (stderr): one sentence, and the traceback from the first line of the user's code on.
+
+    An error of Weft's own has no traceback without such a line. One that nobody foresaw has all of it: that is a fault
+    of Weft's.
+    """
+    out = sys.stderr if out is None else out
+    sys.stdout.flush()  # what the model printed comes before
+    print(_sentence(error), file=out)
+    for one in _chain(error):
+        if (first := _first_own(one.__traceback__)) is not None:
+            traceback.print_exception(type(one), one, first, chain=False, file=out)
+            break
+    else:
+        if not isinstance(error, WeftError):
+            traceback.print_exception(error, file=out)
+    out.flush()
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what led to it, the latest first."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _first_own(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame of the user's own code on; None if there is none."""
+    while frames is not None and not is_own_file(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
+
+
+# ---- Names of tasks in their results: inside a server a task goes by its id, its result by the name that its user
+# gave.
+
+
+def give_own_name(folder: Path, task: str, names: Mapping[str, str | None]) -> None:
+    """Write the name of ``task`` into the result in ``folder``, and its id beside it; nothing where there is no result.
+
+    ``names``: of tasks by id, None for one without a name. The plan in the result has ids, of all members of the group.
+    """
+    file = folder / RESULT
+    if task not in names or not file.is_file():
+        return
+    result = json.loads(file.read_text(encoding="utf-8"))
+    result["task"]["name"] = names[task]
+    write_json(file, {"id": task, **result})
+
+
+# ---- Take one member's state out of a group's checkpoint, so that it goes on alone where the group was.
+#
+# A member that had ended by itself while others of the group went on is taken out as it ended: a run that is resumed
+# from
+# that trains nothing and writes its result.
+
+OVER = ("finished", "stopped", "pruned", "diverged")  # ended by itself, not by a request
+
+
+def split_off(group: Path, member: str, into: Path) -> bool:
+    """Write the checkpoint of ``member`` in the group's folder as one of its own; False if there is nothing to take.
+
+    A folder that has a checkpoint already is left as it is.
+    """
+    if (into / FILE).exists():
+        return False
+    for place in sorted(group.glob(f"groups/*/{FILE}")):
+        try:
+            found = read_checkpoint(place.parent)
+        except SpecError:
+            continue  # a damaged one: the member begins anew
+        if found is not None and (alone := _member(found, member)) is not None:
+            into.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(into, alone.tensors, alone.about)
+            return True
+    return False
+
+
+def drop_damaged(folder: Path) -> list[Path]:
+    """Remove the checkpoints in a run's folder that cannot be read, so that their groups begin anew; returns them."""
+    dropped = []
+    for place in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
+        try:
+            read_checkpoint(place.parent)
+        except SpecError as error:
+            print(f"{error}; starting afresh", flush=True)
+            place.unlink()
+            dropped.append(place)
+    return dropped
+
+
+def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
+    names = [task.get("name") for task in saved.about.get("tasks", [])]
+    if name not in names:
+        return None
+    index = names.index(name)
+    status = saved.about["members"][index].get("status", "running")
+    over = status in OVER
+    if not over and (status != "running" or not bool(saved.tensors["present"][index])):
+        return None  # it has left the group: what is saved of it is not at the group's epoch
+    prefix = f"{index}."
+    tensors = {f"0.{key.removeprefix(prefix)}": t for key, t in saved.tensors.items() if key.startswith(prefix)}
+    tensors |= {key: t for key, t in saved.tensors.items() if not key.partition(".")[0].isdigit()}
+    tensors["present"] = torch.ones(1, dtype=torch.bool)
+    about = json.loads(json.dumps(saved.about))
+    about["tasks"], about["members"] = [about["tasks"][index]], [about["members"][index]]
+    if over:  # the group may be past all of its epochs
+        about["epoch"] = about["members"][0]["epoch"]
+        tensors |= {"epoch": torch.tensor(about["epoch"]), "step": torch.tensor(0)}
+    return Checkpoint(tensors, {**about, **stack_of_one(about, index), "finished": False})

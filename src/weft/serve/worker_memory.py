@@ -1,0 +1,265 @@
+"""How many bytes a worker holds, how many its device has for tasks, and a limit on what a group may take of a CPU."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft import nn
+from weft.core.startup import collect_everything, leave_out_of_collections
+from weft.core.task import Task
+from weft.engine.errors import give_back_memory
+from weft.engine.graphs import Graphs, GraphStore, bytes_of
+from weft.engine.inference import read_weights
+from weft.engine.machine import machine_with
+from weft.engine.memory import DevicePool
+from weft.engine.memory_budget import room
+from weft.nn.initial import DrawnAhead, Key, draw_ahead, drawing_from
+from weft.runtime.checkpoint import FILE, ReadAhead, read_file, reading_from
+from weft.runtime.device.cuda_graph import no_capture
+from weft.runtime.modules.build import model_options
+from weft.serve.options import LEFTOVER_BYTES
+
+try:
+    import resource
+except ImportError:  # Windows: no limit
+    resource = None  # type: ignore[assignment]
+
+
+def room_for_tasks(device: str) -> int:
+    """Bytes that groups may take on ``device``, as far as it is free now."""
+    there = torch.device(device)
+    return room(there, machine_with(there))
+
+
+def bytes_beside(device: str) -> int:
+    """Bytes of a GPU that a worker may hold between groups beside graphs: CUDA's context, workspaces. 0 on a CPU."""
+    if not device.startswith("cuda"):
+        return 0
+    return machine_with(torch.device(device)).context_bytes + LEFTOVER_BYTES
+
+
+def held_bytes(device: str) -> int:
+    """Bytes that this process holds: reserved on a GPU, resident on a CPU."""
+    if device.startswith("cuda"):
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_reserved(device)) if begun else 0
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def byte_limit(device: str, limit: int | None) -> Iterator[None]:
+    """Inside, allocations of a CPU worker fail once it has ``limit`` bytes more than now, small ones included.
+
+    The failure is an error in the task that asked for the memory. A GPU has a cap of its own. The system counts
+    private writable memory, mapped or not yet touched, so ``limit`` has to leave room for threads and libraries.
+    """
+    if limit is None or device.startswith("cuda") or resource is None or (now := _data_bytes()) is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    highest = before[1] if before[1] != resource.RLIM_INFINITY else now + limit
+    resource.setrlimit(resource.RLIMIT_DATA, (min(now + limit, highest), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int | None:
+    """What this process has of private writable memory; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# ---- The graphs that a worker keeps between groups, and those that it fetches before their group starts.
+
+HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
+
+
+class KeptGraphs:
+    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there.
+
+    ``pooled``: their arrays lie in one buffer of so many bytes, allocated now, with the weights that are fetched ahead
+    and the state of a group.
+    """
+
+    def __init__(self, device: str, keep_bytes: int, pooled: bool = False) -> None:
+        self._device = torch.device(device)
+        pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
+        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
+        self._fetching = threading.Lock()  # from when a graph is wanted until it is there
+        self._wanted: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def prefetch(self, graph: str, weights: str | None = None) -> None:
+        """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept.
+
+        ``weights``: a file of weights to fetch as well, into the pool.
+        """
+        wanted = weights is not None or (graph and not self.store.holds(graph))
+        if self.store.device_bytes and wanted and self._fetching.acquire(blocking=False):
+            self._wanted.put((graph, weights))
+            if self._thread is None:  # one for all: CUDA has state of every thread, which goes when the thread ends
+                self._thread = threading.Thread(target=self._fetch_on, name="fetches graphs", daemon=True)
+                self._thread.start()
+
+    def _fetch_on(self) -> None:
+        while True:
+            self._fetch(*self._wanted.get())
+
+    def _fetch(self, graph: str, weights: str | None) -> None:
+        try:
+            if weights is not None:
+                with suppress(Exception):  # as with a graph
+                    self.store.fetch_weights(weights, lambda: read_weights(weights))
+            if not graph:
+                return
+            # Whatever is wrong with the graph, its own task will report. What the error holds goes before a capture.
+            with no_capture(), suppress(Exception):
+                task = Task(graph=graph, model="gcn")
+                graphs = Graphs(self._device, on_host=True, store=self.store)
+                expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched
+                if expected:
+                    self.store.prefetch(graph, lambda: graphs.for_store(task), expected)
+        finally:
+            self._fetching.release()
+
+    def settle(self) -> int:
+        """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay beside them.
+
+        Beyond ``LEFTOVER_BYTES`` a model has leaked, and the process has to go. 0 on a CPU, where it cannot be told.
+        """
+        evicted = self.store.settle()
+        if self._device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(self._device)  # says so if a kernel has failed
+        # What stays after a group, kernels above all, is not looked through after the next: up to 0.15 s.
+        collect = collect_everything if evicted else leave_out_of_collections
+        if not self._fetching.acquire(blocking=False):  # a graph on its way is on the device, and not in the store yet
+            self._give_back(collect)
+            return self.store.around
+        try:
+            if self._count_around(collect) > LEFTOVER_BYTES:
+                self.store.clear()
+                self._count_around(collect_everything)
+            return self.store.around
+        finally:
+            self._fetching.release()
+
+    def _give_back(self, collect: Callable[[], None]) -> None:
+        torch._C._cuda_clearCublasWorkspaces()
+        collect()
+        give_back_memory(self._device, gone=True)
+
+    def _count_around(self, collect: Callable[[], None]) -> int:
+        """Count what the process holds beside graphs; what is cached and free is given back first."""
+        self._give_back(collect)
+        self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
+        return self.store.around
+
+
+# ---- What a worker makes ready for the group that is likely to be next, while another one trains.
+#
+# Initial weights of new trainings are drawn (on the host, where models are built), and checkpoints that trainings go
+# on
+# from are read and checked: weights, moments, best weights, history. Graphs are fetched by :mod:`kept_graphs`.
+
+DRAWN_BYTES = 128 << 20  # of initial weights, on the host
+READ_BYTES = 256 << 20  # of checkpoints, on the host
+MOST_NAMES = 64  # tasks of which is known what was drawn
+Wanted = tuple[Sequence[Mapping[str, Any]], Sequence[str]]
+
+
+class PreparedStarts:
+    """Weights and checkpoints that were made ready; ``store`` has the graphs, whose sizes models depend on."""
+
+    def __init__(self, store: GraphStore) -> None:
+        self._store = store
+        self._drawn, self._read = DrawnAhead(DRAWN_BYTES), ReadAhead(READ_BYTES)
+        self._keys: dict[str, list[Key]] = {}  # what was drawn, by the names of tasks
+        self._wanted: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def fetch(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:
+        """Make ready what ``tasks`` begin with, and the checkpoints in ``folders``, in a thread of its own."""
+        if not tasks and not folders:
+            return
+        self._wanted.put((tasks, folders))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._fetch_on, name="prepares starts", daemon=True)
+            self._thread.start()
+
+    def _fetch_on(self) -> None:
+        while True:
+            wanted = self._wanted.get()
+            while not self._wanted.empty():  # only what was wanted last is likely to be next
+                wanted = self._wanted.get()
+            self.prepare(*wanted)
+
+    def prepare(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:
+        """The same at once."""
+        for path in [path for folder in folders for path in checkpoints_in(Path(folder))]:
+            with suppress(Exception):  # a damaged one is reported by the group that goes on from it
+                self._read.put(path, read_file)
+        for settings in tasks:
+            with suppress(Exception):  # whatever is wrong with a task, its own run will report
+                self._draw(Task.from_dict(settings))
+
+    def _draw(self, task: Task) -> None:
+        """Draw the initial weights of one of Weft's own models; others draw from generators of the whole process."""
+        if task.traits is None:
+            return
+        stats = Graphs(on_host=True, store=self._store).stats(task)
+        relations = {"num_relations": stats.num_relations} if task.traits.relational else {}
+        with torch.device("meta"):
+            model = nn.build(task.model, stats.num_features, stats.num_classes, **model_options(task), **relations)
+        self._keys[task.label] = draw_ahead(model, task.seed, self._drawn)
+        while len(self._keys) > MOST_NAMES:
+            self._keys.pop(next(iter(self._keys)))
+
+    def ready(self, tasks: Sequence[Task], folder: Path) -> dict[str, Any]:
+        """What is ready of a group that starts now; ``checkpoint`` is None if it begins anew."""
+        paths = checkpoints_in(folder)
+        return {
+            "graph": isinstance(tasks[0].graph, str) and self._store.holds(tasks[0].graph),
+            "weights": sum(self._has_weights(task.label) for task in tasks),
+            "checkpoint": all(self._read.has(path) for path in paths) if paths else None,
+        }
+
+    def _has_weights(self, task: str) -> bool:
+        keys = self._keys.get(task)
+        return bool(keys) and all(map(self._drawn.has, keys or ()))
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Checkpoints that are wanted inside need not be read again."""
+        return reading_from(self._read)
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """A group that starts inside begins with what is ready; afterwards what it used is let go."""
+        try:
+            with drawing_from(self._drawn), reading_from(self._read):
+                yield
+        finally:
+            self._drawn.drop_used()
+            self._read.drop_used()
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The files of checkpoints in a run's folder."""
+    return [path for path in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))) if path.exists()]

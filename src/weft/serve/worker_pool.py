@@ -1,0 +1,185 @@
+"""The worker processes: started, replaced when they end, ended when they are silent."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.errors import WeftError
+from weft.core.gpus import without_gpus
+from weft.core.units import show_bytes
+from weft.serve.mps import MPS
+from weft.serve.ray_worker import RayWorker
+from weft.serve.state import SupervisorState
+from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
+
+MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
+START_AGAIN_SECONDS = 5.0  # after a start that failed, for want of memory or files, say
+PLANNER = "planner"
+LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
+
+
+class NoWorkersError(WeftError):
+    """Workers end before they are ready: the server cannot work here."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    known = getattr(os, "sched_getaffinity", None)
+    return len(known(0)) if known is not None else os.cpu_count() or 1
+
+
+def threads_each(cores: int, workers: int) -> int:
+    """The threads of each of ``workers`` on a host: three starts with all 16 cores each took 1.8 s, not 0.3."""
+    return max(1, cores // max(workers, 1))
+
+
+class WorkerPool:
+    """A planner, and ``options.workers`` workers per device; their messages go to ``inbox``."""
+
+    def __init__(self, state: SupervisorState) -> None:
+        self._state, options = state, state.options
+        self.inbox: Inbox = queue.Queue()
+        self.workers: dict[str, WorkerProcess] = {}
+        self.room: dict[str, int] = {}  # bytes by device
+        self.beside: dict[str, int] = {}  # bytes that a worker of a device holds between groups, beside graphs
+        self._failed_starts: dict[str, int] = {}
+        self._missing: dict[str, str] = {}  # workers to start, with their devices
+        self._not_before: dict[str, float] = {}  # when to try those again that could not be started
+        self._mps: MPS | None = None
+        here = sum("@" not in name for name in options.device_names()) * options.workers
+        self._cores = usable_cores()
+        self._threads = threads_each(self._cores, here)
+        self._spawner = Spawner(options.runs / "workers.log", options.environment, self._threads)
+
+    def start_all(self) -> None:
+        """Start the planner and the workers of every device."""
+        options = self._state.options
+        devices = options.device_names()
+        self._mps = MPS([name for name in devices if "@" not in name], options.workers, options.mps)
+        self._mps.start()
+        self._start(PLANNER, devices[0], planner=True)
+        for device in devices:
+            for place in range(options.workers):
+                self._start(f"{device}/{place}", device)
+
+    def stop_all(self) -> None:
+        """End every process."""
+        for worker in self.workers.values():
+            worker.stop(5.0)
+        self._spawner.stop()
+        if self._mps is not None:
+            self._mps.stop()
+
+    def _start(self, name: str, device: str, planner: bool = False) -> None:
+        environment = dict(without_gpus()) if planner else dict(self._mps.environment if self._mps else {})
+        options = self._state.options
+        keep, there = (0, "cpu") if planner else (options.keep_graphs, device)
+        pooled = options.pool and not planner
+        if "@" in there:
+            environment = {**options.environment, **environment}
+            self.workers[name] = RayWorker(name, there, self.inbox, environment, keep, pooled)
+            return
+        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep, pooled)
+
+    def share_of(self, device: str) -> float:
+        """The part of ``device`` that one worker can use: of this host's processor, its threads over the cores."""
+        if device.partition(":")[0] != "cpu":
+            return 1.0
+        given = {**os.environ, **self._state.options.environment}.get("OMP_NUM_THREADS", "")
+        threads = int(given) if given.isdigit() else self._threads
+        return min(max(threads, 1) / self._cores, 1.0)
+
+    def any_idle(self) -> bool:
+        """Whether some worker can take a group."""
+        return any(worker.idle for name, worker in self.workers.items() if name != PLANNER)
+
+    @property
+    def shares_faults(self) -> bool:
+        """Whether a kernel of one worker that fails breaks the device for the others."""
+        return self._mps is not None and self._mps.running
+
+    def task_bytes(self, device: str) -> int:
+        """Bytes of a device that groups may have."""
+        room = self.room[device]
+        return room - self._state.options.reserved_of(room, self.beside[device])
+
+    def idle_workers(self, device: str) -> list[WorkerProcess]:
+        """The workers of ``device`` that can take a group."""
+        names = sorted(name for name, one in self.workers.items() if one.device == device and name != PLANNER)
+        return [self.workers[name] for name in names if self.workers[name].idle]
+
+    def idle_worker(self, device: str) -> WorkerProcess | None:
+        """A worker of ``device`` that can take a group, if there is one."""
+        return next(iter(self.idle_workers(device)), None)
+
+    def ready(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """A worker has loaded everything."""
+        worker.ready, self._state.dirty = True, True
+        self._failed_starts[worker.name] = 0
+        if worker.name != PLANNER:
+            there, self.beside[worker.device] = int(message["room"]), int(message["beside"])
+            self.room.setdefault(worker.device, min(self._state.options.budget or there, there))
+
+    def alive(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """A worker's heartbeat; on a CPU, one that holds far more than its group may is ended."""
+        worker.bytes = int(message.get("bytes", 0))
+        active = self._state.active.get(worker.group)
+        if active is None or worker.device.startswith("cuda"):  # a GPU has a cap of its own
+            return
+        most = active.group.bytes + self._state.options.overrun_bytes
+        if worker.bytes > most * LIMIT_MISSED:
+            held = f"held {show_bytes(worker.bytes)}, more than its {show_bytes(active.group.bytes)} and the margin"
+            worker.kill(f"out of memory: {held}")
+
+    def end_silent(self, now: float) -> None:
+        """End workers that sent no heartbeat, or made no progress, for too long."""
+        for worker in self.workers.values():
+            if now - worker.last_heard > self._state.options.silent_seconds and not worker.end_reason:
+                worker.kill(f"sent no heartbeat for {self._state.options.silent_seconds:.0f} s")
+        for active in self._state.active.values():
+            if now - active.heard > self._state.options.hang_seconds and not active.worker.end_reason:
+                active.worker.kill(f"made no progress for {self._state.options.hang_seconds:.0f} s")
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        """A machine is gone, and its device with it; what it trained is queued again, for the others."""
+        del self.workers[worker.name]
+        if not any(one.device == worker.device for name, one in self.workers.items() if name != PLANNER):
+            self.room.pop(worker.device, None)
+        if all(name == PLANNER for name in self.workers):
+            raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
+
+    def replace(self, worker: WorkerProcess) -> None:
+        """Start another worker in place of one that has ended."""
+        failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
+        self._failed_starts[worker.name] = failed
+        worker.ready = False  # it stays here until another is started, and takes nothing
+        worker.stop(0.1)
+        if failed and not self.room and self._mps is not None and self._mps.running:
+            print("weft: workers do not start under NVIDIA's MPS; going on without it", file=sys.stderr, flush=True)
+            self._mps.stop()
+        if worker.lost:
+            self._forget(worker)
+            return
+        if failed >= MOST_STARTS_FAILED:
+            log = f"{self._state.options.runs}/workers.log"
+            raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")
+        self._missing[worker.name] = worker.device
+
+    def start_missing(self, now: float) -> str:
+        """Start the workers that have ended, those that cannot be started now later; what was in the way, if it was."""
+        trouble = ""
+        for name, device in list(self._missing.items()) if not self._state.draining else ():
+            if now < self._not_before.get(name, now):
+                continue
+            try:
+                self._start(name, device, planner=name == PLANNER)
+            except (WeftError, OSError) as error:
+                self._not_before[name] = now + START_AGAIN_SECONDS
+                trouble = f"worker {name!r} could not be started: {error}"
+                continue
+            del self._missing[name]
+        return trouble

@@ -1,0 +1,211 @@
+"""Worker processes as their supervisor holds them, and the spawner that forks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import WeftError
+
+Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
+READY_SECONDS, CODE_SECONDS = 300.0, 5.0
+
+
+class Spawner:
+    """The process that forks workers; started when the first worker is, and again should it have ended.
+
+    ``threads``: of each worker (None: as many as torch takes).
+    """
+
+    def __init__(self, log: Path, environment: Mapping[str, str], threads: int | None = None) -> None:
+        self._log, self._environment, self._threads = log, environment, threads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._codes: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "weft.serve.spawner", str(theirs.fileno()), str(os.getpid())]
+        self._link, self._answers = ours, queue.Queue()
+        with theirs, open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains
+            )
+        threading.Thread(target=self._read, args=(ours, self._answers), name="spawner", daemon=True).start()
+        self._answer("ready", READY_SECONDS)
+
+    def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]]) -> None:
+        with link.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
+            for line in lines:
+                message = json.loads(line)
+                if "ended" in message:
+                    with self._changed:
+                        self._codes[message["ended"]] = message["code"]
+                        self._changed.notify_all()
+                else:
+                    answers.put(message)
+        answers.put({"gone": True})
+
+    def _answer(self, name: str, seconds: float) -> Any:
+        try:
+            message = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            message = {}
+        if name not in message:
+            self.stop()
+            raise WeftError(f"no worker could be started; see {self._log}")
+        return message[name]
+
+    def fork(
+        self,
+        device: str,
+        environment: Mapping[str, str],
+        handles: tuple[int, int],
+        keep_bytes: int = 0,
+        pooled: bool = False,
+    ) -> int:
+        """Start a worker with stdin and stdout ``handles`` that keeps so many bytes of graphs; its process id."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.stop()
+                self._start()
+            assert self._link is not None
+            asked: dict[str, Any] = {"device": device, "environment": dict(environment)}
+            asked |= {"keep_bytes": keep_bytes, "pooled": pooled, "threads": self._threads}
+            wanted = json.dumps(asked).encode()
+            socket.send_fds(self._link, [wanted], list(handles))
+            return int(self._answer("pid", CODE_SECONDS * 4))
+
+    def code_of(self, pid: int) -> int | None:
+        """The exit code of a worker that has ended, negative for a signal; None if it is not known."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid in self._codes, CODE_SECONDS)
+            return self._codes.pop(pid, None)
+
+    def stop(self) -> None:
+        """End it, and with it whatever it has started."""
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+            self._link.close()
+            self._link = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]:
+    """A process that ``start`` gives its ends of two pipes; its id, and our ends. Nothing stays open if it fails."""
+    handles: list[int] = []
+    try:
+        handles += os.pipe()
+        handles += os.pipe()
+        to_read, to_write, from_read, from_write = handles
+        pid = start(to_read, from_write)
+    except BaseException:
+        for handle in handles:
+            os.close(handle)
+        raise
+    os.close(to_read)
+    os.close(from_write)
+    return pid, (to_write, from_read)
+
+
+class WorkerProcess:
+    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended.
+
+    ``lost``: the machine that it was on is gone, so another cannot be started there.
+    """
+
+    lost = False
+
+    def __init__(
+        self,
+        name: str,
+        device: str,
+        inbox: Inbox,
+        spawner: Spawner,
+        environment: Mapping[str, str] | None = None,
+        keep_bytes: int = 0,
+        pooled: bool = False,
+    ) -> None:
+        self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
+        self.started = self.last_heard = time.monotonic()
+        self.ready, self.group, self.bytes = False, "", 0
+        self.end_reason = ""  # why the supervisor ended it, if it did
+        self.fetched: Mapping[str, Any] = {}  # what it was last told to make ready
+        self.pid, (to_write, from_read) = _with_pipes(
+            lambda *handles: spawner.fork(device, environment or {}, handles, keep_bytes, pooled)
+        )
+        self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), os.fdopen(from_read, encoding="utf-8")
+        self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
+        self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._write, name=f"writer to {name}", daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take a group."""
+        return self.ready and not self.group and not self.end_reason
+
+    def send(self, do: str, **data: Any) -> None:
+        """Send a message, without waiting until it is read: a process that hangs must not hold up who ends it.
+
+        One to a process that has ended is lost, and ``gone`` will follow.
+        """
+        self._outbox.put(json.dumps({"do": do, **data}) + "\n")
+
+    def _write(self) -> None:
+        with suppress(OSError, ValueError):
+            while (line := self._outbox.get()) is not None:
+                self._in.write(line)
+                self._in.flush()
+        with suppress(OSError):
+            self._in.close()
+
+    def _read(self) -> None:
+        with suppress(ValueError, OSError):
+            for line in self._out:
+                with suppress(ValueError):  # half a line of a process that was killed
+                    self._inbox.put((self, json.loads(line)))
+        code = self._spawner.code_of(self.pid)
+        self._ended.set()
+        self._inbox.put((self, {"say": "gone", "code": code}))
+
+    def kill(self, reason: str) -> None:
+        """End the process at once."""
+        self.end_reason = self.end_reason or reason
+        if not self._ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self, seconds: float) -> None:
+        """Ask it to end, and end it after ``seconds``."""
+        self.send("stop")
+        self._outbox.put(None)
+        if not self._ended.wait(seconds):
+            self.kill("was asked to end")
+            self._ended.wait(CODE_SECONDS)
+        self._reader.join(CODE_SECONDS)
+        self._out.close()

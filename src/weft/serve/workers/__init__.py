@@ -1,1 +1,0 @@
-"""Processes that train: workers, the process they are forked from, their memory and their checkpoints."""
