@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "src" / "weft"
 
 # What each layer may import of Weft, besides itself.
@@ -23,12 +21,12 @@ BELOW = {
     "graph": {"ops", "core"},
     "nn": {"graph", "ops", "core"},
     "capture": {"nn", "graph", "ops", "core"},
-    "flow": {"nn", "graph", "ops", "core"},
     "dist": {"nn", "graph", "ops", "core"},
-    "runtime": {"capture", "flow", "dist", "nn", "graph", "ops", "core"},
-    "weave": {"runtime", "capture", "flow", "dist", "nn", "graph", "ops", "core"},
-    "engine": {"weave", "runtime", "capture", "flow", "dist", "sched", "planner", "nn", "graph", "ops", "core"},
 }
+BELOW["batches"] = {"dist", "capture", *BELOW["dist"]}
+BELOW["runtime"] = {"batches", *BELOW["batches"]}
+BELOW["weave"] = {"runtime", *BELOW["runtime"]}
+BELOW["engine"] = {"weave", "sched", "planner", *BELOW["weave"]}
 BELOW["cluster"] = {"engine", *BELOW["engine"]}
 BELOW["serve"] = {"cluster", *BELOW["cluster"]}
 BELOW["cli"] = {"serve", *BELOW["serve"]}
@@ -36,7 +34,6 @@ BRAIN = ("core", "planner", "sched")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-IDS = [str(path.relative_to(PACKAGE)) for path in FILES]
 
 
 def layer_of(path: Path) -> str:
@@ -83,46 +80,43 @@ def test_the_layers_are_the_ones_described():
     assert found == set(BELOW)
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_point_down(path):
-    layer = layer_of(path)
-    if not layer:
-        return
-    for name in imports(path):
-        if name.split(".")[0] == "weft":
-            target = ([*name.split("."), ""])[1]
-            assert target == layer or target in BELOW[layer], f"{layer} must not import {name}"
+def test_imports_point_down():
+    for path in FILES:
+        layer = layer_of(path)
+        for name in imports(path) if layer else ():
+            if name.split(".")[0] == "weft":
+                target = ([*name.split("."), ""])[1]
+                assert target == layer or target in BELOW[layer], f"{path}: {layer} must not import {name}"
 
 
-@pytest.mark.parametrize("layer", BRAIN)
-def test_the_brain_needs_the_standard_library_alone(layer):
-    for path in (PACKAGE / layer).rglob("*.py"):
-        for name in imports(path):
+def test_the_brain_needs_the_standard_library_alone():
+    for layer in BRAIN:
+        for path in (PACKAGE / layer).rglob("*.py"):
+            for name in imports(path):
+                root = name.split(".")[0]
+                assert root == "weft" or root in sys.stdlib_module_names, f"{path} imports {name}"
+
+
+# Modules that are imported late and may import their extra at once: Triton if it is installed, FastAPI by `weft serve`
+# alone, PyG for modules with layers of PyG alone.
+IMPORTED_LATE = {
+    "ops/launch/triton_lang.py": ("triton",),
+    "serve/app.py": ("fastapi", "starlette"),
+    "nn/pyg/swapped_layers.py": ("torch_geometric",),
+}
+
+
+def test_extras_are_imported_where_they_are_used():
+    for path in FILES:
+        extras = IMPORTED_LATE.get(path.relative_to(PACKAGE).as_posix(), ())
+        for name in imports(path, top_level_only=True):
             root = name.split(".")[0]
-            assert root == "weft" or root in sys.stdlib_module_names, f"{path.name} imports {name}"
-
-
-STANDS_IN = PACKAGE / "ops" / "launch" / "triton_lang.py"  # uses Triton if installed
-HTTP_APP = PACKAGE / "serve" / "http" / "app.py"  # imported late, by `weft serve` alone
-SWAPPED = PACKAGE / "nn" / "pyg" / "swapped_layers.py"  # imported late, for modules with layers of PyG alone
-
-
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_extras_are_imported_where_they_are_used(path):
-    for name in imports(path, top_level_only=True):
-        root = name.split(".")[0]
-        if path == STANDS_IN and root == "triton":
-            continue
-        if path == HTTP_APP and root in ("fastapi", "starlette"):
-            continue
-        if path == SWAPPED and root == "torch_geometric":
-            continue
-        assert root == "weft" or root in REQUIRED or root in sys.stdlib_module_names, f"{name} at import"
+            allowed = root == "weft" or root in REQUIRED or root in sys.stdlib_module_names or root in extras
+            assert allowed, f"{path} imports {name} at its own import"
 
 
 # ---- folders, sub-packages with them -----------------------------------------------------------------------
 
-MOST_FILES = 18  # of a folder, its __init__ aside
 WEAVERS = ("weave/", "engine/merger.py")  # who may import weft.weave
 MODULES = {".".join(["weft", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
 MODULES |= {name.removesuffix(".__init__"): path for name, path in MODULES.items() if name.endswith(".__init__")}
@@ -156,28 +150,23 @@ def test_modules_import_each_other_one_way():
 
 
 def test_folders_import_each_other_one_way():
-    """Sub-packages of one package included; a package and what is inside of it may use each other."""
+    """Imports inside functions too. A package's ``__init__`` may name what is in the folders below it."""
     edges: dict[str, set[str]] = {}
     for path in FILES:
-        here = path.parent
-        used = {MODULES[name].parent for name in modules_imported(path)}
-        apart = {one for one in used if here not in (one, *one.parents) and one not in here.parents}
-        edges.setdefault(str(here.relative_to(PACKAGE)), set()).update(str(one.relative_to(PACKAGE)) for one in apart)
+        used = {MODULES[name].parent for name in modules_imported(path, top_level_only=False)} - {path.parent}
+        if path.name == "__init__.py":
+            used = {folder for folder in used if path.parent not in folder.parents}
+        folders = {str(folder.relative_to(PACKAGE)) for folder in used}
+        edges.setdefault(str(path.parent.relative_to(PACKAGE)), set()).update(folders)
     check_acyclic(edges)
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda one: str(one.name))
-def test_a_folder_can_be_taken_in_at_a_glance(folder):
-    files = [path for path in FILES if path.parent == folder and path.name != "__init__.py"]
-    assert len(files) <= MOST_FILES, f"{folder.name} has {len(files)} files; make rooms in it"
-
-
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_weaving_is_imported_on_request_alone(path):
-    place = str(path.relative_to(PACKAGE)).replace(os.sep, "/")
-    if not place.startswith(WEAVERS):
-        woven = [name for name in modules_imported(path, top_level_only=False) if name.startswith("weft.weave")]
-        assert not woven, f"{place} imports {woven[0]}; weft.engine.merger does that for plans that ask for it"
+def test_weaving_is_imported_on_request_alone():
+    for path in FILES:
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(WEAVERS):
+            woven = [used for used in modules_imported(path, top_level_only=False) if used.startswith("weft.weave")]
+            assert not woven, f"{name} imports {woven[0]}; weft.engine.merger does that for plans that ask for it"
 
 
 def test_a_default_run_imports_nothing_of_weaving(tmp_path):

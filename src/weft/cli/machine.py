@@ -20,8 +20,6 @@ from weft.core.models import BUILT_IN
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
-from weft.engine.background_probe import MOST_BUSY, Look
-from weft.engine.derived_cache import FormFiles
 from weft.engine.home import STEPS, home
 
 if TYPE_CHECKING:
@@ -56,6 +54,7 @@ def probe(
         return
     if machine is not None:
         raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
+    from weft.engine.background_probe import MOST_BUSY, Look
     from weft.engine.machine import (
         choose_device,  # loads torch, which --help can do without
         keep_probe,
@@ -250,6 +249,8 @@ def cache(
     Forms take at most 16 GiB (WEFT_FORMS=4GiB: less, WEFT_FORMS=0: none are kept), the least recently used are removed
     first. What was measured of machines is not in it: `weft probe` shows and replaces that.
     """
+    from weft.engine.derived_cache import FormFiles  # imports torch
+
     store, steps = FormFiles(), home() / STEPS
     if clear:
         try:

@@ -1,9 +1,9 @@
 """weave: merge the traced steps of several members into one step, whose operators share launches.
 
 Sparse operators (on small graphs: all operators with a Weft kernel) are matched in rounds (``matching.py``), and those
-of a round become one :func:`weft.weave.merged_launch.together`; everything else is copied as it is. A :class:`Table` records
-which member's tensors each fused kernel serves. Members share nothing that any of them writes, so any order that
-respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
+of a round become one :func:`weft.weave.merged_launch.together`; everything else is copied as it is. A :class:`Table`
+records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so any order
+that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
 rounding: see :mod:`weft.weave.merged_launch`).
 
 Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that

@@ -25,7 +25,7 @@ from weft.core.errors import InputError
 from weft.ops.launch.hooks import intercepted
 from weft.ops.sparse import spmm  # noqa: F401  this and the next register the operators that are written down
 from weft.runtime.step.state import put_back
-from weft.weave import launchers as copies  # noqa: F401  # noqa: F401
+from weft.weave import launchers as copies
 
 # ---- The graph of a traced step: operators in execution order, and their arguments.
 #

@@ -116,7 +116,7 @@ def test_a_plan_for_a_cpu_says_it():
 def test_freed_memory_is_kept_for_the_next_step_unless_the_user_said_how():
     code = (
         "import ctypes, sys, types\n"
-        "from weft.engine.base import process_memory as memory\n"
+        "from weft.engine import memory\n"
         "calls = []\n"
         "library = types.SimpleNamespace(mallopt=lambda *given: calls.append(given))\n"
         "memory.ctypes = types.SimpleNamespace(CDLL=lambda name: library)\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -54,7 +56,7 @@ def test_features_do_not_depend_on_the_row_chunk(monkeypatch):
     classes = torch.arange(50, dtype=torch.int32) % 3
     options = {"signal": 1.0, "dtype": torch.float32, "seed": 4}
     whole = dense_features(classes, 6, 3, **options)
-    monkeypatch.setattr("weft.graph.generate.citation.CHUNK_VALUES", {"cpu": 40})
+    monkeypatch.setattr(sys.modules[dense_features.__module__], "CHUNK_VALUES", {"cpu": 40})
     assert torch.equal(whole, dense_features(classes, 6, 3, **options))
 
 
