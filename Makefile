@@ -54,7 +54,7 @@ test-gpu:  ## the tests that need a GPU, with the Python that has torch, pytest 
 	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -n 10 -p no:cacheprovider -p no:benchmark $(TESTS)
 
 bench: $(READY)  ## Weft against PyG on this CPU; benchmarks/README.md has the GPU ones
-	$(BIN)/python -m benchmarks.suites.on_cpu.cpu
+	$(BIN)/python -m benchmarks.suites.cpu
 
 format: $(READY)  ## lint and format, repairing what can be
 	$(BIN)/ruff check --fix $(CODE)

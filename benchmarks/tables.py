@@ -15,58 +15,41 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
-from benchmarks.report import kernels, modules, planning, runs, sampled, sharing, training
+from benchmarks.report import runs, training
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
     "README.md",
-    "docs/measured.md",
     "docs/plan.md",
     "docs/queue.md",
     "docs/division.md",
     "benchmarks/README.md",
+    "benchmarks/MEASURED.md",
 )
 PARTS: dict[str, Callable[[], str]] = {
     "headline": training.headline,
     "headline-text": training.headline_text,
     "epoch": training.epoch,
-    "epoch-ratios": training.epoch_ratios,
-    "epoch-memory": training.epoch_memory,
-    "baselines-vary": training.baselines_vary,
     "sweep": training.sweep,
-    "sweep-sizes": training.sweep_sizes,
-    "pyg-precisions": training.pyg_precisions,
-    "stacking": training.arxiv_stack_sentence,
-    "spmm": kernels.spmm,
-    "clusters": kernels.clusters,
-    "attention": kernels.attention,
-    "multi-kernels": kernels.multi_kernels,
-    "directions": kernels.directions,
-    "sampling": kernels.sampling,
+    "spmm": training.spmm,
+    "multi-kernels": training.multi_kernels,
+    "sampling": training.sampling,
     "different": runs.different,
     "whole-runs": runs.whole_runs,
-    "weaving": runs.weaving,
-    "compiled": runs.compiled,
-    "converted": modules.converted,
-    "never-slower": modules.never_slower,
-    "relations": modules.relations,
+    "never-slower": runs.never_slower,
     "first-minute": runs.first_minute,
     "sampled-epoch": runs.sampled_epoch,
-    "neighbor-loader": sampled.neighbor_loader,
-    "sampled-accuracy": sampled.sampled_accuracy,
-    "papers100m": runs.papers,
-    "queues": sharing.queues,
-    "queue-use": sharing.queue_use,
-    "queue-goals": sharing.queue_goals,
-    "division": sharing.division,
-    "division-goals": sharing.division_goals,
+    "queues": runs.queues,
+    "queue-use": runs.queue_use,
+    "queue-goals": runs.queue_goals,
+    "division": runs.division,
+    "division-goals": runs.division_goals,
     "cpu": runs.cpu,
     "files": runs.kept_files,
-    "estimates": planning.estimates,
-    "estimate-takes": planning.estimate_takes,
-    "plan-estimates": planning.plan_table,
-    "accuracy": planning.accuracy,
-    "accuracy-more": planning.accuracy_more,
+    "estimates": runs.estimates,
+    "estimate-takes": runs.estimate_takes,
+    "plan-estimates": runs.plan_table,
+    "accuracy": runs.accuracy,
 }
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 

@@ -23,12 +23,9 @@ FOLDER = Path(__file__).parents[1] / "results"
 # What tells the cells of a suite apart; suites that are not listed are replaced as a whole.
 KEYS: dict[str, tuple[str, ...]] = {
     "accuracy": ("graph", "model", "side", "seed"),
-    "attention": ("shape", "model", "dropout", "side"),
-    "converted": ("graph", "module", "batch"),
     "epoch": ("shape", "model", "side"),
     "estimates": ("name", "shape", "tasks", "measured"),
     "first_minute": ("shape", "model", "side"),
-    "sampled_accuracy": ("graph", "model", "side", "seed"),
     "sampled_epoch": ("shape", "case", "tasks", "precision", "side"),
     "sampling": ("work", "seeds", "rows", "fanout", "side"),
     "spmm": ("shape", "features", "side", "rows"),

@@ -1,15 +1,17 @@
-"""Time and memory of a function on a device: warm up, repeat, take the median and say how it spread."""
+"""Time, memory and traffic of a function on a device: warm up, repeat, take the median and say how it spread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
 import torch
+
+from weft.ops.csr.adjacency import Adjacency
 
 
 @dataclass(frozen=True)
@@ -143,3 +145,57 @@ def copy_bandwidth(device: torch.device, gigabytes: float = 4.0) -> float:
     target = torch.empty_like(source)
     timing = time_calls(lambda: target.copy_(source), device, warmup=3, repeats=10)
     return 2 * 4 * elements / timing.ms / 1e9
+
+
+SHOWN = 10  # kernels
+
+
+def profile(work: Callable[[], Any], steps: int) -> dict[str, Any]:
+    """Run ``work`` (``steps`` steps) under torch's profiler: ``busy`` in [0, 1], the longest kernels in ms per step."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as found:
+        work()
+        torch.cuda.synchronize()
+    spans, by_name = [], {}
+    for event in found.events():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        begin, end = event.time_range.start, event.time_range.end
+        spans.append((begin, end))
+        by_name[event.name] = by_name.get(event.name, 0.0) + end - begin
+    if not spans:
+        return {"busy": None, "kernels": {}}
+    longest = sorted(by_name.items(), key=lambda pair: -pair[1])[:SHOWN]
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    kernels = {name[:80]: round(amount / steps / 1e3, 4) for name, amount in longest}
+    return {"busy": round(covered(spans) / max(whole, 1e-9), 4), "kernels": kernels}
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reach = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, reach), 0.0)
+        reach = max(reach, end)
+    return total
+
+
+FLOAT = 4
+
+
+def structure_bytes(adj: Adjacency) -> int:
+    """Row offsets and column ids."""
+    return adj.indptr.numel() * adj.indptr.element_size() + adj.num_edges * adj.indices.element_size()
+
+
+def compulsory_bytes(adj: Adjacency, num_features: int, factors: int) -> int:
+    """Structure, factors, x once, out once."""
+    dense = (adj.num_rows + adj.num_cols) * num_features * FLOAT
+    return structure_bytes(adj) + factors + dense
+
+
+def gathered_bytes(adj: Adjacency, num_features: int, factors: int) -> int:
+    """Structure, factors, a row of x per edge, out once."""
+    dense = (adj.num_edges + adj.num_rows) * num_features * FLOAT
+    return structure_bytes(adj) + factors + dense

@@ -5,12 +5,10 @@ from __future__ import annotations
 import string
 import textwrap
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.results import FOLDER, Cell, Results
+from benchmarks.harness.results import Cell, Results
 
-SUITES = Path(__file__).parents[1] / "suites"
 MISSING = "-"  # no cell
 WIDTH = 120
 MODELS = {"gcn": "GCN", "sage": "SAGE", "gin": "GIN", "gat": "GAT", "gatv2": "GATv2"}
@@ -101,18 +99,6 @@ def bullets(items: Iterable[str]) -> str:
     """A list."""
     wrap = {"width": WIDTH, "subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
     return "\n".join(textwrap.fill("- " + " ".join(item.split()), **wrap) for item in items)
-
-
-def kept(suite: str) -> Results | None:
-    """The results of a suite, None if there are none yet."""
-    return Results.of(suite) if (FOLDER / f"{suite}.json").exists() else None
-
-
-def not_yet(suite: str) -> str:
-    """What stands where a suite has not been run."""
-    found = min(SUITES.rglob(f"{suite}.py"), key=lambda path: len(path.parts))
-    module = found.relative_to(SUITES).with_suffix("")
-    return f"Not measured yet: `python -m benchmarks.suites.{'.'.join(module.parts)}`."
 
 
 class Legend:

@@ -1,18 +1,20 @@
-"""Figures of whole runs: different structures, users' modules, the first minute, sampled epochs, CPU, papers100M."""
+"""Figures of whole runs, users' modules, estimates, accuracies, queues and divided batches."""
 
 from __future__ import annotations
 
-from statistics import median
+import math
+from collections.abc import Sequence
+from statistics import mean, median, stdev
 from typing import Any
 
-from benchmarks.harness.results import Cell, Results
-from benchmarks.harness.sampled_ratios import ratios
+from benchmarks.harness.recorder import find
+from benchmarks.harness.results import FOLDER, Results
+from benchmarks.queue_runs.tables import goals
 from benchmarks.report.markdown import (
+    MISSING,
     MODELS,
     Legend,
-    kept,
     ms,
-    not_yet,
     number,
     over,
     paragraph,
@@ -20,6 +22,9 @@ from benchmarks.report.markdown import (
     table,
     times,
 )
+from benchmarks.suites import estimates as estimates_suite
+from benchmarks.suites.division import Row, rows_of, verdicts
+from benchmarks.suites.sampled_epoch import ratios
 
 CASES = {"depths": "GCN of 2, 2, 3, 4 layers, pubmed", "ten": "4 GCN, 4 GIN, 2 GAT of 3 layers, arxiv"}
 
@@ -29,10 +34,11 @@ def different() -> str:
     results, legend = Results.of("heterogeneous"), Legend()
     rows = []
     for case, name in CASES.items():
-        cells = [results.find(case=case, side=side) for side in ("sequence", "stacks", "beside", "woven", "mps")]
+        sides = ("sequence", "stacks", "concurrent", "woven", "mps")
+        cells = [results.find(case=case, side=side) for side in sides]
         gains = " / ".join(times(over(cells[0], cell)) for cell in cells[1:])
         rows.append([name, *map(ms, cells), gains, legend.mark(results, cells)])
-    header = ["tasks", "sequence", "stacks", "beside", "woven", "MPS", "sequence over the others", "run"]
+    header = ["tasks", "sequence", "stacks", "concurrent", "woven", "MPS", "sequence over the others", "run"]
     return f"{table(header, rows)}\n\n{legend.text()}"
 
 
@@ -45,49 +51,8 @@ def whole_runs() -> str:
         if apart is None or joined is None:
             continue
         ratio = apart["seconds"] / joined["seconds"]
-        rows.append([name, joined["epochs"], number(apart["seconds"]), number(joined["seconds"]), times(ratio),
-                     f"{number(joined['planning_seconds'], 2)} s, {percent(joined['analysis_share'])}"])  # fmt: skip
-    return table(["tasks", "epochs", "one after another, s", "all at once, s", "ratio", "of it planning"], rows)
-
-
-def weaving() -> str:
-    """What weaving takes before the first epoch."""
-    results = Results.of("heterogeneous")
-    woven = [results.find(case=case, side="woven") for case in CASES]
-    if not all(woven):
-        return "Weaving was not measured in the newest run."
-    about = results.runs[-1]["analysis"]
-    matching = " and ".join(number(cell["matching_seconds"], 2) for cell in woven)
-    enough = " and ".join(f"{about[case]['epochs_until_half_a_percent']:,}" for case in CASES)
-    preparing = " and ".join(number(cell["preparing_seconds"], 2) for cell in woven)
-    return paragraph(
-        f"Weaving records the operators and matches them, {matching} s (0.5 % of {enough} such epochs), and compiles "
-        f"its kernels: {preparing} s until the first epoch, the first one in a process that had compiled nothing."
-    )
-
-
-def compiled() -> str:
-    """Modules of one's own."""
-    results, legend = Results.of("compiled"), Legend()
-    names = {"pyg-gcn": "PyG's GCN", "pyg-sage": "PyG's GraphSAGE, layer norm", "pyg-gin": "PyG's GIN, batch norm",
-             "pyg-gat": "PyG's GAT, 4 heads", "chain": "chain", "chain-8": "chain, 8 stacked",
-             "gcn": "built-in GCN"}  # fmt: skip
-    rows = []
-    for case, name in names.items():
-        plain, fast = (results.find(case=case, side=side) for side in ("plain", "compiled"))
-        if plain is None or fast is None:
-            continue
-        how = "" if plain["recorded"] else ", not recorded"
-        saved = f"{number(plain['ms'] - fast['ms'])}: {number(fast['foreseen_saved_ms'])}"
-        takes = number(fast["preparing_seconds"] - plain["preparing_seconds"], 2)
-        if case == "gcn":
-            saved = "0: 0"
-        rows.append([name, ms(plain) + how, ms(fast), times(over(plain, fast)), saved, takes,
-                     f"{number(plain['peak_gb'])} / {number(fast['peak_gb'])}",
-                     legend.mark(results, [plain, fast])])  # fmt: skip
-    header = ["module", "plain", "compiled", "ratio", "ms saved: predicted", "seconds to compile",
-              "GB: plain / compiled", "run"]  # fmt: skip
-    return f"{table(header, rows)}\n\n{legend.text()}"
+        rows.append([name, joined["epochs"], number(apart["seconds"]), number(joined["seconds"]), times(ratio)])
+    return table(["tasks", "epochs", "one after another, s", "all at once, s", "ratio"], rows)
 
 
 # ---- wall clock --------------------------------------------------------------------------------------
@@ -95,10 +60,7 @@ def compiled() -> str:
 
 def first_minute() -> str:
     """Whole runs from a fresh process on."""
-    results = kept("first_minute")
-    if results is None:
-        return not_yet("first_minute")
-    legend, rows = Legend(), []
+    results, legend, rows = Results.of("first_minute"), Legend(), []
     for shape, model in dict.fromkeys((cell["shape"], cell["model"]) for cell in results.cells):
         cells = [results.find(shape=shape, model=model, side=side) for side in ("cold", "disk", "pyg")]
         cold, disk, pyg = (cell or {} for cell in cells)
@@ -122,10 +84,7 @@ def _reasons(results: Results) -> str:
 
 def sampled_epoch() -> str:
     """Sampled training end to end."""
-    results = kept("sampled_epoch")
-    if results is None:
-        return not_yet("sampled_epoch")
-    legend, rows = Legend(), []
+    results, legend, rows = Results.of("sampled_epoch"), Legend(), []
     for cell in (cell for cell in results.cells if cell["status"] == "ok"):
         guess = "" if cell.get("extrapolated") is None else " *"
         rows.append([cell["shape"], {"weft": "Weft", "pyg": "PyG"}[cell["side"]], cell["case"], cell["tasks"],
@@ -174,16 +133,8 @@ def cpu() -> str:
         weft, pyg = (_cpu_seconds(results, evaluated, side) for side in ("weft", "pyg"))
         ratio, run = times(median(pyg) / median(weft)), legend.mark(results, results.cells[:1])
         rows.append([f"one GCN, 200 epochs, evaluated {evaluated}", _range(weft), _range(pyg), ratio, len(weft), run])
-    swept = Results.of("cpu_sweep")
-    weft, pyg = (_timed_turns(swept, side) for side in ("weft", "pyg"))
-    rows.append(["16 tasks, 40 epochs, evaluated each epoch", _range(weft), _range(pyg),
-                 times(median(pyg) / median(weft)), len(weft), legend.mark(swept, swept.cells[:1])])  # fmt: skip
     header = ["Cora on a CPU", "Weft, s", "PyG, s", "ratio", "repeats", "run"]
     return f"{table(header, rows)}\n\n{legend.text()}"
-
-
-def _timed_turns(results: Results, side: str) -> list[float]:
-    return [c["train_seconds"] for c in results.cells if c["side"] == side and c["turn"] != "warm-up"]
 
 
 def _threads(results: Results) -> str:
@@ -203,28 +154,8 @@ def cpu_sentence() -> str:
     )
 
 
-# ---- papers100M --------------------------------------------------------------------------------------
-
-
-def papers() -> str:
-    """A forward pass over all of it."""
-    results = Results.of("papers100m")
-    by_phase: dict[str, Cell] = {cell["phase"]: cell for cell in results.cells}
-    made, about = by_phase["generate"], results.runs[0]["forward_seconds"]
-    peak = max(cell["peak_gb"] for cell in results.cells)
-    return paragraph(
-        f"{made['nodes']:,} nodes, {made['edges']:,} edges, {made['features']} half-precision features, generated on "
-        f"the GPU in {number(made['phase_seconds'], 2)} s (peak {number(made['peak_gb'], 2)} GB); a forward pass of "
-        f"a GCN of 3 layers, hidden 64, {made['classes']} classes, over all of it: {number(about['cold'], 2)} s the "
-        f"first time, when kernels are compiled and rows sorted by length, {number(about['warm'], 2)} s after that; "
-        f"peak {number(peak)} GB."
-    )
-
-
 def kept_files() -> str:
     """The index of results files."""
-    from benchmarks.harness.results import FOLDER
-
     rows: list[list[Any]] = []
     for path in sorted(FOLDER.glob("*.json")):
         results = Results.read(path)
@@ -233,3 +164,276 @@ def kept_files() -> str:
         bad = sum(cell.get("status", "ok") != "ok" for cell in results.cells)
         rows.append([f"`{path.name}`", len(results.cells), bad, len(results.runs), dates[0], dates[-1], devices])
     return table(["file", "cells", "of them without a figure", "runs", "oldest", "newest", "device"], rows)
+
+
+def never_slower() -> str:
+    """Sweeps of users' modules against the same tasks in turn, on a GPU and on a CPU."""
+    both, legend, rows, worst = [Results.of("never_slower_gpu"), Results.of("never_slower")], Legend(), [], []
+    graphs = [list(dict.fromkeys(cell["graph"] for cell in results.cells)) for results in both]
+    marks = [legend.mark(results, results.cells) for results in both]
+    for module in dict.fromkeys(cell["module"] for results in both for cell in results.cells):
+        row = [module]
+        for results, names in zip(both, graphs, strict=True):
+            found = [results.find(module=module, graph=graph) for graph in names]
+            row += ["-" if cell is None else times(cell["turn_over_sweep"]) for cell in found]
+        rows.append(row)
+    for results in both:
+        ratios = [cell["turn_over_sweep"] for cell in results.cells if cell["status"] == "ok"]
+        worst.append(f"{times(min(ratios))} in {len(ratios)} of {len(results.cells)} cells")
+    header = ["module"]
+    for place, names, mark in zip(("H200", "CPU"), graphs, marks, strict=True):
+        header += [f"{place}, {name.removeprefix('shape:').removeprefix('ogbn-')} ({mark})" for name in names]
+    told = f"Worst: {worst[0]} on the H200, {worst[1]} on the CPU."
+    return f"{table(header, rows)}\n\n{told}\n\n{legend.text()}"
+
+
+GROUPS = {
+    "queues T=1": "queues, T = 1",
+    "queues T=4": "queues, T = 4",
+    "queues T=16": "queues, T = 16",
+    "modules T=1": "modules, T = 1",
+    "modules T=4": "modules, T = 4",
+    "modules T=16": "modules, T = 16",
+    "library": "all of these",
+    "opaque T=1": "PyG modules",
+    "users T=1": "users' modules, T = 1",
+    "users T=4": "users' modules, T = 4",
+    "users T=6": "users' modules, T = 6",
+    "users T=16": "users' modules, T = 16",
+    "all": "all",
+}
+APART = ("opaque", "users")  # modules that somebody else wrote
+NEAR = 0.01  # what counts as a good estimate of memory
+
+
+def _summary() -> tuple[Results, dict[str, Any]]:
+    results = Results.of("estimates")
+    found = estimates_suite.summary(results.cells)["groups"]
+    everything = estimates_suite.usable(results.cells)
+    after = dict(zip(map(id, results.cells), estimates_suite.calibrated(results.cells), strict=True))
+    library = estimates_suite._group(_library(everything), after)
+    return results, {**found, "library": library, "all": estimates_suite._group(everything, after)}
+
+
+def _library(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of Weft's own models and layers."""
+    return [cell for cell in cells if cell["set"] not in APART]
+
+
+def _errors(about: dict[str, Any] | None) -> str:
+    return f"{percent(about['worst'])}, {percent(about['median'])}" if about else MISSING
+
+
+def estimates() -> str:
+    """Errors of memory and time by group."""
+    results, groups = _summary()
+    legend, rows = Legend(), []
+    for key, name in GROUPS.items():
+        one = groups[key]
+        clock = one.get("time")
+        before, after = (clock["before"], clock["after"]) if clock else (None, None)
+        rows.append([name, one["cells"], _errors(one.get("allocated")), _errors(one.get("reserved")),
+                     one["reserved"]["below_with_margin"], one["timed_cells"], _errors(before),
+                     _errors(after)])  # fmt: skip
+    legend.mark(results, estimates_suite.usable(results.cells))
+    header = ["trainings", "cells", "allocated: worst, median error", "reserved: worst, median", "below the bound",
+              "timed cells", "epoch: worst, median", "calibrated: worst, median"]  # fmt: skip
+    return f"{table(header, rows)}\n\n{legend.text()}"
+
+
+def _near(cells: list[dict[str, Any]]) -> tuple[int, int]:
+    errors = [abs(e) for e in (estimates_suite.error(cell, "allocated") for cell in cells) if e is not None]
+    return sum(e <= NEAR for e in errors), len(errors)
+
+
+def memory_sentence() -> str:
+    """How many estimates were right, PyG's modules among them."""
+    cells = estimates_suite.weighed(Results.of("estimates").cells)
+    near, count = _near(_library(cells))
+    theirs = _near([cell for cell in cells if cell["set"] in APART])
+    return (
+        f"Estimates of memory made without a GPU were within {percent(NEAR, 1)} of what {near} of {count} trainings of "
+        f"Weft's own models and layers allocated, and {theirs[0]} of {theirs[1]} of users' and PyG's modules. The "
+        "former were made after the measurements, with later code."
+    )
+
+
+def plan_table() -> str:
+    """The table of docs/plan.md."""
+    results, groups = _summary()
+    own, theirs = groups["library"], groups["opaque T=1"]
+    near, count = _near(_library(estimates_suite.weighed(results.cells)))
+
+    def clock(one: dict[str, Any], when: str) -> str:
+        about = one["time"][when]
+        rank = f"{about['spearman']:.3f}"
+        return f"median error {percent(about['median'])}, worst {percent(about['worst'])}, rank correlation {rank}"
+
+    def bound(one: dict[str, Any], name: str) -> str:
+        about = one[name]
+        return f"median error {percent(about['median'])}, worst {percent(about['worst'])}"
+
+    allocated = f"{bound(own, 'allocated')}; {near} of {count} within {percent(NEAR, 1)}"
+    reserved = f"{bound(own, 'reserved')}; {own['reserved']['below_with_margin']} beyond the stated bound"
+    rows = [["`max_memory_allocated`", allocated, bound(theirs, "allocated")],
+            ["`max_memory_reserved`", reserved, bound(theirs, "reserved")],
+            [f"epoch ({own['timed_cells']} and {theirs['timed_cells']} timed)", clock(own, "before"),
+             clock(theirs, "before")],
+            ["epoch, calibrated with the other half", clock(own, "after"), clock(theirs, "after")]]  # fmt: skip
+    header = ["", f"{own['cells']} trainings of Weft's own models", f"{theirs['cells']} of PyG's modules"]
+    return table(header, rows)
+
+
+def estimate_takes() -> str:
+    """How long an estimate takes."""
+    results = Results.of("estimates")
+    clocked = [cell["estimate_seconds"] for cell in _library(estimates_suite.timed(results.cells))]
+    many = results.runs[-1]["many"]
+    middle = sorted(clocked)[len(clocked) // 2]
+    return paragraph(
+        f"An estimate took {number(middle, 2)} s (median), {number(max(clocked), 2)} s at most, PyG's modules aside, "
+        f"which take a small real step the first time; {many['tasks']} tasks of one structure took "
+        f"{number(many['seconds'])} s together."
+    )
+
+
+# ---- accuracy ----------------------------------------------------------------------------------------
+
+GRAPHS = ("cora", "citeseer", "facebook", "squirrel", "twitch_de")
+TEN = range(10)
+
+
+def _tests(results: Results, graph: str, model: str, side: str) -> list[float]:
+    return [100 * c["test"] for c in results.cells if (c["graph"], c["model"], c["side"]) == (graph, model, side)
+            and c["seed"] in TEN and c["status"] == "ok"]  # fmt: skip
+
+
+def compared(results: Results, graph: str, model: str) -> dict[str, Any]:
+    """Means and standard errors of both sides over ten seeds, and their distance in standard errors of it."""
+    found: dict[str, Any] = {}
+    for side in ("weft", "pyg"):
+        tests = _tests(results, graph, model, side)
+        if len(tests) > 1:
+            found[side] = (mean(tests), stdev(tests) / math.sqrt(len(tests)))
+    if len(found) == 2:
+        joint = math.hypot(found["weft"][1], found["pyg"][1])
+        gap = abs(found["weft"][0] - found["pyg"][0])
+        found["apart"] = gap / joint if joint else 0.0
+    return found
+
+
+def shown(found: dict[str, Any]) -> str:
+    parts = [f"{value:.2f} ± {error:.2f}" for value, error in (found[s] for s in ("weft", "pyg") if s in found)]
+    if "apart" not in found:
+        return ", ".join(parts)
+    return f"{', '.join(parts)} ({found['apart']:.1f})" if found["apart"] else f"{', '.join(parts)} (equal)"
+
+
+def accuracy() -> str:
+    """Ten seeds of every graph and model."""
+    results, legend = Results.of("accuracy"), Legend()
+    rows = [[graph, *(shown(compared(results, graph, model)) for model in ("gcn", "sage", "gin", "gat"))]
+            for graph in GRAPHS]  # fmt: skip
+    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
+    near = f"{sum(one <= 2 for one in apart)} of {len(apart)} lie within two standard errors."
+    legend.mark(results, results.cells)
+    header = ["graph", "GCN: Weft, PyG", *(MODELS[model] for model in ("sage", "gin", "gat"))]
+    return f"{table(header, rows)}\n\n{near}\n\n{legend.text()}"
+
+
+def accuracy_sentence() -> str:
+    """In one sentence."""
+    results = Results.of("accuracy")
+    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
+    return (
+        f"Trained accuracies agree with PyG's within two standard errors in {sum(one <= 2 for one in apart)} of "
+        f"{len(apart)} pairs of graph and model, ten seeds each."
+    )
+
+
+MODES = {
+    "pyg": "PyG, one by one",
+    "pipeswitch": "one at a time (`pipeswitch`)",
+    "backfill": "`backfill`",
+    "lmcf": "`lmcf`",
+    "bmc": "`bmc`",
+    "base": "`base`",
+    "mps": "`mps`",
+}
+
+
+def queues() -> str:
+    """Makespan, mean completion and mean wait of every queue in every mode."""
+    results, legend, rows = Results.of("queues"), Legend(), []
+    for name in _names(results):
+        found = [find(results.cells, queue=name, mode=mode) for mode in MODES]
+        rows.append([name, *map(_times, found), legend.mark(results, found)])
+    return f"{table(['queue', *MODES.values(), 'run'], rows, MODES.values())}\n\n{legend.text()}"
+
+
+def queue_use() -> str:
+    """How busy the device was, and the bytes."""
+    results = Results.of("queues")
+    rows = []
+    for name in _names(results):
+        found = [find(results.cells, queue=name, mode=mode) for mode in MODES]
+        rows.append([name, *(percent((cell or {}).get("utilisation")) for cell in found)])
+    return table(["queue", *MODES.values()], rows, MODES.values())
+
+
+def queue_goals() -> str:
+    """What was wanted of the default policy and of the simulator, and found on the queues."""
+    results = Results.of("queues")
+    return _shown(goals(results.cells, _names(results)))
+
+
+def _names(results: Results) -> list[str]:
+    return list(dict.fromkeys(str(cell["queue"]) for cell in results.cells))
+
+
+def _times(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return MISSING
+    return " / ".join(number(cell[key]) for key in ("makespan", "mean_jct", "mean_queuing"))
+
+
+def _shown(rows: Sequence[Sequence[Any]]) -> str:
+    texts = [[number(value) if isinstance(value, float) else value or MISSING for value in row] for row in rows]
+    return table(["goal", "wanted", "worst", "on", "of all queues", "verdict"], texts)
+
+
+def division() -> str:
+    """Milliseconds per batch of both sides alone and of Weft's division."""
+    results = Results.of("division")
+    good, legend = [cell for cell in results.cells if cell["status"] == "ok"], Legend()
+    rows = [[*_sides(row), legend.mark(results, [row.weft])] for row in rows_of(good)]
+    header = ["shape, model", "GiB", "workers", "host alone", "GPU alone", "Weft", "share of the GPU",
+              "better side / Weft", "simulated", "CPU, PCIe, GPU busy", "run"]  # fmt: skip
+    return f"{table(header, rows, ['GiB'])}\n\n{legend.text()}"
+
+
+def division_goals() -> str:
+    """What was to be shown of dividing, and what was found."""
+    results = Results.of("division")
+    return table(["to be shown", "", "found"], verdicts([cell for cell in results.cells if cell["status"] == "ok"]))
+
+
+def _sides(row: Row) -> list[str]:
+    weft, error = row.weft, row.weft.get("error")
+    shares = list((weft.get("busy") or {}).values())
+    busy = [percent(share) for share in shares if any(shares)]  # all zero: the profiler saw nothing
+    return [
+        f"{row.shape}, {MODELS[row.model]}", MISSING if row.budget is None else f"{row.budget:g}", str(row.workers),
+        number(row.host["ms_per_batch"]) if row.host else MISSING, number(row.device["ms_per_batch"]),
+        number(weft["ms_per_batch"]), _share(weft) + ("" if row.as_planned else ", not planned"), times(row.gain),
+        MISSING if error is None else f"{100 * error:+.0f} %", ", ".join(busy) or MISSING,
+    ]  # fmt: skip
+
+
+def _share(cell: dict[str, Any]) -> str:
+    """The share of the batches that the GPU prepares, and how."""
+    share, way = cell.get("device_share"), cell.get("division") or {}
+    if share is None:
+        return "all on the GPU"
+    divided = 0 < share < 1
+    return number(share, 2) + (", inside of steps" if way.get("in_step") else ", beside training") * divided

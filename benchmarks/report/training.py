@@ -1,18 +1,19 @@
-"""Figures of training: one epoch, sweeps, and the short table of the README."""
+"""Figures of training and of kernels: one epoch, sweeps, SpMM, sampling, and the short table of the README."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import geometric_mean
+from typing import Any
 
 from benchmarks.harness.results import Cell, Results
 from benchmarks.report.markdown import (
-    MISSING,
     MODELS,
     Legend,
     best_of,
     bullets,
-    kept,
     ms,
     ms_in_words,
     number,
@@ -25,19 +26,15 @@ from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, PYG_SIDES
 
 NAMES = {
     "pyg": "PyG eager",
-    "adj_t": "PyG adj_t",
     "compiled": "PyG compiled",
-    "compiled-graphs": "PyG compiled, model replayed",
     "captured": "PyG compiled, step captured",
     "cusparse": "cuSPARSE eager",
     "cusparse-captured": "cuSPARSE, step captured",
 }
 ALONE = "Weft, `A X` in every step"
 # Columns that a table does without until somebody has measured them.
-RARE = ("adj_t", "compiled", "compiled-graphs")
-OPTIONAL = (ALONE, *(f"{before}{NAMES[side]}" for side in RARE for before in ("", "over ")))
+OPTIONAL = (ALONE, *(f"{before}{NAMES['compiled']}" for before in ("", "over ")))
 SHAPES = ("cora", "pubmed", "arxiv", "products")
-VARIES = 1.1  # baselines whose runs differ by more are listed
 
 
 def _epochs(results: Results) -> Iterator[Row]:
@@ -86,41 +83,6 @@ def epoch() -> str:
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
 
 
-def epoch_ratios() -> str:
-    """Every baseline's time over Weft's."""
-    rows = []
-    for row in _epochs(Results.of("epoch")):
-        found = row.sides()
-        best = best_of(found)
-        named = f"{times(over(best, row.weft))} ({NAMES[best['side']]})" if best else MISSING
-        rows.append([row.weft["shape"], MODELS[row.weft["model"]], *row.ratios(found), named])
-    return table(["shape", "model", *(NAMES[side] for side in BASELINES), "best baseline"], rows, OPTIONAL)
-
-
-def epoch_memory() -> str:
-    """Peak GB of an epoch; what a replayed model holds does not show in the allocator's mark."""
-    sides = [side for side in BASELINES if side != "compiled-graphs"]
-    rows = []
-    for row in _epochs(Results.of("epoch")):
-        if row.weft["shape"] in ("arxiv", "products"):
-            cells = [row.weft, *(cell or {} for cell in row.sides(sides))]
-            about = [row.weft["shape"], MODELS[row.weft["model"]]]
-            rows.append([*about, *(number(cell.get("peak_gb")) for cell in cells)])
-    return table(["shape", "model", "Weft", *(NAMES[side] for side in sides)], rows, OPTIONAL)
-
-
-def baselines_vary() -> str:
-    """Baselines that took different times in different runs."""
-    found = []
-    for suite in ("epoch", "sweep"):
-        for cell in Results.of(suite).cells:
-            runs = [cell["ms"], *cell["earlier_ms"]] if cell.get("earlier_ms") else []
-            if runs and max(runs) / min(runs) > VARIES and cell["side"] in NAMES:
-                values = ", ".join(number(value) for value in runs)
-                found.append([suite, cell["shape"], MODELS[cell["model"]], NAMES[cell["side"]], values])
-    return table(["suite", "shape", "model", "side", "ms, the newest run first"], found)
-
-
 # ---- sweeps ------------------------------------------------------------------------------------------
 
 
@@ -148,51 +110,6 @@ def sweep() -> str:
     header = ["shape", "model", "T", "precision", "Weft, ms per task", *(f"over {NAMES[side]}" for side in BASELINES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
-
-
-def _captured_pyg() -> dict[str, dict[str, Cell]]:
-    """PyG compiled, its step captured, on the arxiv shape: by model and precision, of the newest run that has it."""
-    found: dict[str, dict[str, Cell]] = {}
-    for cell in Results.of("sweep").cells:
-        if cell["shape"] == "arxiv" and cell["side"] == "captured" and cell["status"] == "ok":
-            found.setdefault(cell["model"], {})[cell["precision"]] = cell
-    newest = max((cell["run"] for cells in found.values() for cell in cells.values()), default=0)
-    return {model: {p: c for p, c in cells.items() if c["run"] == newest} for model, cells in found.items()}
-
-
-def pyg_precisions() -> str:
-    """What half precision does to PyG."""
-    results, legend, rows = Results.of("sweep"), Legend(), []
-    for model, cells in sorted(_captured_pyg().items(), key=lambda pair: list(MODELS).index(pair[0])):
-        of_model = [cells.get(precision) for precision in ("fp32", "tf32", "bf16")]
-        rows.append([MODELS[model], *map(ms, of_model), legend.mark(results, of_model)])
-    return f"{table(['model', 'fp32', 'tf32', 'bf16, under autocast', 'run'], rows)}\n\n{legend.text()}"
-
-
-def pyg_precisions_sentence() -> str:
-    """The same of GCN, in words."""
-    cells = _captured_pyg()["gcn"]
-    return (
-        f"In a run of its own, without Weft, PyG's GCN on the arxiv shape, compiled with its step captured, takes "
-        f"{ms_in_words(cells['fp32'])} in fp32, {ms_in_words(cells['tf32'])} in tf32 and {ms_in_words(cells['bf16'])} "
-        f"under autocast to bf16."
-    )
-
-
-def sweep_sizes() -> str:
-    """The same by the number of tasks, where one run has several."""
-    results, legend = Results.of("sweep"), Legend()
-    found: dict[tuple[str, str, str, int], list[Cell]] = {}
-    for cell in results.cells:
-        if cell["side"] == "weft" and cell["status"] == "ok":
-            found.setdefault((cell["shape"], cell["model"], cell["precision"], cell["run"]), []).append(cell)
-    rows = []
-    for (shape, model, precision, _), cells in found.items():
-        if len(cells) > 1:
-            by_size = sorted(cells, key=lambda cell: cell["tasks"])
-            sizes = ", ".join(f"{cell['tasks']}: {number(cell['ms'])}" for cell in by_size)
-            rows.append([shape, MODELS[model], precision, sizes, legend.mark(results, cells)])
-    return f"{table(['shape', 'model', 'precision', 'T: ms per task', 'run'], rows)}\n\n{legend.text()}"
 
 
 # ---- README ------------------------------------------------------------------------------------------
@@ -258,31 +175,116 @@ def cora_sentence() -> str:
     )
 
 
-def own_module_sentence() -> str:
-    """PyG's GCN handed to Weft."""
-    results = kept("compiled")
-    plain, fast = (results.find(case="pyg-gcn", side=side) for side in ("plain", "compiled"))
-    return (
-        f"PyG's own GCN, handed to Weft as it is, takes {number(fast['ms'])} ms on the arxiv shape once compiled, "
-        f"{number(plain['ms'])} before."
-    )
-
-
 def headline_text() -> str:
     """What else the README says."""
-    from benchmarks.report import kernels, planning, runs
+    from benchmarks.report import runs
 
-    sentences = [pyg_precisions_sentence, products_sentence, cora_sentence, own_module_sentence, kernels.spmm_sentence]
-    sentences += [planning.memory_sentence, runs.cpu_sentence, planning.accuracy_sentence]
+    sentences = [products_sentence, cora_sentence, spmm_sentence]
+    sentences += [runs.memory_sentence, runs.cpu_sentence, runs.accuracy_sentence]
     return bullets([sentence() for sentence in sentences])
 
 
-def arxiv_stack_sentence() -> str:
-    """What stacking is worth on the arxiv shape."""
-    alone, together = Results.of("epoch"), Results.of("sweep")
-    one = alone.find(shape="arxiv", model="gcn", side="weft")
-    many = together.find(shape="arxiv", model="gcn", side="weft", precision="fp32", tasks=32)
-    return paragraph(
-        f"On the arxiv shape 32 stacked GCNs take {number(many['ms'])} ms per task against {number(one['ms'])} for one "
-        f"alone in another run: most of the step is SpMM, which runs at the L2's bandwidth whatever T is."
+SPMM_SHAPES = ("pubmed", "arxiv", "products", "reddit")
+
+
+def _spmm_rows(results: Results) -> list[dict[str, Any]]:
+    """Per shape and width: cuSPARSE's cell, Weft's by the order that a plan would take, and by length."""
+    widths = sorted({cell["features"] for cell in results.cells})
+    rows = []
+    for shape, width in ((shape, width) for shape in SPMM_SHAPES for width in widths):
+        here = {"shape": shape, "features": width}
+        orders = [results.find(**here, side="scales", rows=order) for order in ("cluster", "length")]
+        measured = [cell for cell in orders if cell]
+        base = results.find(**here, side="cusparse")
+        if base and measured:
+            planned = next((cell for cell in measured if cell.get("planned")), measured[-1])
+            rows.append({**here, "base": base, "weft": planned, "length": orders[1]})
+    return rows
+
+
+def spmm() -> str:
+    """Against cuSPARSE."""
+    results, legend = Results.of("spmm"), Legend()
+    rows = []
+    for row in _spmm_rows(results):
+        base, weft = row["base"], row["weft"]
+        other = "" if row["length"] is weft or row["length"] is None else f", by length {number(row['length']['ms'])}"
+        rows.append([row["shape"], row["features"], ms(base), ms(weft) + other, times(over(base, weft)),
+                     number(weft["gathered_tb_s"], 2), legend.mark(results, [base, weft])])  # fmt: skip
+    ratios = [over(row["base"], row["weft"]) for row in _spmm_rows(results)]
+    mean = f"Geometric mean {times(geometric_mean(ratios))}, worst {times(min(ratios))}."
+    header = ["shape", "F", "cuSPARSE", "Weft", "ratio", "TB/s", "run"]
+    return f"{table(header, rows)}\n\n{mean}\n\n{legend.text()}"
+
+
+def spmm_sentence() -> str:
+    """The range."""
+    ratios = [over(row["base"], row["weft"]) for row in _spmm_rows(Results.of("spmm"))]
+    return (
+        f"For SpMM alone cuSPARSE's best algorithm takes {number(min(ratios))} to {number(max(ratios))} times as long "
+        f"as Weft (geometric mean {number(geometric_mean(ratios))}, {len(ratios)} cells)."
     )
+
+
+# ---- many tasks --------------------------------------------------------------------------------------
+
+
+def multi_kernels() -> str:
+    """One SpMM of T tasks."""
+    results, legend = Results.of("multi_kernels"), Legend()
+    rows = []
+    for tasks in sorted({cell["tasks"] for cell in results.cells if cell["part"] == "widths"}):
+        here = {"part": "widths", "tasks": tasks}
+        cluster, length = (results.find(**here, side="batched", rows=order) for order in ("cluster", "length"))
+        wide, separate = (results.find(**here, side=side) for side in ("wide", "separate"))
+        if cluster is None:
+            continue
+        rows.append([tasks, ms(cluster), ms(length), ms(wide), ms(separate), times(over(wide, cluster)),
+                     times(over(separate, cluster)), number(cluster["ms_a_task"]), number(cluster["gathered_tb_s"], 2),
+                     legend.mark(results, [cluster, length, wide, separate])])  # fmt: skip
+    header = ["T", "Weft, rows by cluster", "rows by length", "one wide cuSPARSE", "T of cuSPARSE", "over wide",
+              "over separate", "ms per task", "TB/s", "run"]  # fmt: skip
+    return f"{table(header, rows)}\n\n{legend.text()}"
+
+
+# ---- sampling ----------------------------------------------------------------------------------------
+
+
+def sampling() -> str:
+    """Sampling and gathering."""
+    results, legend, rows = Results.of("sampling"), Legend(), []
+    for cell in results.cells:
+        size = f"{cell.get('seeds') or cell.get('rows'):,}"
+        rate = _rate(cell)
+        launched = number(cell.get("launched_ms"))
+        rows.append([cell["work"], cell["side"], size, cell.get("fanout", ""), ms(cell), launched, rate,
+                     legend.mark(results, [cell])])  # fmt: skip
+    reasons = [f"{c['side']}: {c['reason']}." for c in results.cells if c.get("reason")]
+    header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "rate", "run"]
+    compared = [paragraph(text) for text in map(partial(_one_hop, results), (10, 15, 30)) if text]
+    return "\n\n".join([table(header, rows), *map(paragraph, reasons), *compared, legend.text()])
+
+
+def _one_hop(results: Results, fanout: int) -> str:
+    """The samplers of one hop beside the reservoir, and the default beside reading its picks alone."""
+    cells = {c["side"]: c for c in results.cells if c["work"] == "one hop" and c["fanout"] == fanout and c.get("ms")}
+    base, least, ours = cells.get("reservoir"), cells.get("picks alone"), cells.get("default")
+    if base is None or least is None or ours is None:
+        return ""
+    threads = [side for side in cells if side.startswith("paper, threads")]
+    sides = [*(side for side in ("default", "paper", "paper, classes") if side in cells),
+             *sorted(threads, key=lambda side: cells[side]["ms"])[:1]]  # fmt: skip
+    gains = ", ".join(f"{side} {times(over(base, cells[side]))}" for side in sides)
+    return (
+        f"Fan-out {fanout}, the reservoir's time over that of others: {gains}. The default takes "
+        f"{times(over(ours, least))} the time of reading its picks alone, so none could exceed "
+        f"{times(over(base, least))}."
+    )
+
+
+def _rate(cell: Cell) -> str:
+    if cell.get("gb_s"):
+        return f"{number(cell['gb_s'])} GB/s"
+    if cell.get("giga_edges_s"):
+        return f"{number(cell['giga_edges_s'])} G edges/s"
+    return f"{number(cell['mega_edges_s'])} M edges/s" if cell.get("mega_edges_s") else ""

@@ -3,13 +3,12 @@
     python -m benchmarks.suites.accuracy --data DIR --out accuracy.json
 
 Same architecture, initial distributions, optimizer, epochs, dropout and selection (test accuracy of the epoch
-with the best validation accuracy). Each training is a cell of its own; with ``--out`` an interrupted run is
-continued where it stopped. The last column is the difference of the means in standard errors of it.
+with the best validation accuracy). Each training is a cell of its own; ``--resume`` continues an interrupted run. The
+last column is the difference of the means in standard errors of it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from argparse import Namespace
@@ -17,10 +16,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.baselines.epochs import dense_features
-from benchmarks.baselines.pyg_training import train_pyg
+from benchmarks.baselines.epochs import dense_features, train_pyg
 from benchmarks.harness.graphs import read_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed, print_table
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
 from weft.graph.graph import Graph
@@ -66,15 +64,6 @@ def train(side: str, graph: Graph, model: str, settings: dict[str, Any], seed: i
     return {**found, "train_seconds": round(time.perf_counter() - start, 3)}
 
 
-def earlier_cells(args: Namespace) -> list[dict[str, Any]]:
-    """The trainings in ``--out`` that went well with the settings of today."""
-    if args.out is None or not args.out.exists():
-        return []
-    cells = json.loads(args.out.read_text())["cells"]
-    good = [cell for cell in cells if cell["status"] == "ok"]
-    return [cell for cell in good if cell["settings"] == settings_of(cell["model"], args.epochs)]
-
-
 def run_graph(recorder: Recorder, name: str, args: Namespace) -> None:
     """Every model, seed and side on one graph, save what is done already."""
     graph = recorder.prepare(f"graph {name}", lambda: read_graph(args.data, name).to(recorder.device))
@@ -86,8 +75,6 @@ def run_graph(recorder: Recorder, name: str, args: Namespace) -> None:
         for seed in range(args.seeds):
             for side in listed(args.sides):
                 key = {"graph": name, "model": model, "side": side, "seed": seed}
-                if find(recorder.cells, **key):
-                    continue
                 recorder.cell(
                     key,
                     lambda s=side, m=model, o=settings, n=seed: {**train(s, graph, m, o, n, pyg), "settings": o},
@@ -151,8 +138,6 @@ def main() -> None:
     """Train everything that is not done yet and print the table."""
     args = arguments()
     recorder = Recorder("accuracy", args)
-    recorder.cells += earlier_cells(args)
-    recorder.say(f"{len(recorder.cells)} trainings are done already")
     for name in listed(args.graphs):
         run_graph(recorder, name, args)
     print_report(recorder, args)

@@ -5,9 +5,9 @@
 Every side trains the same architecture (hidden 64, dropout 0.5, float32 without TF32). Times are medians of
 single epochs on the device's own clock; memory is the peak of one epoch, graph and features included.
 
-``compiled-graphs`` replays the compiled model alone (``mode="reduce-overhead"``); ``captured`` and
-``cusparse-captured`` replay the whole step with loss, backward and Adam as one CUDA graph. ``weft-every-step`` denies
-Weft the first layer's aggregation computed once. A side that cannot be run is recorded with its reason.
+``captured`` and ``cusparse-captured`` replay the whole step with loss, backward and Adam as one CUDA graph.
+``weft-every-step`` denies Weft the first layer's aggregation computed once. A side that cannot be run is recorded with
+its reason.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from weft.graph.graph import Graph
 from weft.runtime.device.process import matmul_precision
 
 LAYERS = {"cora": 2, "pubmed": 4, "arxiv": 3, "products": 3}
-BASELINES = ("pyg", "adj_t", "compiled", "compiled-graphs", "captured", "cusparse", "cusparse-captured")
-SIDES = ("weft", "weft-every-step", "pyg", "adj_t", "cusparse", "cusparse-captured", "compiled", "compiled-graphs",
-         "captured")  # fmt: skip
-PYG_SIDES = ("pyg", "adj_t", "compiled", "compiled-graphs", "captured")
-COMPILED_SIDES = ("compiled", "compiled-graphs", "captured")
+BASELINES = ("pyg", "compiled", "captured", "cusparse", "cusparse-captured")
+SIDES = ("weft", "weft-every-step", "pyg", "cusparse", "cusparse-captured", "compiled", "captured")
+PYG_SIDES = ("pyg", "compiled", "captured")
+COMPILED_SIDES = ("compiled", "captured")
 LARGE = 20_000_000  # edges from which fewer epochs are timed, and nothing is compiled unless asked for
 
 
@@ -70,26 +69,13 @@ def build(
         # Compiling for a CPU needs a C++ compiler and says nothing about a GPU: there the eager step stands in.
         whole = pyg_captured(model, graph, setting, compiled=graph.device.type == "cuda", **how)
         return whole.train, {**whole.note, "edge_order": order, "eager": whole.eager}
-    mode = "reduce-overhead" if side == "compiled-graphs" else None
-    compiled = side in COMPILED_SIDES
-    epoch = pyg_epoch(model, graph, setting, compiled=compiled, mode=mode, adj_t=side == "adj_t", **how)
-    return epoch, {"edge_order": order}
+    return pyg_epoch(model, graph, setting, compiled=side == "compiled", **how), {"edge_order": order}
 
 
 def measure(
     side: str, model: str, graph: Graph, setting: Setting, order: str, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """Time and memory of one side's epoch; ``order="each"``: of the faster order of PyG's edges, each measured."""
-    if order != "each":
-        return _measure(side, model, graph, setting, order, precision)
-    if side not in PYG_SIDES:
-        return _measure(side, model, graph, setting, "source", precision)
-    both = {one: _measure(side, model, graph, setting, one, precision) for one in ("source", "destination")}
-    best = min(both, key=lambda one: both[one]["ms"])
-    return {**both[best], "ms_by_order": {one: found["ms"] for one, found in both.items()}}
-
-
-def _measure(side: str, model: str, graph: Graph, setting: Setting, order: str, precision: str) -> dict[str, Any]:
+    """Time and memory of one side's epoch."""
     warmup, repeats = schedule(graph, side)
     memory = Memory(graph.device)
     start = time.perf_counter()
@@ -184,8 +170,8 @@ def table(cells: list[dict[str, Any]], shapes: list[str], models: list[str]) -> 
 
 
 LABELS = {
-    "pyg": "PyG", "adj_t": "PyG adj_t", "compiled": "compiled", "compiled-graphs": "compiled, replayed",
-    "captured": "compiled, captured", "cusparse": "cuSPARSE", "cusparse-captured": "cuSPARSE, captured",
+    "pyg": "PyG", "compiled": "compiled", "captured": "compiled, captured", "cusparse": "cuSPARSE",
+    "cusparse-captured": "cuSPARSE, captured",
 }  # fmt: skip
 HEADER = [
     "shape", "model", "Weft ms", "(first layer every step)", *(LABELS[side] for side in BASELINES),
@@ -202,8 +188,8 @@ def arguments() -> Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
-    parser.add_argument("--edge-order", default="faster", choices=("faster", "each", "source", "destination"),
-                        help="faster: of eager GCN, for all; each: both are measured on every PyG side")  # fmt: skip
+    parser.add_argument("--edge-order", default="faster", choices=("faster", "source", "destination"),
+                        help="of PyG's edges; faster: what is faster for eager GCN")  # fmt: skip
     parser.add_argument("--compile-large", action="store_true", help="compile on large graphs as well")
     return parser.parse_args()
 

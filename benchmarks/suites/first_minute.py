@@ -175,7 +175,7 @@ def epochs_alone(task: Any, plan: Any, device: Any) -> float:
 
 def pyg_run(task: Any, device: Any) -> dict[str, Any]:
     """PyG's eager loop from the graph on the host to the trained model."""
-    from benchmarks.baselines.pyg_training import train_pyg
+    from benchmarks.baselines.epochs import train_pyg
     from benchmarks.harness.timing import synchronize
 
     begin = time.perf_counter()

@@ -3,45 +3,56 @@
     python -m benchmarks.suites.heterogeneous --out heterogeneous.json
 
 ``depths``: GCN of 2, 2, 3 and 4 layers on the pubmed shape. ``ten``: 4 GCN, 4 GIN and 2 GAT of 3 layers on the arxiv
-shape. Sides: ``woven`` (one group, equal structures stacked, operators in shared kernels), ``beside`` (one group, each
-stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence`` (Weft's solo
-runs one after another; the sum of their epochs), ``mps`` (a process each under NVIDIA's Multi-Process Service, started
-together; the time until the last has trained its epochs) and, where asked for, ``processes`` (the same without the
-service). Those are epochs once everything is prepared; ``runs``, ``run``, ``run_woven`` and, where asked for,
-``shells``, ``shell``, ``shell_woven`` are whole runs: see ``whole_runs.py``.
+shape. Sides: ``woven`` (one group, equal structures stacked, operators in shared kernels), ``concurrent`` (one group,
+each stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence``
+(Weft's solo runs one after another; the sum of their epochs), ``mps`` (a process each under NVIDIA's Multi-Process
+Service, started together; the time until the last has trained its epochs) and, on request, ``processes`` (the same
+without the service). Those are epochs once everything is prepared.
 
-*Analysis* of epochs is what a woven group takes before it trains that tasks alone would not: planning the group,
-recording the operators of its stacks and matching them. Compiling the kernels that the match asks for comes on top when
-they are met for the first time on a machine; ``preparing_seconds`` has that, and the recording of the CUDA graph.
-Analysis of a whole run is all of its planning, estimates included, which a task alone has as well, and the matching.
+``runs``, ``run`` and ``run_woven`` are whole runs, wall seconds from the call to the results: ``weft.run(task)`` for
+one task after another, ``weft.run([all tasks])``, and the same with ``weave=True``. Every run gets the graph as an
+object on the host, moves it to the device and derives what it needs. All sides have run for a few epochs before, so
+kernels are compiled; what Weft learns of a machine starts empty in every cell.
+
+``matching_seconds`` is what a woven group takes before it trains that tasks alone do not: recording the operators of
+its stacks and matching them. ``preparing_seconds`` also has compiling, if kernels are met for the first time on a
+machine, and recording the CUDA graph.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from benchmarks.baselines import mps
+import weft
+from benchmarks.baselines import processes
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, Timing, synchronize, time_until
 from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
-from benchmarks.harness.workers import Workers
-from benchmarks.suites.whole_runs import PARTS, RUNS, SHELLS, measure_runs, measure_shells
 from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.home import HOME_VARIABLE
 from weft.engine.merger import merger_for
+from weft.engine.result import Result
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
 from weft.weave.step import merged
 
-SIDES = ("woven", "concurrent", "stacks", "sequence", "mps")
+SIDES = ("sequence", "stacks", "concurrent", "woven", "mps")  # alone before woven, so that kernels are compiled then
+RUNS = ("runs", "run", "run_woven")
+WARM_EPOCHS = 3  # of whole runs before they are timed
 COMMON: dict[str, Any] = {"hidden": 64, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
 HEADS = {"heads": 4, "out_heads": 4}  # of models that have some
 CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -52,7 +63,6 @@ CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     ),
 }
 EPOCHS = {"depths": 1000, "ten": 200}  # of every process: seconds, so that starting them does not count
-ANALYSIS_SHARE = 0.005
 
 
 def settings_of(case: str, hidden: int) -> list[dict[str, Any]]:
@@ -131,8 +141,8 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
 
 def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """A process a task, all at once; the time until the last one is done, per epoch."""
-    if side == "mps" and not (mps.available() and graph.device.type == "cuda"):
-        raise NotHere(f"{mps.CONTROL} is not installed, or there is no GPU")
+    if side == "mps" and not (processes.available() and graph.device.type == "cuda"):
+        raise NotHere(f"{processes.CONTROL} is not installed, or there is no GPU")
     warmup = 5 if graph.device.type == "cuda" else 1
     epochs = args.epochs or EPOCHS[case]
     requests = [
@@ -146,7 +156,7 @@ def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> di
         }
         for settings in settings_of(case, args.hidden)
     ]
-    with mps.service() if side == "mps" else nullcontext() as env, Workers(requests, env) as workers:
+    with processes.service() if side == "mps" else nullcontext() as env, processes.Workers(requests, env) as workers:
         found = workers.run(args.process_seconds, args.process_seconds)
     own = [worker["seconds"] * 1e3 / epochs for worker in found["workers"]]
     return {
@@ -158,109 +168,106 @@ def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> di
     }
 
 
-# ---- report ------------------------------------------------------------------------------------------
+# ---- whole runs --------------------------------------------------------------------------------------
 
 
-def analysis(cells: list[dict[str, Any]], case: str, epochs: int) -> dict[str, Any] | None:
-    """Seconds that weaving takes before training, its share of ``epochs`` epochs, and when that is 0.5 %."""
-    woven, alone = find(cells, case=case, side="woven"), find(cells, case=case, side="sequence")
-    if woven is None or alone is None:
-        return None
-    extra = woven["planning_seconds"] + woven["matching_seconds"]
-    training = woven["ms"] * epochs / 1e3
+def measure_runs(
+    side: str, case: str, graph: Graph, device: torch.device, epochs: int, args: Namespace
+) -> dict[str, Any]:
+    """Wall seconds of ``side``: the median of several passes; ``graph`` lies on the host."""
+
+    def lasting(count: int) -> list[dict[str, Any]]:
+        often = {"epochs": count, "eval_every": args.evaluate_every or count}
+        return [{**one, **often} for one in settings_of(case, args.hidden)]
+
+    passes = []
+    with tempfile.TemporaryDirectory() as home, patch.dict(os.environ, {HOME_VARIABLE: home}):
+        train(side, lasting(WARM_EPOCHS), graph, device)
+        for _ in range(args.run_repeats):
+            gc.collect()
+            synchronize(device)
+            begin = time.perf_counter()
+            results = train(side, lasting(epochs), graph, device)
+            synchronize(device)
+            passes.append(round(time.perf_counter() - begin, 4))
+    groups = {result.plan.members: result.plan.join for result in results}
     return {
-        "seconds": extra,
-        "share": extra / (extra + training),
-        "epochs": epochs,
-        "epochs_until_half_a_percent": int(extra * (1 / ANALYSIS_SHARE - 1) / (woven["ms"] / 1e3)),
-        "preparing_seconds": woven["preparing_seconds"],
-        "preparing_alone_seconds": alone["preparing_seconds"],
+        "seconds": sorted(passes)[len(passes) // 2],
+        "passes": passes,
+        "evaluate_every": args.evaluate_every,
+        "groups": [f"{len(members)} {join}" for members, join in groups.items()],
+        "losses": [result.history["loss"][-1] for result in results],
     }
 
 
-def print_report(recorder: Recorder, args: Namespace) -> None:
-    """A row a case: milliseconds of all sides, and theirs over woven."""
-    cells, shown = recorder.cells, [side for side in (*SIDES, "processes") if side in listed(args.sides)]
-    rows, found = [], {}
-    if not shown:
-        return
-    for case in listed(args.cases):
-        ms = {side: (find(cells, case=case, side=side) or {}).get("ms") for side in shown}
-        over = [ms[side] / ms["woven"] if ms.get("woven") and ms[side] else None for side in shown if side != "woven"]
-        found[case] = analysis(cells, case, args.analysis_epochs)
-        share = found[case]["share"] * 100 if found[case] else None
-        rows.append([case, *ms.values(), *over, share])
-    names = [f"{side}/woven" for side in shown if side != "woven"]
-    print_table(["case", *(f"{s} ms" for s in shown), *names, f"analysis % of {args.analysis_epochs} epochs"], rows)
-    for case, one in found.items():
-        if one:
-            enough = one["epochs_until_half_a_percent"]
-            print(f"{case}: analysis {one['seconds']:.3f} s; below 0.5 % from {enough:,} epochs on")
-    recorder.save(analysis=found)
+def train(side: str, settings: Sequence[Mapping[str, Any]], graph: Graph, device: torch.device) -> list[Result]:
+    """The results of all tasks, trained as ``side`` does it; a RuntimeError if one did not finish."""
+    how: dict[str, Any] = {"device": str(device), "progress": False}
+    if side == "runs":
+        results = [weft.run(Task(graph=fresh(graph), **one), **how) for one in settings]
+    else:
+        shared = fresh(graph)
+        tasks = [Task(graph=shared, **one) for one in settings]
+        results = weft.run(tasks, weave=True if side == "run_woven" else None, **how).tasks
+    for result in results:
+        if result.status != "finished":
+            raise RuntimeError(f"task {result.name!r}: {result.status}: {result.message}")
+    return results
 
 
-def print_runs(recorder: Recorder, args: Namespace) -> None:
-    """A row a case and length: seconds of whole runs, those one after another over the others, shares of analysis."""
-    shown = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
-    if not shown:
-        return
-    pairs = [(apart, side) for apart, *joined in (RUNS, SHELLS) for side in joined if {apart, side} <= set(shown)]
-    rows, parts = [], []
-    for case in listed(args.cases):
-        for epochs in map(int, listed(args.run_epochs)):
-            cells = {side: find(recorder.cells, case=case, side=side, epochs=epochs) or {} for side in shown}
-            seconds = {side: cell.get("seconds") for side, cell in cells.items()}
-            over = [seconds[a] / seconds[b] if seconds[a] and seconds[b] else None for a, b in pairs]
-            shares = [100 * cells[side]["analysis_share"] if cells[side] else None for side in shown if side in RUNS]
-            rows.append([case, epochs, *seconds.values(), *over, *shares])
-            parts += [_parts(case, epochs, side, cells[side]) for side in shown if side in RUNS and cells[side]]
-    names = [*(f"{side} s" for side in shown), *(f"{a}/{b}" for a, b in pairs)]
-    print_table(["case", "epochs", *names, *(f"analysis % of {side}" for side in shown if side in RUNS)], rows)
-    if parts:
-        print_table(["case", "epochs", "side", "groups", *(f"{part} s" for part in PARTS), "other s"], parts)
-
-
-def _parts(case: str, epochs: int, side: str, cell: dict[str, Any]) -> list[Any]:
-    groups = ", ".join(cell["groups"][:3]) + ", ..." * (len(cell["groups"]) > 3)
-    return [case, epochs, side, groups, *(cell[f"{part}_seconds"] for part in (*PARTS, "other"))]
+# ---- cells and tables --------------------------------------------------------------------------------
 
 
 def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
-    """All sides of one case; alone before woven, so that kernels are compiled before preparation is timed."""
-    shape = CASES[case][0]
+    """All sides of one case."""
+    shape, wanted = CASES[case][0], listed(args.sides)
     graph = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale))
     if graph is None:
         return
-    for side in ("sequence", "stacks", "concurrent", "woven", "mps", "processes"):
-        if side in listed(args.sides):
-            recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
-    sides = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
-    host, graph = (fresh(graph).to("cpu") if sides else None), None  # whole runs have the device to themselves
+    for side in (side for side in (*SIDES, "processes") if side in wanted):
+        recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
+    host, graph = fresh(graph).to("cpu"), None  # whole runs have the device to themselves
     for epochs in map(int, listed(args.run_epochs)):
-        for side in sides:
+        for side in (side for side in RUNS if side in wanted):
             key = {"case": case, "side": side, "epochs": epochs}
-            recorder.cell(key, lambda s=side, n=epochs: measure_whole(s, case, host, recorder.device, n, args))
+            recorder.cell(key, lambda s=side, n=epochs: measure_runs(s, case, host, recorder.device, n, args))
 
 
-def measure_whole(
-    side: str, case: str, graph: Graph, device: torch.device, epochs: int, args: Namespace
-) -> dict[str, Any]:
-    """Seconds of whole runs of ``epochs`` epochs; ``graph`` lies on the host."""
-    settings = settings_of(case, args.hidden)
-    if side in SHELLS:
-        return measure_shells(side, settings, graph, device, epochs, evaluate_every=args.evaluate_every)
-    more = {"evaluate_every": args.evaluate_every, "repeats": args.run_repeats}
-    return measure_runs(side, settings, graph, device, epochs, **more)
+def print_report(recorder: Recorder, args: Namespace) -> None:
+    """A row per case: milliseconds of all sides and theirs over woven; then a row per case and length of whole runs."""
+    cells, wanted = recorder.cells, listed(args.sides)
+    shown = [side for side in (*SIDES, "processes") if side in wanted]
+    rows = []
+    for case in listed(args.cases):
+        ms = {side: (find(cells, case=case, side=side) or {}).get("ms") for side in shown}
+        over = [ms[side] / ms["woven"] if ms.get("woven") and ms[side] else None for side in shown if side != "woven"]
+        rows.append([case, *ms.values(), *over])
+    if shown:
+        names = [f"{side}/woven" for side in shown if side != "woven"]
+        print_table(["case", *(f"{side} ms" for side in shown), *names], rows)
+    whole, rows = [side for side in RUNS if side in wanted], []
+    for case in listed(args.cases):
+        for epochs in map(int, listed(args.run_epochs)):
+            found = {side: find(cells, case=case, side=side, epochs=epochs) or {} for side in whole}
+            seconds = [cell.get("seconds") for cell in found.values()]
+            over = [seconds[0] / one if seconds[0] and one else None for one in seconds[1:]]
+            groups = [", ".join(cell.get("groups", ())) for cell in found.values()]
+            rows.append([case, epochs, *seconds, *over, *groups])
+    if whole:
+        over = [f"{whole[0]}/{side}" for side in whole[1:]]
+        print_table(
+            ["case", "epochs", *(f"{side} s" for side in whole), *over, *(f"groups of {s}" for s in whole)], rows
+        )
+    recorder.save()
 
 
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--sides", default=",".join((*SIDES, *RUNS)), help=f"also: processes, {', '.join(SHELLS)}")
+    parser.add_argument("--sides", default=",".join((*SIDES, *RUNS)), help="also: processes")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--epochs", type=int, help="that every process trains, instead of each case's own number")
-    parser.add_argument("--analysis-epochs", type=int, default=1000, help="training that analysis is a share of")
     parser.add_argument("--seconds", type=float, default=2.0, help="timed seconds of one group")
     parser.add_argument("--process-seconds", type=float, default=90.0, help="for processes to prepare, and to train")
     parser.add_argument("--run-epochs", default="200,1000", help="lengths of whole runs")
@@ -271,13 +278,12 @@ def arguments() -> Namespace:
 
 
 def main() -> None:
-    """Run the cells and print the table."""
+    """Run the cells and print the tables."""
     args = arguments()
     recorder = Recorder("heterogeneous", args)
     for case in listed(args.cases):
         run_case(recorder, case, args)
     print_report(recorder, args)
-    print_runs(recorder, args)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """CoGNN's five queues on one device under every policy and baseline: makespan, JCT, queuing time, memory.
 
-    python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
+    python -m benchmarks.suites.queues --out queues.json
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
     python -m benchmarks.suites.queues --budget-seconds 560 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
-    python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
-    python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
+    python -m benchmarks.queue_runs.tables queues.json            the tables again, from the results
 
 A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
 of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
@@ -13,49 +12,44 @@ scales that: by default so far that PyG takes some 45 s per queue on an H200. Th
 which PyG's tasks in one warm process have hardly any. All tasks arrive at once. The byte budget is CoGNN's on a V100:
 26 GiB for tasks, 6 GiB reserved.
 
-Modes. ``pyg``: PyG's models, one after another in one warm process (a process per task would pay
-``pyg_start_seconds`` more each time). ``pyg_mps``: the same by several processes under MPS, first come first served,
-memory unchecked. All others are Weft's own supervisor and workers: ``pipeswitch`` (one at a time, warm), ``mps`` (no
+Modes. ``pyg``: PyG's models, one after another in one warm process (a process per task would pay ``start_seconds``
+more each time). All others are Weft's own supervisor and workers: ``pipeswitch`` (one at a time, warm), ``mps`` (no
 admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the default. On every side kernels are compiled
 and graphs in host memory before; planning is not counted, and reported apart.
 
 Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
 and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very
 run (``replayed``: the order of starts alone). The results file is written after every cell; whatever ended a run,
-``--resume`` goes on after its last cell, and simulations and charts are made of the cells of both.
+``--resume`` goes on after its last cell, and simulations are made of the cells of both.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.baselines import mps
+from benchmarks.baselines.trainings import QUEUES, Entry, queue
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
-from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.pyg_queue import PyGWorkers, run_in_order
-from benchmarks.queue_runs.pyg_queue import warm_up as warm_up_pyg
-from benchmarks.queue_runs.queue_plots import group_rows, write_plots
-from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
-from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
-from benchmarks.queue_runs.queue_tables import print_tables
-from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
+from benchmarks.queue_runs.pyg import PyGWorker, run_in_order
+from benchmarks.queue_runs.pyg import warm_up as warm_up_pyg
+from benchmarks.queue_runs.server import DeviceSampler, QueueServer, peak_bytes
+from benchmarks.queue_runs.simulations import ONE, PAIRS, add_simulations, measured_alone
+from benchmarks.queue_runs.tables import print_tables
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
 from weft.sched.simulator import Simulation
 
-PYG = ("pyg", "pyg_mps")
+PYG = "pyg"
 WEFT = (("pipeswitch", "backfill", "lmcf", "bmc"), ("base", "mps"))  # of all queues the first, then of all the rest
-MODES = ("pyg", *WEFT[0], *WEFT[1], "pyg_mps")
+MODES = (PYG, *WEFT[0], *WEFT[1])
 EPOCHS = "gcn=40,sage=40,gat=10,gin=40,mix=20"
 GIB = 1 << 30
 LONGEST, GRACE = 300.0, 30.0  # seconds of a cell; what one that has begun may take beyond the budget
@@ -128,40 +122,7 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
         **sampled,
         **more,
         "tasks": tasks,
-        "group_rows": group_rows(outcome.groups),
     }
-
-
-def pyg_cell(
-    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int,
-    warm_seconds: float, left: Callable[[], float],
-) -> dict[str, Any]:  # fmt: skip
-    """A queue in PyG. Before, a worker alone trains every task for an epoch; several, one task of every graph each.
-
-    ``left``: the seconds that are left for the cell.
-    """
-    workers = pool.ready()
-    warm = list(tasks.values()) if len(workers) == 1 else one_of_each_graph(tasks)
-    workers = warm_up_pyg(workers, [{**one, "epochs": 1} for one in warm], min(warm_seconds, left()))
-    if not workers:
-        raise RuntimeError("all PyG workers were lost while they warmed up")
-    with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
-        begin = time.time()
-        outcome, trouble = run_in_order(name, workers, tasks, left())
-        sampled = sampler.figures(begin, time.time(), idle_bytes)
-    starts = [worker.start_seconds for worker in workers]
-    peak = peak_bytes(outcome.groups)
-    return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
-
-
-def one_of_each_graph(tasks: Mapping[str, Settings]) -> list[Settings]:
-    """The task with the fewest layers on every graph and of every model: it loads what the others need, too."""
-    found: dict[str, Settings] = {}
-    models: dict[str, Settings] = {}
-    for one in sorted(tasks.values(), key=lambda one: int(one["layers"])):
-        found.setdefault(str(one["graph"]), one)
-        models.setdefault(str(one["model"]), one)
-    return [*found.values(), *(one for one in models.values() if one not in found.values())]
 
 
 def weft_cell(
@@ -184,8 +145,6 @@ def weft_cell(
         "reserved_bytes": server.options.reserved,
         "groups": len(run.outcome.groups),
         "took": rounded(run.details),
-        "background": round(run.background, 4),
-        "cores": os.cpu_count() or 1,
     }
     if name == ONE:
         more |= {"predicted": server.predicted(run), "device": server.device_state().to_dict()}
@@ -217,7 +176,7 @@ def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], serve
         if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
             trained = {one: about["trained_seconds"] for one, about in run.details.items()}
-            pairs.append({"tasks": list(two), "ends": ends, "trained": trained, "background": run.background})
+            pairs.append({"tasks": list(two), "ends": ends, "trained": trained})
     return {"pairs": pairs}
 
 
@@ -239,7 +198,8 @@ def run_queue(
         recorder.cell({"queue": name, "mode": PAIRS}, make, free=False)
     for mode in (mode for mode in modes if mode != ONE):
         recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
-    finish(recorder, args, [name])
+    add_simulations(recorder.cells, [name])
+    recorder.save()
 
 
 def seconds_for(recorder: Recorder) -> float:
@@ -247,42 +207,28 @@ def seconds_for(recorder: Recorder) -> float:
     return min(LONGEST, recorder.left + GRACE)
 
 
-def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
-    """The simulator beside what was measured of some queues so far, and their charts."""
-    add_simulations(recorder.cells, names)
-    recorder.save()
-    if args.out is not None and not args.no_charts:
-        write_plots([cell for cell in recorder.cells if cell["queue"] in names], Path(args.out))
+def run_pyg(names: Sequence[str], recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int) -> None:
+    """All queues in PyG, by one worker, which trains every task of a queue for an epoch before."""
+    place = recorder.device.index or 0 if recorder.device.type == "cuda" else None
 
+    def measure(tasks: Mapping[str, Settings]) -> dict[str, Any]:
+        worker = PyGWorker(str(recorder.device))
+        try:
+            worker.wait_ready()
+            warm = [{**one, "epochs": 1} for one in tasks.values()]
+            warm_up_pyg(worker, warm, min(args.warm_seconds, seconds_for(recorder)))
+            with DeviceSampler(place) as sampler:
+                begin = time.time()
+                outcome, trouble = run_in_order(PYG, worker, tasks, seconds_for(recorder))
+                sampled = sampler.figures(begin, time.time(), idle)
+        finally:
+            worker.stop()
+        peak = peak_bytes(outcome.groups)
+        return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=worker.start_seconds)
 
-def run_pyg(
-    mode: str, names: Sequence[str], recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int
-) -> None:
-    """All queues in PyG, by workers that start once."""
-    count = 1 if mode == "pyg" else args.workers
-    with ExitStack() as stack:
-        pools: list[PyGWorkers] = []
-
-        def measure(tasks: Mapping[str, Settings]) -> dict[str, Any]:
-            if not pools:
-                environment = pyg_environment(count, recorder.device, stack)
-                pools.append(PyGWorkers(count, str(recorder.device), environment))
-                stack.callback(pools[0].stop)
-            left = lambda: seconds_for(recorder)  # noqa: E731
-            return pyg_cell(mode, tasks, recorder.device, pools[0], idle, args.warm_seconds, left)
-
-        for name in names:
-            tasks = tasks_of(name, graphs, args)
-            recorder.cell({"queue": name, "mode": mode}, lambda tasks=tasks: measure(tasks), free=False)
-
-
-def pyg_environment(count: int, device: torch.device, stack: ExitStack) -> Mapping[str, str]:
-    """What the workers need to share a GPU by MPS, which runs until ``stack`` ends."""
-    if count == 1 or device.type != "cuda":
-        return {}
-    if not mps.available():
-        raise NotHere(f"{mps.CONTROL} is not installed")
-    return stack.enter_context(mps.service())
+    for name in names:
+        tasks = tasks_of(name, graphs, args)
+        recorder.cell({"queue": name, "mode": PYG}, lambda tasks=tasks: measure(tasks), free=False)
 
 
 def left_to_run(recorder: Recorder, names: Sequence[str], modes: Sequence[str]) -> bool:
@@ -331,7 +277,6 @@ def arguments() -> Namespace:
     parser.add_argument("--warm-seconds", type=float, default=60.0, help="at most, per queue")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--nodes", type=int, help="shrink every graph to about so many nodes")
-    parser.add_argument("--no-charts", action="store_true", help="leave them to benchmarks.queue_runs.queue_plots")
     parser.add_argument("--quick", action="store_true", help="tiny graphs, few tasks and epochs")
     args = parser.parse_args()
     if args.quick:
@@ -353,13 +298,12 @@ def main() -> None:
         if graphs is None:
             return
         chosen = listed(args.modes)
-        if "pyg" in chosen:
-            run_pyg("pyg", names, recorder, graphs, args, idle)
-        if left_to_run(recorder, names, [mode for mode in chosen if mode not in PYG]):
+        if PYG in chosen:
+            run_pyg(names, recorder, graphs, args, idle)
+        if left_to_run(recorder, names, [mode for mode in chosen if mode != PYG]):
             run_weft(folder, names, chosen, recorder, graphs, args, idle)
-        if "pyg_mps" in chosen:
-            run_pyg("pyg_mps", names, recorder, graphs, args, idle)
-        finish(recorder, args, names)
+        add_simulations(recorder.cells, names)
+        recorder.save()
     print_tables(recorder.cells, names)
 
 

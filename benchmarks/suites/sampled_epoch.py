@@ -13,7 +13,6 @@ steps per epoch); whole epochs, without evaluation, after one that compiles and 
     stages           on a CPU: one after another, and overlapped
     pyg              PyG's GraphSAGE, eager, on the local subgraphs of the same sampler
     papers100M       the shape of ogbn-papers100M within 40 GiB of the GPU, placed as planned
-    programs         (a part of its own) host, pipelined, with gathers by fewer programs than usual
 
 ``busy`` is the share of the time in which a kernel runs (torch's profiler, some steps after the timed epoch);
 ``predicted`` is what ``weft.plan`` says beside what was measured. ``--quick`` leaves out what is not asked for most.
@@ -23,34 +22,72 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.harness.busy import profile
 from benchmarks.harness.graphs import fresh, full_name, make_graph
+from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
-from benchmarks.harness.sampled_ratios import ratios
-from benchmarks.harness.timing import Memory, synchronize
-from benchmarks.suites import sampled_papers
-from weft.batches.sampled import Sampling
+from benchmarks.harness.timing import Memory, profile, synchronize
+from weft.batches.placing import place_graph
+from weft.batches.sampled import Sampling, source_for
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import WeftError
+from weft.core.host_memory import free_host_bytes
 from weft.core.placement import Placement, on_device
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.core.units import parse_bytes
+from weft.engine.machine import machine_with
+from weft.engine.memory_budget import memory_cap
 from weft.engine.plan import plan as make_plan
 from weft.graph.graph import Graph
-from weft.ops.sampling import gather_rows_triton
 from weft.runtime.device.process import matmul_precision
 from weft.runtime.group import GroupRun
+
+Cell = dict[str, Any]
+PLAIN = {"tasks": 1, "precision": "fp32"}
+PIPELINED = {"case": "host, pipelined"}
+ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("without CUDA graphs over pipelined", {"case": "host, stages without CUDA graphs"}, PIPELINED),
+    ("serial over pipelined", {"case": "host, serial"}, PIPELINED),
+    ("serial over cached, pipelined", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
+    ("PyG over Weft, all on the GPU", {"case": "eager"}, {"case": "gpu"}),
+    *(
+        (
+            f"8 tasks over one, {kind}",
+            {"case": "gpu", "tasks": 8, "precision": kind},
+            {"case": "gpu", "precision": kind},
+        )
+        for kind in ("fp32", "tf32", "bf16")
+    ),
+    ("8 tasks over one, host, pipelined", {**PIPELINED, "tasks": 8}, PIPELINED),
+]
+
+
+def ratios(cells: Sequence[Cell]) -> Iterator[tuple[str, float]]:
+    """What is compared, and how many times as long an epoch takes; of one run each, where cells are of several."""
+    for words, *sides in ASKED:
+        upper, lower = (_found(cells, {**PLAIN, **wanted}) for wanted in sides)
+        if upper is not None and lower is not None and upper.get("run") == lower.get("run"):
+            yield words, upper["epoch_seconds"] / lower["epoch_seconds"]
+
+
+def _found(cells: Sequence[Cell], wanted: dict[str, Any]) -> Cell | None:
+    good = (cell for cell in cells if cell.get("status", "ok") == "ok")
+    return next((cell for cell in good if all(cell.get(key) == value for key, value in wanted.items())), None)
+
 
 SHAPE_PARTS = {"papers100m": "papers"}
 MOST_EPOCHS = 200  # more than are trained: nothing is evaluated
 PROFILED = 24  # steps
+WARMUP = 10  # steps of papers100M that are not timed
 CACHED = 0.4  # share of the features' bytes, of a cache
 
 
@@ -137,7 +174,10 @@ def measure(graph: Graph, case: Case, args: Namespace) -> dict[str, Any]:
         run.advance(1)
         synchronize(device)
         first = time.perf_counter() - begin
-        seconds = timed_epochs(run, device, args.epochs)
+        begin = time.perf_counter()
+        run.advance(args.epochs)
+        synchronize(device)
+        seconds = (time.perf_counter() - begin) / args.epochs
         source, members = run.stacks[0].source, case.tasks
         busy = profile(lambda: some_steps(run, PROFILED), PROFILED) if case.profiled and device.type == "cuda" else {}
         steps = source.steps_per_epoch
@@ -149,7 +189,9 @@ def measure(graph: Graph, case: Case, args: Namespace) -> dict[str, Any]:
             "steps_per_epoch": steps,
             "recorded": run.recorded,
             "peak_gb": memory.peak_gb(),
-            "stages": stages_of(source),
+            "stages": {  # milliseconds per item, by their host threads
+                one.name: round(1e3 * one.busy_seconds / one.items, 4) for one in source.pipeline.reports if one.items
+            },
             **source.reads(),
             **busy,
             **predicted(case, args),
@@ -157,24 +199,10 @@ def measure(graph: Graph, case: Case, args: Namespace) -> dict[str, Any]:
         }
 
 
-def timed_epochs(run: GroupRun, device: torch.device, epochs: int) -> float:
-    """Mean seconds of an epoch."""
-    synchronize(device)
-    begin = time.perf_counter()
-    run.advance(epochs)
-    synchronize(device)
-    return (time.perf_counter() - begin) / epochs
-
-
 def some_steps(run: GroupRun, steps: int) -> None:
     """Train ``steps`` steps of the next epoch, or the whole of it if it has fewer."""
     left = iter(range(steps - 1))
     run.advance(1, lambda: next(left, None) is None)
-
-
-def stages_of(source: Any) -> dict[str, float]:
-    """Milliseconds per item of stages that have run, by their host threads."""
-    return {one.name: round(1e3 * one.busy_seconds / one.items, 4) for one in source.pipeline.reports if one.items}
 
 
 def predicted(case: Case, args: Namespace) -> dict[str, Any]:
@@ -215,7 +243,8 @@ def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
     for _ in range(2):  # the first time warms up
         synchronize(device)
         begin = time.perf_counter()
-        for local in _some(sampler, order, steps):
+        for seeds in islice(order.epoch(0), steps):
+            local = sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
             optimizer.zero_grad()
             logits = model(graph.x[local.nodes.long()], local.edge_index)[: local.num_seeds]
             F.cross_entropy(logits, graph.y[local.seeds.long()]).backward()
@@ -228,11 +257,93 @@ def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
     return {"epoch_seconds": round(step * len(order), 4), "ms": ms, "ms_per_task": ms, **about}
 
 
-def _some(sampler: NeighbourSampler, order: SeedOrder, steps: int) -> Iterator[Any]:
-    for place, seeds in enumerate(order.epoch(0)):
-        if place == steps:
-            return
-        yield sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
+# ---- papers100M --------------------------------------------------------------------------------------
+
+
+def run_papers(recorder: Recorder, args: Namespace) -> None:
+    """The shape of papers100M, placed as planned within the budget."""
+    scale = fitting_scale(args.papers_scale)
+    if scale < args.papers_scale:
+        recorder.say(
+            f"papers100M: host memory is short ({free_host_bytes() / 2**30:.0f} GiB), so {scale:g} of the shape"
+        )
+    begin = recorder.elapsed
+    graph = recorder.prepare(f"graph {PAPERS} x {scale:g}", lambda: papers_graph(recorder.device, scale))
+    if graph is None and recorder.elapsed - begin < args.papers_seconds:
+        scale = args.papers_scale / 2
+        recorder.say("papers100M: it could not be made as a whole, so half of the shape")
+        graph = recorder.prepare(f"graph {PAPERS} x {scale:g}", lambda: papers_graph(recorder.device, scale))
+    if graph is None:
+        return
+    within, about = f"within {args.papers_budget}", {"tasks": 1, "precision": "fp32", "side": "weft"}
+    key = {"shape": f"{PAPERS} x {scale:g}", **about}
+    by_gpu = {**key, "case": f"{within}, as planned, by the GPU"}
+    recorder.cell(by_gpu, lambda: measure_papers(graph, recorder.device, args))
+
+
+def measure_papers(graph: Graph, device: torch.device, args: Namespace) -> dict[str, Any]:
+    """Seconds of steps, extrapolated to an epoch, within the budget; memory as predicted and as taken."""
+    budget = parse_bytes(args.papers_budget)
+    (task,) = tasks_of(graph, 1, args)
+    report = make_plan(task, machine=args.machine, budget=budget)
+    group = report.groups[0]
+    plan: Plan = group.plan
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    with memory_cap(device, machine_with(device), budget) if gpu else nullcontext():
+        begin = time.perf_counter()
+        # Edges that a plan keeps in host memory leave the device.
+        graph.adj = place_graph(graph, plan.places, device).adj
+        run = GroupRun([task], graph, plan, device, make_source=source_for(task, plan))
+        made = time.perf_counter() - begin
+        source = run.stacks[0].source
+        steps = min(args.papers_steps, source.steps_per_epoch - WARMUP - 1)
+        clock = _Clock(device, steps)
+        run.advance(1, clock.stop)
+    step = clock.seconds / steps
+    places = plan.places
+    return {
+        "epoch_seconds": round(step * source.steps_per_epoch, 3),
+        "ms": round(1e3 * step, 4),
+        "ms_per_task": round(1e3 * step, 4),
+        "steps": steps,
+        "steps_per_epoch": source.steps_per_epoch,
+        "extrapolated": True,
+        "set_up_seconds": round(made, 2),
+        "peak_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 3) if gpu else None,
+        "predicted_gb": round(group.cost.total_bytes / 1e9, 3),
+        "predicted_seconds": round(group.cost.epoch_seconds, 3),
+        "features": places.features,
+        "topology": places.topology,
+        "cache_gb": round(places.cache_bytes / 1e9, 3),
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "recorded": run.recorded,
+        **source.reads(),
+        "why": list(plan.why),
+        "notes": run.notes,
+    }
+
+
+class _Clock:
+    """``stop()`` after every step: reads the clock after some steps and after ``steps`` more, then ends."""
+
+    def __init__(self, device: torch.device, steps: int) -> None:
+        self._device, self._end, self._done = device, WARMUP + steps, 0
+        self._since, self.seconds = 0.0, 0.0
+
+    def stop(self) -> bool:
+        """Whether enough has been timed."""
+        self._done += 1
+        if self._done == WARMUP:
+            synchronize(self._device)
+            self._since = time.perf_counter()
+        elif self._done == self._end:
+            synchronize(self._device)
+            self.seconds = time.perf_counter() - self._since
+        return self._done >= self._end
 
 
 # ---- cells -------------------------------------------------------------------------------------------
@@ -242,11 +353,11 @@ def run_all(recorder: Recorder, args: Namespace) -> None:
     """Every part in the order in which they are named, each within its share of the time."""
     for part in listed(args.parts):
         if part == "papers":
-            sampled_papers.run_all(recorder, args, tasks_of)
+            run_papers(recorder, args)
             continue
         graph = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale))
         if graph is not None:
-            {"products": run_products, "programs": run_programs}[part](recorder, graph, args)
+            run_products(recorder, graph, args)
         del graph
 
 
@@ -265,18 +376,6 @@ def run_case(recorder: Recorder, graph: Graph, case: Case, args: Namespace, begi
     """One cell."""
     key = {"shape": args.shape, "case": case.name, "tasks": case.tasks, "precision": case.precision, "side": "weft"}
     recorder.cell(key, within(recorder, begin, args, lambda: measure(fresh(graph), case, args)))
-
-
-def run_programs(recorder: Recorder, graph: Graph, args: Namespace) -> None:
-    """Gathers over PCIe beside training by fewer programs: fewer reads in flight leave training more of the memory."""
-    begin, usual = recorder.elapsed, gather_rows_triton.BESIDE
-    try:
-        for programs in (int(text) for text in listed(args.programs)):
-            gather_rows_triton.BESIDE = programs
-            case = Case(f"host, pipelined, {programs} programs", Placement("host", overlap=True))
-            run_case(recorder, graph, case, args, begin)
-    finally:
-        gather_rows_triton.BESIDE = usual
 
 
 def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[], dict[str, Any]]) -> Any:
@@ -314,9 +413,8 @@ def print_report(recorder: Recorder) -> None:
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="", help="of products, papers, programs, in this order")
+    parser.add_argument("--parts", default="", help="of products, papers, in this order")
     parser.add_argument("--shapes", default="", help="the same by the names of shapes: products, papers100M")
-    parser.add_argument("--programs", default="96,48,24,12,6", help="of gathers, in the part of that name")
     parser.add_argument("--shape", default="products")
     parser.add_argument("--quick", action="store_true", help="leave out what is not asked for most")
     parser.add_argument(
@@ -334,7 +432,6 @@ def arguments() -> Namespace:
     parser.add_argument("--papers-scale", type=float, default=1.0)
     parser.add_argument("--papers-budget", default="40GiB")
     parser.add_argument("--papers-steps", type=int, default=300, help="timed, extrapolated to an epoch")
-    parser.add_argument("--papers-batches", type=int, default=120, help="of the divided case, extrapolated")
     parser.add_argument("--papers-seconds", type=float, default=70.0, help="that making the graph may take")
     args = parser.parse_args()
     named = ",".join(SHAPE_PARTS.get(shape.lower(), shape) for shape in listed(args.shapes))

@@ -210,35 +210,6 @@ def cpu_batches(adj: Adjacency, workers: int, expand: str, args: Namespace) -> d
             "input_nodes": nodes // args.batches}  # fmt: skip
 
 
-def pyg_batches(adj: Adjacency, args: Namespace) -> dict[str, Any]:
-    """The same batches by PyG's ``NeighborLoader`` in one process, ids only; the first two are not timed."""
-    try:
-        from torch_geometric.data import Data
-        from torch_geometric.loader import NeighborLoader
-        from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
-    except ImportError as error:
-        raise NotHere("needs torch_geometric") from error
-    if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
-        raise NotHere("PyG's NeighborLoader needs pyg-lib or torch-sparse")
-    data = Data(edge_index=torch.stack([adj.indices.long(), adj.rows().long()]), num_nodes=adj.num_rows)
-    loader = NeighborLoader(data, num_neighbors=FANOUTS, batch_size=1024, is_sorted=True)
-    times, edges, nodes = [], 0, 0
-    for number in range(args.batches):
-        seeds = cpu_seeds(adj, number).long()
-        start = perf_counter()
-        found = loader(seeds)
-        times.append(perf_counter() - start)
-        edges, nodes = edges + found.num_edges, nodes + found.num_nodes
-    seconds = sum(times[2:]) / max(len(times[2:]), 1)
-    return {"ms": round(seconds * 1e3, 3), "mega_edges_s": round(edges / len(times) / seconds / 1e6, 2),
-            "input_nodes": nodes // len(times)}  # fmt: skip
-
-
-def on_cpu(adj: Adjacency) -> Adjacency:
-    """The structure in host memory."""
-    return Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
-
-
 def run(recorder: Recorder, args: Namespace) -> None:
     """All cells of one shape."""
     adj = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale).adj)
@@ -276,14 +247,12 @@ def gathers(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
 
 
 def cpu_sides(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
-    """Batches by the CPU, and by PyG."""
-    host = on_cpu(adj)
+    """Batches by the CPU."""
+    host = Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
     for work, expand in (("three hops", "all"), ("local subgraph", "new")):
         for workers in dict.fromkeys((1, torch.get_num_threads())):
             key = {"work": work, "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
             recorder.cell(key, partial(cpu_batches, host, workers, expand, args))
-    key = {"work": "local subgraph", "seeds": 1024, "fanout": "15,10,5", "side": "PyG NeighborLoader"}
-    recorder.cell(key, partial(pyg_batches, host, args))
 
 
 def print_report(recorder: Recorder) -> None:

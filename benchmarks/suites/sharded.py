@@ -9,7 +9,7 @@ all remote rows, or a gather of those that are needed; and against ``streamed ap
 Beside it what the roofline predicts. Then the schedules of pieces (``weft.ops.sharded.sharded_spmm``), of which
 ``fetch_first`` is ``pipelined`` without interleaving; rows left whole against rows in pieces; forward passes of a GCN
 (2 layers of 16) and a GIN (5 of 64); how long a partition takes and how even it is; the path of the tuner's search on
-the first shape; the streamed kernel with other numbers of tiles. All shapes have their streamed cells before any has
+the first shape. All shapes have their streamed cells before any has
 the others. The last table says of every goal whether it is reached.
 
     python -m benchmarks.suites.sharded --budget-seconds 120 --out sharded.json
@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -29,27 +29,238 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.half_graph import FLOAT, HalfOfAGraph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
-from benchmarks.harness.sharded_verdicts import (
-    COPIED,
-    FETCHED,
-    GATHERED,
-    HEADER,
-    PIPELINED,
-    STREAMED,
-    STREAMED_APART,
-    WHOLE_ROWS,
-    verdicts,
-)
-from benchmarks.harness.timing import time_until
-from weft.dist.partition import count_remote, neighbour_pieces, own_rows, split_edges
+from benchmarks.harness.timing import synchronize, time_calls, time_until
+from weft import ops
+from weft.dist.partition import count_remote, halo_of, neighbour_pieces, own_rows, split_edges, to_block
+from weft.dist.shard_csr import shard_csr, tiled_csr
+from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
 from weft.graph.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sharded.shard import ShardedLaunch
-from weft.ops.sharded.sharded_spmm import PER_EDGE
-from weft.planner.kernel_tuner import KernelConfig, search_for
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table, pipelined_seconds
+from weft.ops.sharded.sharded_spmm import PER_EDGE, sharded_spmm_triton
+from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
+from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
 from weft.planner.partition import split_by_edges
+
+FLOAT = 4
+
+
+class HalfOfAGraph:
+    """The rows of rank 0 and what it reads of rank 1; ``seconds``: of cutting the graph, on its device."""
+
+    def __init__(self, adj: Adjacency, link: str) -> None:
+        self.device = adj.device
+        begin = time.perf_counter()
+        self.bounds = split_by_edges(adj.indptr.cpu().numpy(), 2).bounds
+        self.high, self.nodes = self.bounds[1], adj.num_rows
+        self.indptr, self.columns, _, _ = own_rows(adj, 0, self.high)
+        self.halo = halo_of(self.columns, 0, self.high).long()
+        block = to_block(self.columns, self.halo.int(), 0, self.high)
+        synchronize(self.device)
+        self.seconds = time.perf_counter() - begin
+        self.halo_rows = self.halo - self.high  # on rank 1
+        self.block = Adjacency(self.indptr, block, self.high + self.halo.numel())
+        self.whole = Adjacency(self.indptr, self.columns, self.nodes)
+        self.remote_edges = int((self.columns >= self.high).sum())
+        self._pinned, self._speeds, self._far = link == "pinned", dict[int, float](), dict[int, Tensor]()
+        self._csrs, self._rows = dict[tuple[int, int], ShardedCSR](), dict[int, tuple[Tensor, Tensor]]()
+        self._tiled = dict[int, TiledCSR]()
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of remote rows, as training cuts them."""
+        return min(MOST_CHUNKS, max(1, self.halo.numel() // CHUNK_ROWS))
+
+    def shape(self, features: int) -> KernelShape:
+        """For the tuner."""
+        return KernelShape(features, self.columns.numel() - self.remote_edges, self.remote_edges, self.high)
+
+    def csr(self, ps: int, chunks: int) -> ShardedCSR:
+        """The edges in pieces of ``ps``; the last one is kept."""
+        if (ps, chunks) not in self._csrs:
+            self._csrs = {(ps, chunks): shard_csr(self.indptr, self.columns, self.bounds, 0, ps, chunks=chunks)}
+        return self._csrs[ps, chunks]
+
+    def rows(self, features: int) -> tuple[Tensor, Tensor]:
+        """Own rows on the device, and those of rank 1 where they lie; the last ones are kept.
+
+        Own rows are the first of a matrix with room for all of rank 1, so that fetching them moves nothing else.
+        """
+        if features not in self._rows:
+            near = torch.randn(self.nodes, features, device=self.device)[: self.high]
+            self._rows = {features: (near, self.far(features))}
+        return self._rows[features]
+
+    def _with_room(self, near: Tensor, more: int) -> Tensor:
+        """``near`` with room for ``more`` rows below it: where it lies if there is room, else a copy."""
+        size = (near.shape[0] + more, near.shape[1])
+        if near.untyped_storage().nbytes() >= size[0] * size[1] * FLOAT:
+            return near.as_strided(size, (size[1], 1))
+        rows = torch.empty(size, device=self.device)
+        rows[: near.shape[0]].copy_(near)
+        return rows
+
+    def far(self, features: int) -> Tensor:
+        """Rows of rank 1 where they lie; kept."""
+        if features not in self._far:
+            rows = torch.randn(self.nodes - self.high, features, device=self.device)
+            self._far[features] = torch.empty(rows.shape, pin_memory=True).copy_(rows) if self._pinned else rows
+        return self._far[features]
+
+    def sharded(self, near: Tensor, far: Tensor, launch: ShardedLaunch, schedule: str) -> Tensor:
+        """Weft's aggregation by one of its schedules."""
+        table, counts = address_table([near, far], self.device)
+        csr = self.csr(launch.ps, self.chunks)
+        return sharded_spmm_triton(near, table, counts, csr, None, launch, schedule)
+
+    def tiled(self, tiles: int = 0) -> TiledCSR:
+        """The edges by tile of remote rows; ``tiles``: how many, 0 for as many as training takes. All are kept."""
+        if tiles not in self._tiled:
+            self._tiled[tiles] = tiled_csr(self.indptr, self.columns, self.bounds, 0, tiles=tiles or None)
+        return self._tiled[tiles]
+
+    def streamed(self, near: Tensor, far: Tensor, overlap: bool = True) -> Tensor:
+        """Weft's aggregation while remote rows arrive, tile by tile.
+
+        Without ``overlap`` one after another, in one tile: what suits a schedule that waits for all of them.
+        """
+        return streamed_spmm_triton(near, [near, far], self.tiled(0 if overlap else 1), None, overlap)
+
+    def predicted_ms(self, features: int, near: Tensor) -> float:
+        """Of the streamed aggregation, from the link's speed and from sums over rows that are on the device."""
+        csr, total = self.tiled(), torch.empty(1, self.high, features, device=self.device)
+        staged = [torch.empty(1, tile.rows, features, device=self.device) for tile in csr.tiles]
+        local = _ms(lambda: spmm_triton(near[None], None, None, None, csr.local, out=total), self.device)
+        sums = [
+            _ms(lambda t=tile, x=rows: spmm_triton(x, None, None, None, t.csr, out=total, add=True), self.device)
+            for tile, rows in zip(csr.tiles, staged, strict=True)
+        ]
+        link = csr.staged_rows * features * FLOAT / self.link_speed(features) / 1e6
+        return pipelined_seconds(link, local, sums, [tile.rows / max(csr.staged_rows, 1) for tile in csr.tiles])
+
+    def gathered(self, near: Tensor, far: Tensor) -> Tensor:
+        """Fetch, then aggregate: the remote rows that are needed, by the gather of sampled training, then SpMM."""
+        rows = self._with_room(near, self.halo.numel())
+        gather_rows_triton(far, self.halo_rows, rows[self.high :])
+        return ops.spmm(self.block, rows)
+
+    def copied(self, near: Tensor, far: Tensor) -> Tensor:
+        """Fetch, then aggregate: all rows of rank 1 by one copy to where SpMM reads them, then SpMM."""
+        rows = self._with_room(near, far.shape[0])
+        rows[self.high :].copy_(far, non_blocking=True)
+        return ops.spmm(self.whole, rows)
+
+    def forward_pass(
+        self, widths: Sequence[int], aggregate_first: bool, aggregate: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[], Tensor]:
+        """A forward pass of rank 0 over layers of ``widths``: products on its rows, aggregations over the link.
+
+        A GCN multiplies first and aggregates the narrower rows; a GIN aggregates first. What rank 1 would have computed
+        is random numbers of the same size, where it lies. Own rows are new in every layer: fetching first copies them
+        to where SpMM reads all rows, about 2 % of its time.
+        """
+        weights = [torch.randn(a, b, device=self.device) / a**0.5 for a, b in itertools.pairwise(widths)]
+        far = {width: self.far(width) for width in (widths[:-1] if aggregate_first else widths[1:])}
+        x = torch.randn(self.high, widths[0], device=self.device)
+
+        def run() -> Tensor:
+            h = x
+            for place, weight in enumerate(weights, 1):
+                h = h + aggregate(h, far[h.shape[1]]) if aggregate_first else h
+                h = h @ weight
+                h = h if aggregate_first else aggregate(h, far[h.shape[1]])
+                h = h.relu() if place < len(weights) else h
+            return h
+
+        return run
+
+    def link_speed(self, features: int) -> float:
+        """GB/s of one large copy from where remote rows lie."""
+        if features not in self._speeds:
+            far = self.rows(features)[1]
+            target = torch.empty(far.shape, device=self.device)
+            took = time_calls(lambda: target.copy_(far, non_blocking=True), self.device, warmup=1, repeats=5)
+            self._speeds[features] = far.numel() * FLOAT / took.ms / 1e6
+        return self._speeds[features]
+
+
+def _ms(call: Callable[[], Any], device: torch.device) -> float:
+    return time_calls(call, device, warmup=1, repeats=5).ms
+
+
+Cell = dict[str, Any]
+COPIED, GATHERED = "copy all, then spmm", "gather, then spmm"
+FETCHED = (COPIED, GATHERED)
+STREAMED, STREAMED_APART = "streamed", "streamed apart"
+PIPELINED, WHOLE_ROWS = "pipelined", "rows whole"
+OVER_FETCHING, OVER_APART = 1.5, 1.2
+HEADER = ("goal", "wanted", "found", "verdict")
+
+
+def milliseconds(cells: Iterable[Cell], sides: Sequence[str], **about: Any) -> float | None:
+    """Of the fastest of ``sides`` that was measured."""
+    found = [find(cells, **about, side=side) for side in sides]
+    return min((cell["ms"] for cell in found if cell is not None), default=None)
+
+
+def gain(cells: Iterable[Cell], sides: Sequence[str], **about: Any) -> float | None:
+    """How many times as long as the streamed kernel the fastest of ``sides`` takes."""
+    here, other = milliseconds(cells, [STREAMED], **about), milliseconds(cells, sides, **about)
+    return None if here is None or other is None else other / here
+
+
+def most_gain(cells: Iterable[Cell], **about: Any) -> float | None:
+    """What hiding all of the link behind sums, or all sums behind the link, would gain over fetching first."""
+    cell = find(cells, **about, side=COPIED)
+    if cell is None:
+        return None
+    link = cell["link_mb"] / cell["copy_gb_s"]
+    return float(cell["ms"] / max(link, cell["ms"] - link))
+
+
+def verdicts(cells: list[Cell], shapes: Sequence[str], widths: Sequence[int], models: Sequence[str]) -> list[Any]:
+    """The rows of the table under :data:`HEADER`."""
+    grid = [{"shape": shape, "features": width} for shape, width in itertools.product(shapes, widths)]
+    bounds = {_name(about): most_gain(cells, **about) for about in grid}
+    rows = [
+        _row(f"against fetching first, {name}", OVER_FETCHING, gain(cells, FETCHED, **about), bounds[name])
+        for about in grid
+        for name in [_name(about)]
+    ]
+    apart = {_name(about): gain(cells, [STREAMED_APART], **about) for about in grid}
+    rows.append(_all_of("against no interleaving, all of them", OVER_APART, apart))
+    for model in models:
+        found = [gain(cells, FETCHED, shape=shape, model=model) for shape in shapes]
+        known = [one for one in found if one is not None]
+        words = f"{min(known):.2f} to {max(known):.2f}x" if known else "-"
+        about = (f"forward pass against fetching first, {model}", "a figure", words)
+        rows.append((*about, "measured" if known else "not measured"))
+    return rows
+
+
+def _name(about: dict[str, Any]) -> str:
+    return " ".join(str(value) for value in about.values())
+
+
+def _row(goal: str, wanted: float, found: float | None, most: float | None = None) -> tuple[str, ...]:
+    if found is None:
+        return goal, f">= {wanted}x", "-", "not measured"
+    within = "" if most is None else f" of at most {most:.2f}x"
+    return goal, f">= {wanted}x", f"{found:.2f}x{within}", "pass" if found >= wanted else "miss"
+
+
+def _all_of(goal: str, wanted: float, found: dict[str, float | None]) -> tuple[str, ...]:
+    """One line of many cells: how many reach ``wanted``, and the one that is furthest from it."""
+    known = {name: value for name, value in found.items() if value is not None}
+    if not known:
+        return goal, f">= {wanted}x", "-", "not measured"
+    least, good = min(known, key=lambda name: known[name]), sum(value >= wanted for value in known.values())
+    words = f"{good} of {len(found)}; least {known[least]:.2f}x ({least})"
+    return goal, f">= {wanted}x", words, "pass" if good == len(found) else "miss"
+
 
 APART = "fetch_first"
 MODELS = {"gcn 2x16": (2, 16), "gin 5x64": (5, 64)}
@@ -65,8 +276,6 @@ def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[T
     """The aggregation of own and remote rows, by name."""
     plain = {COPIED: half.copied, GATHERED: half.gathered, STREAMED: half.streamed}
     plain[STREAMED_APART] = partial(half.streamed, overlap=False)
-    if side.endswith(" tiles"):
-        return partial(half.streamed, tiles=int(side.split()[-2]))
     return plain.get(side) or (lambda near, far: half.sharded(near, far, launch, side))
 
 
@@ -171,7 +380,7 @@ def main() -> None:
     """Run everything, print tables."""
     args = _arguments()
     recorder = Recorder("sharded", args)
-    for cells in (_streamed_cells, _other_cells, _tile_cells):
+    for cells in (_streamed_cells, _other_cells):
         for shape in args.shapes:
             graph = recorder.prepare(f"graph {shape}", partial(make_graph, shape, recorder.device, args.scale))
             if graph is None:
@@ -219,14 +428,6 @@ def _other_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGrap
         recorder.cell({"shape": shape, "features": features, "side": WHOLE_ROWS}, work, free=False)
 
 
-def _tile_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGraph, args: Namespace) -> None:
-    """The streamed kernel with other numbers of tiles, to choose them by."""
-    for features, tiles in itertools.product(args.features, args.tiles):
-        side = f"streamed, {tiles} tiles"
-        work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
-        recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
-
-
 def _arguments() -> Namespace:
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=listed, default=["products", "orkut", "reddit", "enwiki", "ogbn-proteins"])
@@ -234,7 +435,6 @@ def _arguments() -> Namespace:
     parser.add_argument("--features", type=lambda text: [int(word) for word in listed(text)], default=[16, 64])
     parser.add_argument("--per-edge", type=int, default=16, help="schedules that read per edge: up to this width")
     parser.add_argument("--link", choices=("pinned", "device"), default="pinned")
-    parser.add_argument("--tiles", type=lambda text: [int(word) for word in listed(text)], default=[2, 4, 8])
     parser.add_argument("--ps", type=int, default=16)
     parser.add_argument("--dist", type=int, default=2)
     parser.add_argument("--warps", type=int, default=4)
@@ -268,15 +468,7 @@ def _summary(recorder: Recorder, args: Namespace) -> None:
 
 
 def _print_others(cells: list[dict[str, Any]], args: Namespace) -> None:
-    """Numbers of tiles, partitions and the tuner's path."""
-    sides = [STREAMED, *(f"streamed, {tiles} tiles" for tiles in args.tiles)]
-    print_table(
-        ("shape", "F", *(f"{side} ms" for side in sides)),
-        [
-            (shape, width, *((find(cells, shape=shape, features=width, side=side) or {}).get("ms") for side in sides))
-            for shape, width in itertools.product(args.shapes, args.features)
-        ],
-    )
+    """Partitions and the tuner's path."""
     for shape in args.shapes:
         parts = [find(cells, shape=shape, side=f"partition on {where}") for where in ("device", "host")]
         print(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.baselines import epochs
-from benchmarks.baselines.cusparse_models import SparseGNN, SparseGraph
+from benchmarks.baselines.cusparse import SparseGNN, SparseGraph
 from benchmarks.baselines.epochs import Setting, cusparse_epoch, pyg_epoch, pyg_inputs, pyg_model
 from weft.graph.generate import citation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import Namespace
@@ -10,12 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.baselines import mps
+from benchmarks.baselines import processes
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.recorder import NotHere
-from benchmarks.suites import heterogeneous, sweep, whole_runs
-from weft.core.spec_file import read_spec
-from weft.core.task import Task
+from benchmarks.suites import heterogeneous, never_slower, sweep
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -108,19 +107,19 @@ def test_a_worker_that_fails_says_why(graph, monkeypatch):
 
 
 def test_no_service_is_a_note_and_no_crash(graph, monkeypatch):
-    monkeypatch.setattr(heterogeneous.mps, "available", lambda: False)
+    monkeypatch.setattr(heterogeneous.processes, "available", lambda: False)
     with pytest.raises(NotHere, match="is not installed"):
         heterogeneous.measure("mps", "depths", graph, options())
 
 
 def test_the_service_is_started_and_ended_in_folders_of_its_own(tmp_path, monkeypatch):
     log = tmp_path / "log"
-    control = tmp_path / mps.CONTROL
+    control = tmp_path / processes.CONTROL
     control.write_text(f'#!/bin/sh\necho $CUDA_MPS_PIPE_DIRECTORY "$@" $(test "$1" || cat) >> {log}\n')
     control.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert mps.available()
-    with mps.service() as env:
+    assert processes.available()
+    with processes.service() as env:
         pipe = Path(env["CUDA_MPS_PIPE_DIRECTORY"])
         assert pipe.is_dir()
         assert Path(env["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
@@ -128,66 +127,23 @@ def test_the_service_is_started_and_ended_in_folders_of_its_own(tmp_path, monkey
     assert not pipe.exists()
 
 
-def test_analysis_is_a_share_of_training():
-    cell = {"case": "ten", "status": "ok", "planning_seconds": 0.1, "matching_seconds": 0.5}
-    cells = [
-        {**cell, "side": "woven", "ms": 10.0, "preparing_seconds": 1.5},
-        {**cell, "side": "sequence", "ms": 30.0, "preparing_seconds": 1.0},
-    ]
-    found = heterogeneous.analysis(cells, "ten", 1000)
-    assert found["seconds"] == pytest.approx(0.6)
-    assert found["share"] == pytest.approx(0.6 / 10.6)
-    enough = found["epochs_until_half_a_percent"]
-    assert heterogeneous.analysis(cells, "ten", enough)["share"] == pytest.approx(0.005, rel=1e-3)
-    assert heterogeneous.analysis(cells[:1], "ten", 1000) is None
-
-
 # ---- whole runs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", whole_runs.RUNS)
-def test_whole_runs_are_told_by_their_parts(side, graph):
-    settings = heterogeneous.settings_of("depths", 8)
-    found = whole_runs.measure_runs(side, settings, graph, torch.device("cpu"), 2, repeats=1)
-    parts = {part: found[f"{part}_seconds"] for part in (*whole_runs.PARTS, "other")}
-    assert min(parts.values()) >= 0
-    assert sum(parts.values()) == pytest.approx(found["seconds"])
-    assert all(parts[part] > 0 for part in ("planning", "building", "training"))
-    assert (parts["matching"] > 0) == (side == "run_woven")
-    assert 0 < found["analysis_share"] < 1
+@pytest.mark.parametrize("side", heterogeneous.RUNS)
+def test_whole_runs_are_measured(side, graph):
+    args = Namespace(hidden=8, evaluate_every=None, run_repeats=1)
+    found = heterogeneous.measure_runs(side, "depths", graph, torch.device("cpu"), 2, args)
+    assert found["seconds"] > 0
     expected = {"runs": ["1 solo"] * 4, "run": ["2 stacked", "1 solo", "1 solo"], "run_woven": ["4 woven"]}
     assert found["groups"] == expected[side]
 
 
-def test_whole_runs_train_the_same(graph):
-    settings = whole_runs.lasting(heterogeneous.settings_of("depths", 8), 3, None)
-    with whole_runs.own_home():
-        cpu = torch.device("cpu")
-        apart, joined = (whole_runs.one_pass(side, settings, graph, cpu)["losses"] for side in ("runs", "run"))
-    assert apart == pytest.approx(joined, rel=1e-5)
-
-
-def test_a_run_that_ends_badly_is_no_measurement(graph, monkeypatch):
-    settings = whole_runs.lasting(heterogeneous.settings_of("depths", 8), 3, None)
+def test_a_run_that_ends_badly_is_no_measurement(graph):
+    settings = [{**one, "epochs": 3, "eval_every": 3} for one in heterogeneous.settings_of("depths", 8)]
     settings[1]["lr"] = 1e30
-    with whole_runs.own_home(), pytest.raises(RuntimeError, match="diverged"):
-        whole_runs.train("run", settings, graph, torch.device("cpu"))
-
-
-def test_the_command_is_given_the_same_tasks(tmp_path):
-    settings = whole_runs.lasting(heterogeneous.settings_of("ten", 8), 7, 2)
-    sweep_file = whole_runs.write_spec(tmp_path / "all.toml", settings)
-    sweep_tasks = read_spec(sweep_file).tasks()
-    task = read_spec(whole_runs.write_spec(tmp_path / "one.toml", settings[-1:]))
-    assert [one.with_values(graph="g") for one in sweep_tasks] == [Task(graph="g", **one) for one in settings]
-    assert task == sweep_tasks[-1]
-
-
-def test_whole_runs_through_the_command(graph):
-    settings = heterogeneous.settings_of("depths", 8)[:1]
-    found = whole_runs.measure_shells("shells", settings, graph, torch.device("cpu"), 2)
-    assert found["processes"] == 1
-    assert found["seconds"] > 0
+    with pytest.raises(RuntimeError, match="diverged"):
+        heterogeneous.train("run", settings, graph, torch.device("cpu"))
 
 
 def test_heterogeneous_from_the_shell(tmp_path, monkeypatch, capsys):
@@ -198,4 +154,28 @@ def test_heterogeneous_from_the_shell(tmp_path, monkeypatch, capsys):
     heterogeneous.main()
     printed = capsys.readouterr().out
     assert "| case   | epochs | runs s | run s" in printed
-    assert "| depths | 3      | run  | 2 stacked, 1 solo, 1 solo" in printed
+    assert "2 stacked, 1 solo, 1 solo" in printed
+
+
+# ---- users' modules ----------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_measured_against_its_tasks_in_turn(graph):
+    found = never_slower.measure("own-layernorm-gcn", graph, Namespace(tasks=2, runs=1))
+    assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=1e-2)
+    assert found["join"] in ("stacked", "in turn")
+    cells = [{"status": "ok", "graph": "g", "module": "m", **found}, {"status": "failed", "graph": "g", "module": "n"}]
+    assert never_slower.table(cells) == [["m", found["turn_over_sweep"]], ["n", None]]
+    assert found["rounds"] > 1 or found["spread"] == math.inf
+    assert never_slower.summary(cells)["missing"] == 1
+
+
+def test_what_was_not_measured_or_is_not_steady_has_not_passed():
+    well = {"status": "ok", "turn_over_sweep": 1.2, "spread": 0.01, "sweep_made_s": 2.0, "turn_made_s": 1.0}
+    assert never_slower.summary([well])["passed"]
+    for other in ({"status": "skipped"}, {**well, "turn_over_sweep": 0.94}, {**well, "spread": 0.1}):
+        assert not never_slower.summary([well, other])["passed"]
+    assert not never_slower.summary([])["passed"]
+    noisy, steady = {"turn": [1.0, 3.0], "sweep": [1.0, 1.0]}, {"turn": [2.0, 2.02], "sweep": [1.0, 1.0]}
+    assert never_slower.spread(noisy) > never_slower.STEADY > never_slower.spread(steady)
+    assert never_slower.spread({"turn": [1.0], "sweep": [1.0]}) == math.inf

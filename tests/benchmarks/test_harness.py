@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import signal
+import sys
 from argparse import Namespace
 
 import pytest
 import torch
 
 import weft
-from benchmarks.baselines.cusparse_models import edge_values
+from benchmarks.baselines.cusparse import edge_values
 from benchmarks.baselines.epochs import Setting
-from benchmarks.harness import traffic
 from benchmarks.harness.graphs import fresh, row_normalised
 from benchmarks.harness.recorder import NotHere, Recorder, find
-from benchmarks.harness.timing import Timing
-from benchmarks.suites import accuracy, converted, epoch, papers100m
-from benchmarks.suites.kernels import attention, row_orders, spmm, spmm_sweep
-from benchmarks.suites.on_cpu import cpu
+from benchmarks.harness.timing import Timing, compulsory_bytes, gathered_bytes
+from benchmarks.suites import accuracy, cpu, cpu_ops, epoch, spmm
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -84,22 +81,6 @@ def test_an_interrupted_benchmark_skips_the_rest_and_goes_on_to_its_table(work, 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(("left", "runs"), [(10.0, 3), (0.0, 1)])
-def test_a_converted_cell_has_the_note_of_the_run_that_it_gives_the_time_of(monkeypatch, left, runs):
-    taken = iter([20.0, 2.5, 21.0, 19.0, 20.0, 18.0])
-    told = {2.5: "converted: 3 GCNConv", 19.0: "not converted: slower", 18.0: "not converted: other numbers"}
-
-    def train(module, graph, side, args):
-        ms = next(taken)
-        return converted.Run(ms, [1.0, 0.5 if side == "kept" else 0.4], told.get(ms, ""))
-
-    monkeypatch.setattr(converted, "train", train)
-    cell = converted.measure("gcn-jk", None, Namespace(runs=3), lambda: left)
-    assert (cell["kept_ms"], cell["converted_ms"], cell["note"]) == (20.0, 2.5, "converted: 3 GCNConv")
-    assert [run["note"] for run in cell["each"]] == list(told.values())[:runs]
-    assert cell["apart"] == pytest.approx(0.2)
-
-
 def test_a_cell_that_this_machine_cannot_run_is_skipped(tmp_path):
     def work():
         raise NotHere("no such device")
@@ -121,12 +102,6 @@ def test_cells_that_went_well_are_not_run_again(tmp_path):
     assert [cell["ms"] for cell in saved] == [1.0, 2.0]
 
 
-def test_attention_table_has_every_side():
-    cells = [{"shape": "s", "model": "gat", "dropout": 0.0, "side": side, "status": "ok", "ms": 2.0, "peak_gb": 1.0}
-             for side in attention.SIDES]  # fmt: skip
-    assert len(attention.table(cells)[0]) == len(attention.HEADER)
-
-
 def test_timing_summarises():
     timing = Timing.of([3.0, 1.0, 2.0])
     assert (timing.ms, timing.best, timing.worst, timing.repeats) == (2.0, 1.0, 3.0, 3)
@@ -136,31 +111,84 @@ def test_timing_summarises():
 def test_bytes_of_spmm(graph):
     adj = graph.adj
     structure = 4 * (81 + adj.num_edges)
-    assert traffic.compulsory_bytes(adj, 8, 0) == structure + 4 * 8 * 160
-    assert traffic.gathered_bytes(adj, 8, 4) == structure + 4 + 4 * 8 * (adj.num_edges + 80)
+    assert compulsory_bytes(adj, 8, 0) == structure + 4 * 8 * 160
+    assert gathered_bytes(adj, 8, 4) == structure + 4 + 4 * 8 * (adj.num_edges + 80)
 
 
-@pytest.mark.parametrize("side", spmm.SIDES)
-def test_spmm_sides_are_exact(side, graph):
+@pytest.mark.parametrize(
+    ("side", "tasks"), [*((side, None) for side in spmm.SIDES), *((side, 3) for side in spmm.SIDES_OF_TASKS)]
+)
+def test_spmm_sides_are_exact(side, tasks, graph):
     matrix = graph.adj.gcn()
-    inputs = spmm.Inputs(matrix, edge_values(matrix), 5)
+    inputs = spmm.Inputs(matrix, edge_values(matrix), 5, tasks)
     found = spmm.measure_cell(side, inputs, None, 0.01)
     assert found["error"] < 1e-6
     assert found["ms"] > 0
+    if tasks:
+        assert found["ms_a_task"] == pytest.approx(found["ms"] / tasks, abs=1e-4)
+
+
+@pytest.mark.parametrize(("side", "tasks"), [("cusparse", None), ("wide", 3), ("separate", 3)])
+def test_prepared_products_write_every_task(side, tasks, graph, monkeypatch):
+    """With torch's product in place of cuSPARSE's, which needs a GPU."""
+
+    class Product:
+        def __init__(self, handle, indptr, indices, values, x, out, algorithm):
+            self.matrix = torch.sparse_csr_tensor(indptr, indices, values, (80, 80))
+            self.x, self.out = x, out
+            assert x.is_contiguous()
+            assert out.is_contiguous()
+
+        def __call__(self):
+            self.out.copy_(torch.sparse.mm(self.matrix, self.x))
+
+    monkeypatch.setattr(spmm.cusparse, "Product", Product)
+    matrix = graph.adj.gcn()
+    found = spmm.measure_cell(side, spmm.Inputs(matrix, edge_values(matrix), 5, tasks), object(), 0.01)
+    assert found["error"] < 1e-6
+    assert set(found["every_algorithm_ms"]) == set(spmm.cusparse.ALGORITHMS)
+
+
+def test_a_task_in_the_wrong_place_is_noticed(graph):
+    matrix = graph.adj.gcn()
+    inputs = spmm.Inputs(matrix, edge_values(matrix), 5, 2)
+    right = weft.ops.spmm(matrix, inputs.xs[-1])
+    assert inputs.error(right) < 1e-6
+    assert inputs.error(right.flip(0)) > 0.1
+
+
+def test_spmm_of_many_tasks_from_the_shell(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.json"
+    command = ["spmm", "--device", "cpu", "--scale", "0.003", "--shapes", "arxiv", "--tasks", "2", "--features", "4",
+               "--cell-seconds", "0.01", "--out", str(out)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    spmm.main()
+    printed = capsys.readouterr().out
+    assert "T separate/Weft" in printed
+    assert "| length (planned) |" in printed
+    assert json.loads(out.read_text())["benchmark"] == "multi_kernels"
+
+
+def test_operators_of_a_cpu_from_the_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cpu_ops, "OPERATORS", {name: cpu_ops.OPERATORS[name] for name in ("spmm", "sddmm")})
+    command = ["cpu_ops", "--graphs", "cora", "--rounds", "1", "--data", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    cpu_ops.main()
+    assert "| cora  | sddmm" in capsys.readouterr().out
 
 
 def test_spmm_in_both_orders(graph, tmp_path, capsys):
     """cuSPARSE's time is set against both; the summary goes by what a plan would take."""
     recorder = Recorder("try", options(tmp_path))
     matrix = graph.adj.gcn()
-    forms = row_orders.forms(recorder, "tiny", matrix, "both")
+    forms = spmm.row_forms(recorder, "tiny", matrix, "both")
     assert list(forms) == ["length", "cluster"]
     assert forms["length"] is matrix
     assert not matrix.nodes
     assert recorder.about["row_orders"]["tiny"]["seconds"] > 0
-    assert list(row_orders.forms(recorder, "tiny", matrix, "length")) == ["length"]
-    assert list(row_orders.forms(recorder, "tiny", matrix, "cluster")) == ["cluster"]
-    assert row_orders.planned(matrix, 64, 16) == "length"
+    assert list(spmm.row_forms(recorder, "tiny", matrix, "length")) == ["length"]
+    assert list(spmm.row_forms(recorder, "tiny", matrix, "cluster")) == ["cluster"]
+    assert spmm.planned_order(matrix, 64, 16) == "length"
     key = {"shape": "tiny", "features": 5, "status": "ok"}
     cells = [
         {**key, "side": "cusparse", "ms": 4.0},
@@ -190,13 +218,6 @@ def test_spmm_notices_what_was_not_written(graph):
     assert inputs.error(torch.zeros(80, 5)) == pytest.approx(1.0)
 
 
-def test_sweep_ranks_candidates(tmp_path, graph):
-    recorder = Recorder("try", options(tmp_path))
-    found = spmm_sweep.explore(recorder, spmm_sweep.Trial(graph.adj.gcn(), 16, 1), 16)
-    assert found["best_ms"] <= found["default_ms"]
-    assert len(found["best"]) == spmm_sweep.SHOWN
-
-
 @pytest.mark.parametrize("side", ["weft", "weft-every-step", "pyg", "cusparse", "captured", "cusparse-captured"])
 def test_epoch_sides_run(side, graph):
     pytest.importorskip("torch_geometric")
@@ -210,25 +231,17 @@ def test_epoch_sides_run(side, graph):
     assert "eager" not in found
 
 
-def test_both_orders_of_edges_are_measured(graph):
-    pytest.importorskip("torch_geometric")
-    found = epoch.measure("pyg", "gcn", fresh(graph), Setting(layers=2, hidden=4), "each")
-    assert found["ms"] == min(found["ms_by_order"].values())
-    assert found["ms_by_order"][found["edge_order"]] == found["ms"]
-
-
 def test_a_side_that_is_left_out_says_why(tmp_path, graph, monkeypatch):
     monkeypatch.setattr(epoch, "make_graph", lambda *_: graph)
     monkeypatch.setattr(epoch, "LARGE", 10)
     recorder = Recorder("epoch", options(tmp_path))
-    sides = "weft-every-step,captured,adj_t"
+    sides = "weft-every-step,captured"
     args = Namespace(scale=1.0, hidden=4, sides=sides, models="gat", edge_order="source", compile_large=False)
     epoch.run_shape(recorder, "tiny", args)
     reasons = {cell["side"]: cell.get("reason", "") for cell in recorder.cells}
     assert set(reasons) == set(sides.split(","))
     assert "nothing is computed once" in reasons["weft-every-step"]
     assert "--compile-large" in reasons["captured"]
-    assert "torch_sparse" in reasons["adj_t"] or importlib.util.find_spec("torch_sparse")
 
 
 def test_epoch_table_has_ratios():
@@ -241,34 +254,6 @@ def test_epoch_table_has_ratios():
     assert dict(zip(epoch.BASELINES, row[epoch.RATIOS], strict=True)) == {
         **dict.fromkeys(epoch.BASELINES), "pyg": 12.0, "cusparse": 3.0
     }  # fmt: skip
-
-
-def test_attention_layers_agree(tmp_path, graph):
-    pytest.importorskip("torch_geometric")
-    args = options(tmp_path, heads=2, head_features=4, in_features=6)
-    reference: dict[str, torch.Tensor] = {}
-    for side in ("weft", "pyg"):
-        layer = attention.Layer("gat", fresh(graph), args, 0.0)
-        found = attention.measure(side, layer, "source", reference)
-        assert found["out_difference"] < 1e-5
-        assert found["grad_x_difference"] < 1e-5
-
-
-@pytest.mark.parametrize("loops", ["normalise", "normalise_apart"])
-def test_papers100m_passes_layers(tmp_path, monkeypatch, loops):
-    made = citation(60, 300, 6, 3, seed=0, directed=True)
-    monkeypatch.setattr(papers100m, "make_graph", lambda *_: made)
-    args = options(tmp_path, hidden=4, layers=2, dtype="float32")
-    torch.manual_seed(0)
-    passage = papers100m.Passage("any", torch.device("cpu"), args)
-    x = made.x
-    with torch.no_grad():
-        passage.generate()
-        expected = passage.model(x, made.adj)
-        getattr(passage, loops)()
-        for place in range(2):
-            passage.layer(place)
-    torch.testing.assert_close(passage.h, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_row_normalised_features_sum_to_one(graph):
@@ -305,12 +290,3 @@ def test_accuracy_row_counts_standard_errors():
     found = accuracy.row(cells, "g", "gcn")
     assert found["weft"] == pytest.approx(81.0)
     assert found["difference"] == 0.0
-
-
-def test_accuracy_continues_where_it_stopped(tmp_path):
-    args = options(tmp_path, epochs=None)
-    cell = {"graph": "g", "model": "gcn", "side": "weft", "seed": 0, "test": 0.8}
-    good = {**cell, "status": "ok", "settings": accuracy.settings_of("gcn", None)}
-    old = {**cell, "status": "ok", "settings": {"hidden": 7}}
-    args.out.write_text(json.dumps({"cells": [good, old, {**cell, "status": "failed"}]}))
-    assert accuracy.earlier_cells(args) == [good]

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from benchmarks.queue_runs import queue_tables, submitted_starts
-from benchmarks.queue_runs.nvml import NVML
-from benchmarks.queue_runs.queue_tables import GIB, goals
+from benchmarks.queue_runs import tables
+from benchmarks.queue_runs.server import NVML
+from benchmarks.queue_runs.tables import GIB, goals
 
 
 def cell(queue, mode, makespan, jct, wait, **more):
@@ -76,21 +76,11 @@ def test_the_tables_of_a_file(tmp_path, monkeypatch, capsys):
     path = tmp_path / "queues.json"
     skipped = {"queue": "gcn", "mode": "mps", "status": "skipped", "reason": "no time"}
     path.write_text(json.dumps({"cells": [*queue_cells("gcn"), skipped]}))
-    monkeypatch.setattr(sys, "argv", ["queue_tables", str(path)])
-    queue_tables.main()
+    monkeypatch.setattr(sys, "argv", ["tables", str(path)])
+    tables.main()
     lines = capsys.readouterr().out.splitlines()
     assert "gcn mps: no time" in lines
     assert lines[-1].startswith("| makespan with planning")
-
-
-def test_small_tasks_that_start_in_time(capsys):
-    step = {"running": 20.0, "start": 40.0, "done": 90.0}
-    submitted_starts.tables(
-        {"planned before": [step, {**step, "start": 300.0}, step], "new": [{**step, "start": 101.0}]}
-    )
-    last = capsys.readouterr().out.splitlines()[-2:]
-    assert last[0].rstrip(" |").endswith("pass")
-    assert last[1].rstrip(" |").endswith("MISS")
 
 
 class FakeNVML:

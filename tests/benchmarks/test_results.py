@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import environment
+from benchmarks.harness import recorder
 from benchmarks.harness.recorder import earlier_cells
 from benchmarks.harness.results import FOLDER, KEYS, NotKept, Results, merge
 
@@ -88,10 +88,8 @@ def test_every_kept_cell_has_a_run_and_one_key(path):
 
 def test_the_command_names_the_module():
     argv = ["/x/benchmarks/suites/epoch.py", "--shapes", "cora", "--out", "/tmp/y/epoch.json"]
-    assert environment.command(argv) == "python -m benchmarks.suites.epoch --shapes cora --out epoch.json"
-    deeper = ["/x/benchmarks/suites/kernels/spmm.py"]
-    assert environment.command(deeper) == "python -m benchmarks.suites.kernels.spmm"
-    assert environment.command(["/x/benchmarks/tables.py"]) == "python -m benchmarks.tables"
+    assert recorder.command(argv) == "python -m benchmarks.suites.epoch --shapes cora --out epoch.json"
+    assert recorder.command(["/x/benchmarks/tables.py"]) == "python -m benchmarks.tables"
 
 
 def test_a_run_on_smaller_graphs_is_not_kept(tmp_path):
@@ -105,9 +103,9 @@ def test_a_run_on_smaller_graphs_is_not_kept(tmp_path):
 
 def test_a_commit_that_is_given_wins_over_git(monkeypatch):
     monkeypatch.setenv("WEFT_COMMIT", "abc1234")
-    assert environment.commit() == "abc1234"
+    assert recorder.commit() == "abc1234"
     monkeypatch.setenv("PATH", "")
-    assert environment.commit() == "abc1234"
+    assert recorder.commit() == "abc1234"
 
 
 def test_a_copy_inside_another_checkout_has_no_commit_of_its_own(tmp_path, monkeypatch):
@@ -117,16 +115,16 @@ def test_a_copy_inside_another_checkout_has_no_commit_of_its_own(tmp_path, monke
         subprocess.run([*git, *words], cwd=tmp_path, check=True, capture_output=True)
     copy = tmp_path / "copy"
     copy.mkdir()
-    monkeypatch.setattr(environment, "ROOT", copy)
-    assert environment.commit() is None
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    assert environment.commit() is not None
+    monkeypatch.setattr(recorder, "ROOT", copy)
+    assert recorder.commit() is None
+    monkeypatch.setattr(recorder, "ROOT", tmp_path)
+    assert recorder.commit() is not None
     monkeypatch.setenv("WEFT_COMMIT", "abc1234")
-    monkeypatch.setattr(environment, "ROOT", copy)
-    assert environment.commit() == "abc1234"
+    monkeypatch.setattr(recorder, "ROOT", copy)
+    assert recorder.commit() == "abc1234"
 
 
 def test_without_a_repository_the_commit_is_unknown(monkeypatch):
     monkeypatch.delenv("WEFT_COMMIT", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert environment.commit() is None
+    assert recorder.commit() is None

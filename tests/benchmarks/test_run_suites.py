@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from benchmarks.harness.busy import covered
 from benchmarks.harness.host_graph import fitting_scale
-from benchmarks.suites import first_minute, neighbor_loader, sampled_epoch
+from benchmarks.harness.timing import covered
+from benchmarks.suites import first_minute, sampled_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -95,16 +95,3 @@ def test_every_process_has_caches_of_its_own(tmp_path):
     env = first_minute.environment_in(tmp_path)
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "WEFT_HOME")
     assert {env[name] for name in names} == {str(tmp_path / part) for part in ("triton", "inductor", "home")}
-
-
-def test_neighbor_loader_times_what_is_here(tmp_path, monkeypatch, capsys):
-    """Without a sampler of PyG's, Weft's side alone."""
-    out = tmp_path / "n.json"
-    command = ["neighbor_loader", "--scale", "0.005", "--steps", "2", "--warmup", "1", "--batch", "16", "--runs", "1",
-               "--hidden", "8", "--pyg-workers", "0", "--out", str(out)]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    neighbor_loader.main()
-    cells = json.loads(out.read_text())["cells"]
-    assert {(c["work"], c["status"]) for c in cells if c["side"] == "weft"} == {("sampling", "ok"), ("training", "ok")}
-    assert all(cell["ms"] > 0 and cell["status"] == "ok" for cell in cells)
-    assert "PyG/Weft" in capsys.readouterr().out

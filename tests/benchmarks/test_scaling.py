@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.prediction import scaling
+from benchmarks.suites import scaling
 
 
 def test_rows():

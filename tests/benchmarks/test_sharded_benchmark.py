@@ -7,7 +7,6 @@ import sys
 
 import torch
 
-from benchmarks.harness.sharded_verdicts import verdicts
 from benchmarks.suites import sharded
 from weft import ops
 
@@ -23,7 +22,6 @@ def test_cells_without_a_gpu(tmp_path, monkeypatch, capsys):
     assert all(cell["imbalance_2"] < 0.01 and 0 < cell["remote_share"] < 1 for cell in partition)
     assert {cell["status"] for cell in found["cells"] if cell not in partition} == {"skipped"}
     said = {row["goal"]: row["verdict"] for row in found["verdicts"]}
-    assert said.pop("edges per rank, all shapes, 2 to 8 ranks") == "miss", "so small a likeness has a hub of an eighth"
     assert set(said.values()) == {"not measured"}
     assert found["graphs"]["arxiv"]["remote_edges"] > 0
     assert "share of link" in capsys.readouterr().out
@@ -52,14 +50,12 @@ def cells(streamed, fetched, apart):
     times |= {"streamed apart": apart, "pipelined": 2.0, "rows whole": 5.0}
     here = {"shape": "products", "features": 16, "status": "ok"}
     found = [{**here, "side": side, "ms": ms, **link} for side, ms in times.items()]
-    tuner = {"iterations": 11, "first_ms": 10.0, "best_ms": 2.0, "gain": 5.0, "finished": True}
-    part = {"shape": "products", "side": "partition on host", "status": "ok", "seconds": 0.6, "imbalance_2": 0.001}
-    return [*found, {**here, "side": "tuner", **tuner}, part]
+    return found
 
 
 def test_verdicts():
     def verdict_of(goal, *times):
-        rows = verdicts(cells(*times), ["products"], [16], ["gcn 2x16"])
+        rows = sharded.verdicts(cells(*times), ["products"], [16], ["gcn 2x16"])
         (found,) = [row for row in rows if row[0].startswith(goal)]
         return found[2:]
 
@@ -69,7 +65,3 @@ def test_verdicts():
     assert verdict_of("against no interleaving", 1.25, 2.0, 1.6) == ("1 of 1; least 1.28x (products 16)", "pass")
     assert verdict_of("against no interleaving", 1.25, 2.0, 1.4)[1] == "miss"
     assert verdict_of("forward pass", 1.0, 2.0, 2.0) == ("-", "not measured")
-    assert verdict_of("neighbour partitions", 1.0, 2.0, 2.0) == ("2.50 to 2.50x", "measured")
-    assert verdict_of("the tuner", 1.0, 2.0, 2.0) == ("11 steps, 10 to 2 ms, 5.00x", "pass")
-    assert verdict_of("partition of products", 1.0, 2.0, 2.0) == ("0.6 s", "pass")
-    assert verdict_of("edges per rank", 1.0, 2.0, 2.0) == ("0.100%", "pass")

@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.harness.results import Results
-from benchmarks.harness.sampled_ratios import ratios
 from benchmarks.report import markdown, runs, training
+from benchmarks.suites.sampled_epoch import ratios
 
 FIGURE = re.compile(r"\d(?:\.\d+)?x\b|\d\s?(?:ms|TB/s|GB/s)\b")
 # Parts of documents that have figures without a file, and say so.
-WITHOUT_FILE = {"docs/measured.md": "## Taken while tuning"}
+WITHOUT_FILE = {"benchmarks/MEASURED.md": "## Studies that ended"}
 # Hand-written parts in which every figure must be generated.
-MEASURED = {"README.md": ("## Measured", "## Status"), "docs/measured.md": ("# What was measured", None)}
+MEASURED = {"README.md": ("## Measured", "## Status"), "benchmarks/MEASURED.md": ("# What was measured", None)}
 
 
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
@@ -75,18 +75,12 @@ def test_a_cell_shows_its_spread_or_why_there_is_none():
 RUN = {"date": "2026-01-02T03:04:05", "device": "D", "torch": "2.0", "commit": "abc"}
 
 
-def test_a_suite_that_has_not_been_run_says_so(monkeypatch):
-    monkeypatch.setattr(runs, "kept", lambda suite: None)
-    assert "Not measured yet" in runs.first_minute()
-    assert "Not measured yet" in runs.sampled_epoch()
-
-
 def test_first_minutes_have_a_row_per_shape_and_model(monkeypatch):
     here = {"shape": "cora", "model": "gcn", "status": "ok", "run": 0, "process_seconds": 9.0}
     cells = [{**here, "side": "cold", "seconds": 8.0, "first_epoch_seconds": 7.0},
              {**here, "side": "disk", "seconds": 4.0, "second_seconds": 0.5, "epochs_seconds": 0.05},
              {**here, "side": "pyg", "status": "failed", "error": "E: no"}]  # fmt: skip
-    monkeypatch.setattr(runs, "kept", lambda suite: Results("first_minute", [RUN], cells))
+    monkeypatch.setattr(runs.Results, "of", lambda suite: Results("first_minute", [RUN], cells))
     found = runs.first_minute()
     assert "| cora | GCN | 8.00 (7.00) | 4.00 (-) | 0.500 | 0.0500 | - | 9.00 / 9.00 / - | a |" in found
     assert "cora gcn pyg: E: no" in found
@@ -97,7 +91,7 @@ def test_sampled_epochs_have_what_was_predicted_beside_them(monkeypatch):
     cell = {"shape": "products", "case": "host, pipelined", "tasks": 8, "precision": "fp32", "side": "weft", "run": 0,
             "status": "ok", "ms": 16.0, "ms_per_task": 2.0, "epoch_seconds": 3.1, "busy": 0.91, "peak_gb": 7.5,
             "predicted_seconds": 2.9}  # fmt: skip
-    monkeypatch.setattr(runs, "kept", lambda suite: Results("sampled_epoch", [RUN], [cell]))
+    monkeypatch.setattr(runs.Results, "of", lambda suite: Results("sampled_epoch", [RUN], [cell]))
     row = "| products | Weft | host, pipelined | 8 | fp32 | 16.0 | 3.10 | 2.90 | 91 % | - | 7.50 | - | a |"
     assert row in runs.sampled_epoch()
 
@@ -110,7 +104,6 @@ def test_a_row_has_the_figures_of_one_run(monkeypatch):
     results = Results("epoch", [RUN, {**RUN, "date": "2026-02-02"}], cells)
     monkeypatch.setattr(training.Results, "of", lambda suite: results)
     assert "| cora | GCN | 1.00 | - | 2.00 | - | - | a |" in training.epoch()
-    assert "| cora | GCN | - | 2.00x | - | - | 2.00x (PyG compiled, step captured) |" in training.epoch_ratios()
     assert "| cora | GCN | 8 | fp32 | 0.500 | - | 4.00x | - | - | 4.00x | a |" in training.sweep()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.baselines import captured, epochs
+from benchmarks.baselines import epochs
 from weft.graph.generate import citation
 
 pytestmark = [
@@ -30,8 +30,8 @@ def test_a_captured_step_trains_like_the_eager_one(name, side):
         torch.manual_seed(0)
         model, call = (epochs.pyg_forward if side == "pyg" else epochs.cusparse_forward)(name, graph, setting)
         first = loss_of(call, graph.train, target)
-        optimizer = captured.capturable_adam(model, setting.lr)
-        whole = captured.captured(model, call, graph.train, target, optimizer)
+        optimizer = epochs.capturable_adam(model, setting.lr)
+        whole = epochs.captured(model, call, graph.train, target, optimizer)
         assert whole.note == {"captured": True}
         for _ in range(REPLAYS):
             (whole.train if replayed else whole.eager)()

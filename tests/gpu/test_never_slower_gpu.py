@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
-from benchmarks.suites.on_gpu import never_slower
+from benchmarks.suites import never_slower
 from tests.gpu.conftest import held_by_others
 from weft.nn import GCNConv
 from weft.runtime import stack_check

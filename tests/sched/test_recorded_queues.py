@@ -16,8 +16,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.queue_runs.interference_fit import calibrated, conditions
-from benchmarks.queue_runs.queue_simulations import fit_of, measured_alone, predicted, starts_beside
+from benchmarks.queue_runs.simulations import calibrated, conditions, fit_of, measured_alone, predicted, starts_beside
 from tests.sched.queues import GIB, device
 from weft.sched.interference import Interference
 from weft.sched.policies import BMC, LMCF, Backfill

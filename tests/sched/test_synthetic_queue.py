@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.suites.prediction.queues import queue as benchmark_queue
+from benchmarks.baselines.trainings import queue as benchmark_queue
 from weft.core.errors import SpecError
 from weft.graph.catalog.shapes import find
 from weft.planner.machine_profiles import profile

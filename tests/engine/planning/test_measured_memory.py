@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.suites.prediction.estimates import foreseen
-from benchmarks.suites.prediction.estimates_again import HOST, entry_of, machine_of, measured_cells
+from benchmarks.suites.estimates import HOST, entry_of, foreseen, machine_of, measured_cells
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "estimates.json"
 

@@ -42,7 +42,7 @@ def test_one_task_from_the_table_of_its_shape(monkeypatch):
     assert len(report.tasks) == len(report.groups) == 1
     assert report.tasks[0].parameters == 128 * 64 + 64 + 64 * 64 + 64 + 64 * 40 + 40
     cost = report.groups[0].cost
-    # At least the features, their aggregate and two hidden layers; docs/measured.md: 0.65 GB, 0.94 ms a training step.
+    # At least the features, their aggregate and two hidden layers; benchmarks/MEASURED.md: 0.65 GB, 0.94 ms per step.
     assert 169_343 * 4 * (128 + 128 + 64 + 64) < cost.peak_bytes < 0.8e9
     assert 0.4e-3 < cost.epoch_seconds < 4e-3
     assert cost.peak_bytes <= cost.reserved_bytes < cost.total_bytes

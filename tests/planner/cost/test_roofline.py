@@ -129,7 +129,7 @@ def test_the_table_of_a_gather_is_the_largest_thing_that_is_not_the_graph():
 
 
 def test_measured_spmm_rates_come_out():
-    """docs/measured.md: arxiv F=64 takes 0.0997 ms, most of its rows staying in the L2."""
+    """benchmarks/MEASURED.md: arxiv F=64 takes 0.0997 ms, most of its rows staying in the L2."""
     edges, rows = 2_332_486 + 169_343, 169_343 * 256
     values = (Value(rows, "activation", (169_343, 64)), Value(rows, "activation", (169_343, 64)))
     op = Operator("weft.spmm", "backward", (0,), (1,), stream_bytes=rows + 4 * edges, gather_bytes=edges * 256)

@@ -1,1 +1,0 @@
-"""Suites of single operators on a GPU."""

@@ -1,1 +1,0 @@
-"""Suites that run on a CPU."""

@@ -1,1 +1,0 @@
-"""Suites that compare ways to train on one GPU."""

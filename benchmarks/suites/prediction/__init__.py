@@ -1,1 +1,0 @@
-"""Estimates of memory and time against what runs take."""
