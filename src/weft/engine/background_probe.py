@@ -17,7 +17,6 @@ from pathlib import Path
 
 from weft.core.errors import SpecError, WeftError
 from weft.engine.home import HOME_VARIABLE, PROBE, STARTED, home, machine_folder, machine_name
-from weft.engine.machine import choose_device, machine_of
 
 # ---- Look: what this process and all others did on the machine until a moment.
 
@@ -64,6 +63,11 @@ TOLD = (
 
 def start_probe(device: str) -> str:
     """Start one if ``device`` is a CPU that has none; a sentence that says so, or nothing."""
+    from weft.engine.machine import (
+        choose_device,
+        machine_of,
+    )  # imports torch, which the process that waits does without
+
     chosen = choose_device(device)
     if chosen.type != "cpu" or not is_wanted():
         return ""

@@ -64,7 +64,7 @@ def test_calls_from_several_threads_at_once():
 
 def test_a_forked_process_has_threads_of_its_own():
     code = (
-        "import os, torch; from weft.ops.cpu import threads; torch.set_num_threads(2); seen = []\n"
+        "import os, torch; from weft.ops.cpu import calls as threads; torch.set_num_threads(2); seen = []\n"
         "work = lambda share, shares: seen.append(share)\n"
         "threads.run_shares(work, (), 6)\n"
         "if os.fork() == 0:\n"
