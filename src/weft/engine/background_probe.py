@@ -66,7 +66,7 @@ def start_probe(device: str) -> str:
     from weft.engine.machine import (
         choose_device,
         machine_of,
-    )  # imports torch, which the process that waits does without
+    )  # imports torch, unlike the process started
 
     chosen = choose_device(device)
     if chosen.type != "cpu" or not is_wanted():
