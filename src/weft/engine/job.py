@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from weft.batches.source import FullGraph, MakeSource, is_memory_error
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.member import Member
 from weft.core.plan import Plan, PlanOptions
 from weft.core.startup import gc_paused
 from weft.core.task import Task
@@ -26,9 +26,9 @@ from weft.engine.background_probe import Look
 from weft.engine.choosing import in_mode, own_policy, phases_key
 from weft.engine.control import Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
-from weft.engine.driver import Driver, Standing, callbacks_of
+from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_memory_errors, clear_model_errors, give_back_memory, what_was_raised
-from weft.engine.events import EventSource, MemberProgress
+from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder, RunningReport
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.job_options import JobOptions
@@ -139,7 +139,7 @@ class MemberResults:
         self._tasks, self._device, self._events, self._graphs = tasks, device, events, graphs
         self._codes = {name: model_code(task) for name, task in tasks.items()}
         self._ended: dict[str, Result] = {}
-        self._tracks: dict[str, MemberProgress] = {}  # of all members that have begun, as the sessions know them
+        self._begun: dict[str, Member] = {}  # all members that have begun, as their sessions know them
 
     @property
     def all_failed(self) -> bool:
@@ -163,60 +163,69 @@ class MemberResults:
         """Keep the results of members that have ended."""
         self._ended |= {result.name: result for result in results}
 
-    def follow(self, tracks: Sequence[MemberProgress]) -> None:
-        """Keep how members that begin get on."""
-        self._tracks |= {track.name: track for track in tracks}
+    def follow(self, members: Sequence[Member]) -> None:
+        """Keep the records of members that begin."""
+        self._begun |= {member.name: member for member in members}
 
-    # ---- ended ---------------------------------------------------------------------------------------
-
-    def of(self, group: GroupRun, tracks: Sequence[MemberProgress], plan: Plan) -> list[Result]:
-        """The results of a trained group."""
-        return [self._result(group, index, track, plan) for index, track in enumerate(tracks)]
-
-    def _result(self, group: GroupRun, index: int, track: MemberProgress, plan: Plan) -> Result:
-        model, message = self._best_model(group, index, track)
-        here, stats = environment(self._device), self._graphs.true_stats(track.task)
-        about_model = (group.made_dense(index), self._codes[track.name], group.best_kept(index))
-        ended = (here, track.status, message, stats, *about_model)
-        return Result(track.task, plan, track.metrics(), track.history(), model, *ended)
-
-    def _best_model(self, group: GroupRun, index: int, track: MemberProgress) -> tuple[nn.Module | None, str]:
-        """A member's model, and what is to be said of the member; one that cannot be copied costs that model alone."""
-        try:
-            return treat_inputs(group.best_model(index), track.task, group.made_dense(index)), track.message
-        except Exception as error:
-            if track.task.traits is not None or is_memory_error(error):
-                raise
-            lost = f"task {track.name!r}: trained, but its model could not be copied, so there are no weights: "
-            message = "; ".join(filter(None, (track.message, lost + what_was_raised(error, track.task))))
-            self._events.note(message)
-            return None, message
+    def of(self, group: GroupRun, members: Sequence[Member], plan: Plan) -> list[Result]:
+        """The results of a trained group; a model that cannot be copied costs that model alone."""
+        results = []
+        for index, (member, task) in enumerate(zip(members, group.tasks, strict=True)):
+            model, message = None, member.message
+            try:
+                model = treat_inputs(group.best_model(index), task, group.made_dense(index))
+            except Exception as error:
+                if task.traits is not None or is_memory_error(error):
+                    raise
+                lost = f"task {member.name!r}: trained, but its model could not be copied, so there are no weights: "
+                message = "; ".join(filter(None, (message, lost + what_was_raised(error, task))))
+                self._events.note(message)
+            results.append(
+                Result(
+                    task,
+                    plan,
+                    member.metrics(),
+                    member.history(),
+                    model,
+                    environment(self._device),
+                    member.status,
+                    message,
+                    self._graphs.true_stats(task),
+                    group.made_dense(index),
+                    self._codes[member.name],
+                    group.best_kept(index),
+                )
+            )
+        return results
 
     def never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
-        """Keep and tell that a member did not begin."""
+        """Keep and report that a member did not begin."""
         self._ended[name] = self.without_model(name, plan, status, message)
         self._events.never_begun(self._ended[name])
 
     def without_model(self, name: str, plan: Plan, status: str, message: str) -> Result:
         """A member without weights, with what it recorded if something went wrong on the way."""
-        metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        track = self._tracks.get(name)
-        history = {} if track is None else track.history()
-        metrics |= {"epochs_run": 0 if track is None else track.epoch}
+        member = self._begun.get(name)
+        metrics: dict[str, Any] = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
+        metrics |= {"epochs_run": 0 if member is None else member.epoch}
+        history = {} if member is None else member.history()
         return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
-
-    # ---- as they stand -------------------------------------------------------------------------------
 
     def standing(self, plans: Mapping[str, Plan]) -> list[Result]:
         """Every member as it stands now: those that ended, those in training, those that wait."""
-        return [self._ended.get(name) or self._unfinished(name, plans[name]) for name in self._tasks]
-
-    def _unfinished(self, name: str, plan: Plan) -> Result:
-        track = self._tracks.get(name)
-        if track is None or not track.rows:
-            return self.without_model(name, plan, "waiting" if track is None else track.status, "")
-        about = (environment(self._device), track.status, track.message)
-        return Result(self._tasks[name], plan, track.metrics(), track.history(), None, *about)
+        results = []
+        for name, task in self._tasks.items():
+            member = self._begun.get(name)
+            if name in self._ended:
+                results.append(self._ended[name])
+            elif member is None or not member.rows:
+                results.append(
+                    self.without_model(name, plans[name], "waiting" if member is None else member.status, "")
+                )
+            else:
+                ended = (environment(self._device), member.status, member.message)
+                results.append(Result(task, plans[name], member.metrics(), member.history(), None, *ended))
+        return results
 
 
 # ---- GroupSources: where the batches of a job's groups come from, and who prepares them.
@@ -295,7 +304,7 @@ class Job:
         )
         self._results = MemberResults(self._tasks, device, events, self._graphs)
         self._errors: list[WeftError] = []
-        self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
+        self._board: dict[str, Member] = {}  # of all members that have begun, as the drivers know them
         self._resuming, self._begun = False, 0
         self._told_of_forms = False
         self._parts: list[weakref.ref[Any]] = []  # of the last group that trained; none: not known
@@ -543,7 +552,7 @@ class Job:
         called = callbacks_of(group.tasks)
         driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
-        self._results.follow(session.tracks)
+        self._results.follow(session.members)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
@@ -551,7 +560,7 @@ class Job:
             self._report(force=True)
             raise self._interrupted(session)
         plan = self._took(key, group.plan, session)
-        found = self._results.of(group, session.tracks, plan)
+        found = self._results.of(group, session.members, plan)
         self._results.add(found)
         self._keep(found)
         if not self._results.complete:

@@ -6,20 +6,23 @@ and decisions are plain data, so the driver may live in this process, on another
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.core.compatibility import graph_key
-from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
+from weft.core.compatibility import function_name, graph_key
+from weft.core.decision import RUNNING, Decision, GroupOutline, MemberOutline, Requests, Update
 from weft.core.division import Division
 from weft.core.errors import SpecError, TrainingError
+from weft.core.member import Member
 from weft.core.settings import lower_is_better
+from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.driver import Driver
 from weft.engine.errors import clear_model_errors
-from weft.engine.events import EventSource, MemberProgress
+from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source
@@ -46,24 +49,29 @@ class Session:
         threads: FreeThreads | None = None,
     ) -> None:
         self.group, self._events, self._save_to, self._threads = group, events, save, threads
-        self._driver = driver or Driver(outline_of(group))
+        outline = outline_of(group)
+        self._driver = driver or Driver(outline)
         self._control, self._acted_on = control or Control(), Requests()
-        self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
-        self._places = {track.name: index for index, track in enumerate(self.tracks)}
+        stacks = [member.stack for member in group.members]
+        self.members = [
+            Member(about, stack.metric, stack.objective.name)
+            for about, stack in zip(outline.members, stacks, strict=True)
+        ]
+        self._index = {member.name: index for index, member in enumerate(self.members)}
         self.left, self.paused = "", False
         self.checkpoint: Path | None = None  # the last one that was written
         self._next: int | None = None  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
-        self._running = list(self.tracks)  # before the last advance
-        self._told_notes: set[str] = set()
-        self._told_threads = False
+        self._running = list(self.members)  # before the last advance
+        self._noted: set[str] = set()
+        self._noted_threads = False
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do: no member runs, or it was decided to leave."""
-        return bool(self.left) or not any(track.running for track in self.tracks)
+        return bool(self.left) or not any(member.running for member in self.members)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -76,26 +84,27 @@ class Session:
     def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.group.restore(tensors)
-        saved = about.get("members", [{}] * len(self.tracks))
-        for track, one, progress in zip(self.tracks, saved, self.group.poll(0), strict=True):
-            track.resume(one, progress)
+        saved = about.get("members", [{}] * len(self.members))
+        for index, (member, former, update) in enumerate(zip(self.members, saved, self.group.poll(0), strict=True)):
+            member.seconds = float(former.get("seconds", 0.0))
+            self._take(index, update)
+            if former.get("status", RUNNING) != RUNNING:
+                del member.rows[int(former["epoch"]) :]
+                member.status, member.message = former["status"], former.get("message", "")
         self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
-        for track in self.tracks:
-            if not track.running:
-                self._events.ended(track)
-        self._running = [track for track in self.tracks if track.running]
+        for member in self.members:
+            if not member.running:
+                self._events.ended(member)
+        self._running = [member for member in self.members if member.running]
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
         while not self.finished:
-            self._choose_threads()
+            changed = self._threads.choose() if self._threads is not None else None
+            if changed is not None and not self._noted_threads:  # once: they may change every second
+                self._events.note(changed)
+                self._noted_threads = True
             self.apply(self.decide(self.advance()))
-
-    def _choose_threads(self) -> None:
-        changed = self._threads.choose() if self._threads is not None else None
-        if changed is not None and not self._told_threads:  # once: they may change every second
-            self._events.note(changed)
-            self._told_threads = True
 
     # ---- advance -------------------------------------------------------------------------------------
 
@@ -106,52 +115,71 @@ class Session:
         """
         if self._next is None:
             return self.standing()
-        self._running = [track for track in self.tracks if track.running]
-        before = [track.epoch for track in self._running]
+        self._running = [member for member in self.members if member.running]
+        before = [member.epoch for member in self._running]
         seconds, prepare_seconds = self._train(self._next) if self._next else (0.0, 0.0)
-        done = sum(track.epoch for track in self._running) - sum(before)
-        self._trained = (done, seconds)
-        about = {"seconds": seconds, "prepare_seconds": prepare_seconds, "phases": self._phases()}
-        return [self._update(track, first, **about) for track, first in zip(self._running, before, strict=True)]
+        self._trained = (sum(member.epoch for member in self._running) - sum(before), seconds)
+        source = divided_source(self.group)
+        phases = {} if source is None else {key: time.mean for key, time in source.phases().items()}
+        about = {"seconds": seconds, "prepare_seconds": prepare_seconds, "phases": phases}
+        return [self._update(member, first, **about) for member, first in zip(self._running, before, strict=True)]
 
     def standing(self) -> list[Update]:
         """Where every member stands, from its first epoch on: what a new driver needs to know."""
-        return [self._update(track, 0) for track in self.tracks]
+        return [self._update(member, 0) for member in self.members]
 
-    def _phases(self) -> dict[str, float]:
-        """Mean seconds per batch of the phases that were measured while training."""
-        source = divided_source(self.group)
-        return {} if source is None else {key: time.mean for key, time in source.phases().items()}
-
-    def _update(self, track: MemberProgress, first: int, **measured: Any) -> Update:
-        present = self.group.members[self._places[track.name]].row is not None
-        return track.update(first, epochs=self.group.epoch, steps=self._steps, present=present, **measured)
-
-    @property
-    def _steps(self) -> int:
-        """Steps that the group has trained."""
-        return self.group.steps
+    def _update(self, member: Member, first: int, **measured: Any) -> Update:
+        present = self.group.members[self._index[member.name]].row is not None
+        counts = {"epochs": self.group.epoch, "steps": self.group.steps, "present": present}
+        best, diverged = (member.best_epoch, member.best_score), member.status == "diverged"
+        rows = tuple(member.rows[first:])
+        return Update(member.name, first, rows, member.end, *best, diverged, status=member.status, **counts, **measured)
 
     def _train(self, epochs: int) -> tuple[float, float]:
         """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
-        steady, whole = self.group.started, len(self.group.present) == len(self.tracks)
+        steady, whole = self.group.started, len(self.group.present) == len(self.members)
         before, begin = self.group.epoch, time.perf_counter()
         with clear_model_errors(self.group.tasks):
             if not steady:
                 self.group.prepare()
             prepared = time.perf_counter()
-            seen = self.group.advance(epochs, self._is_to_leave if self.group.has_steps else bool)
+            updates = self.group.advance(epochs, self._is_to_leave if self.group.has_steps else bool)
         seconds, prepare_seconds = time.perf_counter() - prepared, 0.0 if steady else prepared - begin
         share = (seconds + prepare_seconds) / len(self._running)
-        for track, progress in zip(self.tracks, seen, strict=True):
-            if track.running:
-                first = track.epoch
-                track.take(progress)
-                track.charge(share, track.epoch - first, steady)
+        for index, (member, update) in enumerate(zip(self.members, updates, strict=True)):
+            if member.running:
+                first = member.epoch
+                self._take(index, update)
+                member.seconds += share
+                if steady:  # without set-up and the first poll
+                    member.steady_seconds += share
+                    member.steady_epochs += member.epoch - first
         if steady and whole:
             self._whole_epochs += self.group.epoch - before
             self._whole_seconds += seconds
         return seconds, prepare_seconds
+
+    def _take(self, index: int, update: Update) -> None:
+        """Take over what the device has recorded of a member, and notice its end or that it diverged."""
+        member, task = self.members[index], self.group.tasks[index]
+        member.take(update)
+        columns = member.outline.columns
+        losses = [i for i, name in enumerate(columns) if name.endswith("loss")]
+        for epoch, row in enumerate(update.rows, update.first):
+            evaluated = not math.isnan(row[-1]) or member.end == epoch + 1
+            bad = next((i for i in (losses if evaluated else losses[:1]) if not math.isfinite(row[i])), None)
+            if bad is not None:
+                del member.rows[epoch + 1 :]
+                # A first loss of a full-graph step is from before any update, so no rate is to blame.
+                steps = self.group.members[index].stack.source.steps_per_epoch
+                untrained = epoch == 0 and columns[bad] == "loss" and steps == 1
+                at = f"task {member.name!r}: {columns[bad]} became {row[bad]} at epoch {epoch + 1} of {task.epochs}"
+                best = f"the best weights so far (epoch {member.best_epoch + 1}) are kept"
+                usable = best if member.best_epoch >= 0 else "no epoch was usable"
+                member.stop("diverged", f"{at}; {usable}; {_advice(task, untrained)}")
+                return
+        if member.epoch >= member.end:
+            member.status = "finished" if member.end >= task.epochs else "stopped"
 
     def _is_to_leave(self) -> bool:
         """Whether to stop between two steps of an epoch: a long epoch is left where it is, and resumed there."""
@@ -173,15 +201,23 @@ class Session:
         """Do what was decided: end members, take them out of the step, emit events, save, and set how far to train."""
         self._check(decision)
         for stop in decision.stop:
-            self.tracks[self._places[stop.member]].stop(stop.status, stop.message)
-        self.group.stop(self._places[stop.member] for stop in decision.stop)
-        self.group.scale_rates({self._places[name]: factor for name, factor in decision.rates.items()})
+            self.members[self._index[stop.member]].stop(stop.status, stop.message)
+        self.group.stop(self._index[stop.member] for stop in decision.stop)
+        self.group.scale_rates({self._index[name]: factor for name, factor in decision.rates.items()})
         if decision.drop:
-            self.group.drop([self._places[name] for name in decision.drop])
+            self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
-        self._divide(decision)
-        self._tell()
-        self._pause(decision.pause)
+        if decision.divide is not None:
+            source = divided_source(self.group)
+            if source is None:
+                raise SpecError("decision: divide is for a group whose batches are divided between two sides")
+            source.divide(Division.from_dict(decision.divide))
+        for note in decision.notes:
+            self._events.note(f"after epoch {self.group.epoch}: {note}")
+        self._emit()
+        if decision.pause != self.paused:
+            self.paused = decision.pause
+            self._events.paused(self.paused, self.group.epoch)
         if decision.finish:
             self._finish(decision)
         elif decision.save:
@@ -194,34 +230,20 @@ class Session:
                 "decide from its latest updates"
             )
         stopped = {stop.member for stop in decision.stop}
-        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._places]
+        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._index]
         if unknown:
-            raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._places)}")
-        ended = [name for name in stopped if not self.tracks[self._places[name]].running]
+            raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._index)}")
+        ended = [name for name in stopped if not self.members[self._index[name]].running]
         if ended:
             raise SpecError(f"decision: {ended[0]!r} cannot be stopped, it has ended already")
-        running = [track.name for track in self.tracks if track.running and track.name not in stopped]
+        running = [member.name for member in self.members if member.running and member.name not in stopped]
         if set(decision.drop) & set(running):
             raise SpecError(f"decision: drop={list(decision.drop)} names members that run; stop them first")
         if decision.finish and running and not decision.reason:
             raise SpecError(f"decision: finish=True with {running[0]!r} running needs a reason, such as 'preempted'")
 
-    def _divide(self, decision: Decision) -> None:
-        source = divided_source(self.group)
-        if decision.divide is not None:
-            if source is None:
-                raise SpecError("decision: divide is for a group whose batches are divided between two sides")
-            source.divide(Division.from_dict(decision.divide))
-        for note in decision.notes:
-            self._events.note(f"after epoch {self.group.epoch}: {note}")
-
-    def _pause(self, paused: bool) -> None:
-        if paused != self.paused:
-            self.paused = paused
-            self._events.paused(paused, self.group.epoch)
-
     def _finish(self, decision: Decision) -> None:
-        running = [track for track in self.tracks if track.running]
+        running = [member for member in self.members if member.running]
         if decision.save and running:
             self.save()
         elif decision.save:
@@ -230,29 +252,31 @@ class Session:
         if self.left:
             self._events.left(self.left, self.group.epoch)
         if self.left == "preempted":  # after the checkpoint, in which they still run
-            for track in running:
-                track.stop("preempted", f"task {track.name!r}: preempted after epoch {track.epoch}")
+            for member in running:
+                member.stop("preempted", f"task {member.name!r}: preempted after epoch {member.epoch}")
 
     # ---- emitting and saving -------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         for note in self.group.notes:
-            if note not in self._told_notes:
+            if note not in self._noted:
                 self._events.note(note)
-        self._told_notes.update(self.group.notes)
+        self._noted.update(self.group.notes)
         if self._trained[0]:
             self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
-        for track in self._running:
-            if not track.running:
-                self._events.ended(track)
-        self._running, self._trained = [track for track in self.tracks if track.running], (0, 0.0)
+        for member in self._running:
+            if not member.running:
+                self._events.ended(member)
+        self._running, self._trained = [member for member in self.members if member.running], (0, 0.0)
 
     def save(self, finished: bool = False) -> Path | None:
-        """Write a checkpoint, if there is a place for one; its path."""
+        """Write a checkpoint, if there is a folder for one; its path."""
         if self._save_to is None:
             return None
-        about = {"members": [track.about() for track in self.tracks], "finished": finished}
-        self.checkpoint = self._save_to(self.group, about)
+        members = [
+            {"status": m.status, "message": m.message, "seconds": m.seconds, "epoch": m.epoch} for m in self.members
+        ]
+        self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
         self._events.checkpoint(self.checkpoint, self.group.epoch)
         return self.checkpoint
 
@@ -261,20 +285,24 @@ class Session:
         try:
             self.save(finished)
         except TrainingError as error:
-            self._tell_not_saved(str(error))
+            if str(error) != self._not_saved:  # a disk that stays full is noted once
+                self._events.note(f"no checkpoint after epoch {self.group.epoch}: {error}; tried again every time")
+            self._not_saved = str(error)
         else:
-            self._tell_saved_again()
+            if self._not_saved:
+                self._events.note(f"checkpoints are written again, after epoch {self.group.epoch}")
+            self._not_saved = ""
 
-    def _tell_not_saved(self, reason: str) -> None:
-        """Once for every reason: a disk that stays full is the same news every time."""
-        if reason != self._not_saved:
-            self._events.note(f"no checkpoint after epoch {self.group.epoch}: {reason}; tried again every time")
-        self._not_saved = reason
 
-    def _tell_saved_again(self) -> None:
-        if self._not_saved:
-            self._events.note(f"checkpoints are written again, after epoch {self.group.epoch}")
-        self._not_saved = ""
+def _advice(task: Task, untrained: bool) -> str:
+    """What to look at after a divergence; ``untrained``: no weight had been updated yet."""
+    suspects = [f"objective {function_name(task.objective)}"] if task.has_own("objective") else []
+    suspects += [f"what model {task.model_name} computes"] if task.traits is None else []
+    look = f"look at {' and '.join(suspects)}" if suspects else ""
+    if untrained:
+        return f"{look or 'look at the features'}: no weight had been updated yet"
+    lower = f"try a lower lr than {task.lr:g}"
+    return f"{look}, or {lower}" if suspects else lower
 
 
 def outline_of(group: GroupRun) -> GroupOutline:

@@ -37,7 +37,7 @@ def outcome(session: Session) -> dict:
             "rows": [[value.hex() for value in row] for row in track.rows],
             "best": {name: t.flatten().tolist() for name, t in session.group.best_tensors(index).items()},
         }
-        for index, track in enumerate(session.tracks)
+        for index, track in enumerate(session.members)
     }
 
 

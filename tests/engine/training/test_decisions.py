@@ -9,7 +9,8 @@ import pytest
 
 from weft.core.decision import GroupOutline, MemberOutline, Requests, Stop, Update
 from weft.core.errors import SpecError
-from weft.engine.driver import Driver, DriverOptions, Standing
+from weft.core.member import Member
+from weft.engine.driver import Driver, DriverOptions
 
 
 def outline(*epochs, device="cpu", peers="", **about):
@@ -125,7 +126,7 @@ def test_pruning_is_asked_at_fixed_epochs_among_peers():
         asked.append((epoch, {name: len(values) for name, values in scores.items()}, list(running)))
         return ["m0"] if "m0" in running else []
 
-    board = {"other": Standing(MemberOutline("other", 9, 0, "elsewhere"), [1.0])}
+    board = {"other": Member(MemberOutline("other", 9, 0, "elsewhere"), rows=[(1.0,)])}
     group = outline(25, 25, peers="here")
     decided = Group(group, epoch_seconds=0.001).drive(Driver(group, DriverOptions(policy=policy), board))
     assert asked == [(10, {"m0": 10, "m1": 10}, ["m0", "m1"]), (20, {"m0": 10, "m1": 20}, ["m1"])]

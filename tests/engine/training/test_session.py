@@ -141,7 +141,7 @@ def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, mess
     session.advance()
     with pytest.raises(SpecError, match=message):
         session.apply(decision)
-    assert [track.status for track in session.tracks] == ["running"] * 3
+    assert [track.status for track in session.members] == ["running"] * 3
     session.apply(Decision(0, stop=(Stop("a", "pruned"),), drop=("a",), advance=2))
     with pytest.raises(SpecError, match="'a' cannot be stopped, it has ended already"):
         session.apply(Decision(0, stop=(Stop("a", "pruned"),)))

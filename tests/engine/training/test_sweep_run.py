@@ -203,7 +203,7 @@ class TestEnds:
         pruned = next(member for member in result if member.status == "pruned")
         assert f"pruned after epoch {ended[pruned.name]}" in pruned.message
         assert pruned.metrics["best_epoch"] <= ended[pruned.name]
-        monkeypatch.setattr("weft.engine.driver.LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("weft.engine.driver.POLL_SECONDS", 0.0)
         again = run(sweep, progress=False, prune=pruner)
         assert {member.name: member.metrics["epochs_run"] for member in again} == ended
 
@@ -292,7 +292,7 @@ class TestEnds:
         sweep = make_sweep(model="gin", hidden=[4, 8], epochs=[5, 60], lr=[0.01, 0.1])
         often, seldom = [], []
         for seconds, histories in ((0.0, often), (100.0, seldom)):
-            monkeypatch.setattr("weft.engine.driver.LOOK_SECONDS", seconds)
+            monkeypatch.setattr("weft.engine.driver.POLL_SECONDS", seconds)
             histories += [member.history for member in run(sweep, progress=False)]
         assert often == seldom
 
