@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from weft.core.task import Task
 from weft.engine.control import Cancel
 from weft.engine.driver import Driver
 from weft.engine.run import run
+from weft.engine.session import outline_of
 from weft.engine.sweep_result import SweepResult
 from weft.planner.pruning import MedianPruner
 from weft.runtime.group import GroupRun
@@ -51,7 +53,7 @@ class TestMembers:
             assert member.metrics["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
     def test_running_statistics_are_those_of_the_best_epoch(self, monkeypatch):
-        monkeypatch.setattr(Driver, "_time_to_leave", lambda *_: False)  # ended members stay in the step to the end
+        monkeypatch.setattr(Driver, "_leaving", lambda _: ())  # ended members stay in the step to the end
         sweep = make_sweep(norm="batch", epochs=[3, 40], seed=[0, 1], lr=0.05)
         result = run(sweep, progress=False)
         assert len(result.plan) == 1
@@ -298,7 +300,7 @@ class TestEnds:
 
     def test_members_on_a_gpu_leave_when_that_pays(self, monkeypatch):
         asked = []
-        monkeypatch.setattr(Driver, "_leaves_by_epoch", False)
+        monkeypatch.setattr("weft.engine.job.outline_of", lambda group: replace(outline_of(group), device="cuda"))
         monkeypatch.setattr("weft.engine.driver.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2)
         result = run(make_sweep(epochs=[3, 40], seed=[0, 1]), progress=False)
         assert result.statuses == {"finished": 4}
