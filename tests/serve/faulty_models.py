@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -123,6 +125,48 @@ class BreaksDevice(Plain):
         return y + y[torch.full((y.shape[0],), 1 << 30, device=y.device)]
 
 
+class UsesRelu(Plain):
+    def forward(self, x, adj):
+        return nn.functional.relu(self.conv(x, adj)) - 0.1
+
+
+class ChangesDefaultDtype(Plain):
+    def go_wrong(self, y):
+        torch.set_default_dtype(torch.float64)
+        return y
+
+
+class ChangesDefaultDtypeWhenBuilt(Plain):
+    """Does so wherever it is built, the planner included."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        torch.set_default_dtype(torch.float64)
+
+
+class ReplacesRelu(Plain):
+    def go_wrong(self, y):
+        nn.functional.relu = torch.relu = lambda x, inplace=False: x
+        return y
+
+
+class TurnsGradientsOff(Plain):
+    def go_wrong(self, y):
+        torch.set_grad_enabled(False)
+        return y.detach().requires_grad_()
+
+
+class LowersLimits(Plain):
+    def go_wrong(self, y):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+        sys.setrecursionlimit(120)
+        return y
+
+
+def nothing(*_, **__):
+    """A function that is no good as anything, and does no harm."""
+
+
 class Hangs(Plain):
     def go_wrong(self, y):
         while True:
@@ -153,6 +197,82 @@ class HangsInFifthCall(Plain):
 class Exits(Plain):
     def go_wrong(self, y):
         os._exit(7)
+
+
+def leave_children() -> None:
+    """A process in the session of this one, and one that has left it; both write down who they are and wait."""
+    for leaves in (False, True):
+        if os.fork() == 0:
+            if leaves:
+                os.setsid()
+            (Path(os.environ["WEFT_TEST_FOLDER"]) / f"child-{os.getpid()}").touch()
+            time.sleep(1000.0)
+            os._exit(0)
+    while len(list(Path(os.environ["WEFT_TEST_FOLDER"]).glob("child-*"))) < 2:
+        time.sleep(0.01)
+
+
+class ForksAndExits(Plain):
+    def go_wrong(self, y):
+        leave_children()
+        os._exit(7)
+
+
+class ForksAndHangs(Plain):
+    def go_wrong(self, y):
+        leave_children()
+        while True:
+            time.sleep(0.1)
+
+
+class ForksAndReturns(Plain):
+    def go_wrong(self, y):
+        leave_children()
+        ForksAndReturns.go_wrong = lambda self, y: y
+        return y
+
+
+class GoesOnInAChild(Plain):
+    """Both processes train on: two would report on one task."""
+
+    def go_wrong(self, y):
+        os.fork()
+        GoesOnInAChild.go_wrong = lambda self, y: y
+        return y
+
+
+class WritesToThePipe(Plain):
+    """Writes the line of a file to every pipe of its process, as if its worker had."""
+
+    def go_wrong(self, y):
+        file = Path(os.environ["WEFT_TEST_FOLDER"]) / "line"
+        while not file.exists():
+            time.sleep(0.01)
+        line = file.read_bytes() + b"\n"
+        for name in os.listdir("/proc/self/fd"):
+            place = Path("/proc/self/fd", name)
+            if int(name) > 2 and os.path.lexists(place) and os.readlink(place).startswith("pipe:"):
+                with suppress(OSError):
+                    os.write(int(name), line)
+        time.sleep(0.5)
+        return y
+
+
+def kill_server() -> None:
+    """Kill the parent of the spawner that this process was forked from."""
+    stat = Path("/proc", str(os.getppid()), "stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(1000.0)
+
+
+class KillsServer(Plain):
+    def go_wrong(self, y):
+        kill_server()
+
+
+class KillsServerWhenPlanned(Plain):
+    def fault(self, y):
+        return kill_server() if y.is_meta else y
 
 
 class LeavesPython(Plain):

@@ -17,7 +17,7 @@ from tests.serve.serving import TASK, ServeProcess
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
-PAGE = Path(weft.__file__).parent / "serve" / "http" / "dashboard.html"
+PAGE = Path(weft.__file__).parent / "serve" / "static" / "dashboard.html"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars"]
 

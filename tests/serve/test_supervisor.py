@@ -391,7 +391,7 @@ def test_the_queue_kept_every_promise(queue):
 
 
 def test_a_task_of_higher_priority_preempts_and_the_other_goes_on_bit_for_bit(queue):
-    [slow] = queue.submit({"hidden": 20, "epochs": 900, "seed": 8})
+    [slow] = queue.submit({"hidden": 20, "epochs": 1500, "seed": 8})
     queue.until(lambda: queue.epoch(slow) > 0)
     active = next(one for one in queue.supervisor.state.active.values() if slow in one.members)
     active.group = replace(active.group, seconds=3600.0)  # by the estimate it would be done too soon to preempt
@@ -400,5 +400,5 @@ def test_a_task_of_higher_priority_preempts_and_the_other_goes_on_bit_for_bit(qu
     assert (done.state, task.state) == ("done", "done")
     assert done.updated < task.updated
     assert "preempted" in [event.data.get("error") for event in queue.db.events(task=slow, limit=100_000)]
-    expected = history_of(weft.Task(**{**TASK, "hidden": 20, "epochs": 900, "seed": 8}))["gcn"]
+    expected = history_of(weft.Task(**{**TASK, "hidden": 20, "epochs": 1500, "seed": 8}))["gcn"]
     assert same(queue.history(slow), expected)

@@ -48,6 +48,10 @@ class TrainedInputs:
             args = (args[0], *args[2:])
         return args, kwargs
 
+    def converted(self, dense: bool) -> TrainedInputs:
+        """The hook of the same model with layers of another library; ``dense``: they take dense features only."""
+        return TrainedInputs(self.norm, dense, edges=False)
+
     def _features(self, x: Any) -> Any:
         if hasattr(x, "edge_index") and hasattr(x, "x"):  # a Data of PyG
             x = copy(x)

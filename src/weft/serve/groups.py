@@ -26,6 +26,7 @@ from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.server_deaths import ALONE_SECONDS, is_suspect
 from weft.serve.source_files import unchanged
 from weft.serve.state import (
     TROUBLE,
@@ -35,6 +36,7 @@ from weft.serve.state import (
     is_inference,
     own_names,
     queued_task,
+    runs_users_code,
     unless_lost,
     without_twins,
     worker_settings,
@@ -134,6 +136,10 @@ class GroupEndings:
         self._charge(active)
         if unfit := _unfit(worker, message):
             worker.kill(unfit)
+        elif active.users_code:
+            worker.renew()
+        elif message.get("kind") == "unexpected":
+            worker.kill("is replaced after an error that is no fault of its task")
         if broke_device(message):
             self._faults.replace_idle(worker)
         if "error" not in message:
@@ -208,7 +214,11 @@ class GroupEndings:
         return {"latency_seconds": took, "late": target is not None and took > target}
 
     def _group_failed(self, active: Active, kind: str, error: str, outcomes: Mapping[str, Any]) -> None:
-        """The run as a whole failed: members of a group are tried once more alone, a task alone has failed."""
+        """The run as a whole failed: members of a group are tried once more alone, a task alone has failed.
+
+        An error that Weft did not foresee, in a task that runs Weft's code alone, is no fault of the task: it is tried
+        again, in a fresh process.
+        """
         fused = active.fused
         if kind == "preempted":
             for name in active.members:
@@ -218,7 +228,7 @@ class GroupEndings:
                 unless_lost(self._out_of_memory, active, name, error, None)
             elif is_full_disk(error):
                 unless_lost(self._wait_for_room, active, name, error)
-            elif fused:
+            elif fused or (kind == "unexpected" and not active.users_code):
                 unless_lost(self._lost, active, name, error)
             else:
                 unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
@@ -386,6 +396,8 @@ class GroupStarts:
             heard=time.monotonic(),
             priority=max(task.priority for task in claimed),
             kind=claimed[0].spec.get("kind", "training"),
+            alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
+            users_code=any(map(runs_users_code, everyone.values())),
             start_seconds=0.0 if infers else self._state.setup_of(group.device),
             slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
             turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
@@ -508,6 +520,8 @@ class Leaving:
         cancelled = [name for name in lost if name not in paused]
         if cancelled:
             active.worker.send("cancel", group=active.group.id, names=cancelled)
+        if len(cancelled) == len(active.members):
+            active.unwanted_since = min(active.unwanted_since, time.monotonic())
 
     def split(self, group: Group, names: Iterable[str]) -> None:
         """Let members of a group go on alone from its checkpoint when they start again."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from weft.core.errors import WeftError
+from weft.core.files import write_json
 from weft.core.units import show_bytes
 from weft.serve.groups import with_seconds_left
 from weft.serve.queue_file import QueueError, QueueTask
 from weft.serve.source_files import unchanged
-from weft.serve.state import SupervisorState, estimate_key, is_inference, unless_lost, worker_settings
+from weft.serve.state import SupervisorState, estimate_key, is_inference, runs_users_code, unless_lost, worker_settings
 from weft.serve.worker_pool import PLANNER, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
+NOTED = "planning.json"  # in the folder of runs
 PLAN_TRIES = 2  # at least: what ended the planner may be no fault of the task that it planned
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
+MOST_TO_LEARN = 1_000  # groups that the planner has not learned from yet
 MOST_ESTIMATES = 10_000  # kept in memory
 PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
 LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
@@ -24,6 +31,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
+KEPT = ("from", "failures", "memory_errors", "suspect_of_death", "deaths")
 SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
 
 
@@ -35,6 +43,7 @@ class Planning:
     user: str
     key: str  # of its estimate
     since: float
+    users_code: bool  # whether its estimate runs code that is not Weft's
     loads: bool = False  # its graph
     overdue: float = 0.0  # seconds that were too long, once they were
     withdrawn: bool = False  # the task was cancelled or paused, and the planner is ended for it
@@ -51,6 +60,7 @@ class TaskPlanner:
         self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
         self._stuck: set[str] = set()  # users whose last task never ended there
         self._told: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
+        self._to_learn: deque[Mapping[str, Any]] = deque(maxlen=MOST_TO_LEARN)
 
     def plan_queued(self) -> None:
         """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
@@ -67,7 +77,9 @@ class TaskPlanner:
                 plans += self._within_limits(task, kept_of(task.plan) | dict(known))
             else:
                 unknown.append((task, key))
-        if unknown and self._planning is None and self._pool.workers[PLANNER].idle:
+        self._teach()
+        planner = self._pool.workers.get(PLANNER)
+        if unknown and self._planning is None and planner is not None and planner.idle:
             self._ask(*min(unknown, key=lambda one: self._turn_of(one[0])))
         if plans:
             self._plan(plans)
@@ -85,12 +97,39 @@ class TaskPlanner:
 
     def _ask(self, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""
-        self._planning = Planning(task.id, task.user, key, time.monotonic())
+        self._planning = Planning(task.id, task.user, key, time.monotonic(), runs_users_code(task))
         self._turns[task.user] = max(self._turns.values(), default=0) + 1
         device = self._state.options.device_names()[0].partition("@")[0]
         planner = self._pool.workers[PLANNER]
+        if self._planning.users_code:
+            self.note(task.id)
         planner.group = task.id
         planner.send("plan", id=task.id, device=device, **_asked(task))
+
+    def note(self, task: str = "") -> None:
+        """Write down which task is planned, for the next server, should this one die of it; "" for none."""
+        tries = {name: count for name, count in self._tries.items() if self._waiting(name) is not None}
+        with suppress(WeftError, OSError):  # planning goes on where nothing can be written
+            write_json(self._state.options.runs / NOTED, {"task": task, "tries": tries})
+
+    def take_over(self) -> None:
+        """Count a try of the task that was planned when the last server died, and refuse what has had enough."""
+        file = self._state.options.runs / NOTED
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            noted = json.loads(file.read_text(encoding="utf-8"))
+            self._tries = {str(name): int(count) for name, count in noted["tries"].items()}
+            if noted["task"]:
+                self._count_try(str(noted["task"]), "the server died")
+        file.unlink(missing_ok=True)
+
+    def _count_try(self, name: str, reason: str) -> None:
+        """Count that planning a task ended the planner; one that did so too often is refused."""
+        task = self._waiting(name)
+        if task is None:
+            return
+        tries = self._tries[name] = self._tries.get(name, 0) + 1
+        if tries >= max(PLAN_TRIES, task.max_attempts):
+            unless_lost(self._state.db.refuse, name, f"planning it ended the planner {tries} times: {reason}")
 
     def loading(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner begins to load the graph of a task, or has it; time counts anew from then on."""
@@ -103,6 +142,9 @@ class TaskPlanner:
         if self._planning is None or self._planning.task != message["id"]:
             return
         asked, self._planning, self._state.dirty = self._planning, None, True
+        if asked.users_code:
+            planner.renew()
+            self.note()
         name, key = asked.task, asked.key
         self._stuck.discard(asked.user)
         task = self._waiting(name)
@@ -122,10 +164,18 @@ class TaskPlanner:
         self._plan(self._within_limits(task, kept_of(task.plan) | estimate))
 
     def learn(self, device: str, took: Sequence[Mapping[str, Any]]) -> None:
-        """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine."""
-        planner = self._pool.workers.get(PLANNER)
-        if planner is not None and planner.ready and "@" not in device:
-            planner.send("learn", device=device, took=list(took))
+        """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine.
+
+        A planner that runs code which is not Weft's does not outlive it, so the next one learns.
+        """
+        if "@" not in device:
+            self._to_learn.append({"device": device, "took": list(took)})
+        self._teach()
+
+    def _teach(self) -> None:
+        planner, lasts = self._pool.workers.get(PLANNER), self._planning is None or not self._planning.users_code
+        while self._to_learn and lasts and planner is not None and planner.ready and not planner.end_reason:
+            planner.send("learn", **self._to_learn.popleft())
 
     def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._state.db.plan_many(plans)
@@ -146,8 +196,8 @@ class TaskPlanner:
 
     def end_stuck(self, now: float) -> None:
         """End the planner if a model keeps it for too long, or if what it plans was cancelled or paused."""
-        asked, planner = self._planning, self._pool.workers[PLANNER]
-        if asked is None or planner.end_reason:
+        asked, planner = self._planning, self._pool.workers.get(PLANNER)
+        if asked is None or planner is None or planner.end_reason:
             return
         limit = LOADING_SECONDS if asked.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
         took = now - asked.since
@@ -161,6 +211,8 @@ class TaskPlanner:
     def planner_gone(self, reason: str) -> None:
         """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
         asked, self._planning = self._planning, None
+        if asked is not None and asked.users_code:
+            self.note()
         task = None if asked is None or asked.withdrawn else self._waiting(asked.task)
         if asked is None or task is None:
             return
@@ -171,10 +223,7 @@ class TaskPlanner:
                 told = f"loading its graph took longer than {asked.overdue:g} s"
             unless_lost(self._state.db.refuse, asked.task, told)
             return
-        tries = self._tries[asked.task] = self._tries.get(asked.task, 0) + 1
-        if tries >= max(PLAN_TRIES, task.max_attempts):
-            told = f"planning it ended the planner {tries} times: {reason}"
-            unless_lost(self._state.db.refuse, asked.task, told)
+        self._count_try(asked.task, reason)
 
     def _waiting(self, name: str) -> QueueTask | None:
         """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""
@@ -187,7 +236,7 @@ class TaskPlanner:
 
 def kept_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a plan knows of a task besides its estimate: where it goes on from, and how it failed."""
-    return {name: value for name, value in (plan or {}).items() if name in ("from", "failures", "memory_errors")}
+    return {name: value for name, value in (plan or {}).items() if name in KEPT}
 
 
 def _asked(task: QueueTask) -> dict[str, Any]:

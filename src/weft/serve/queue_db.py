@@ -389,6 +389,13 @@ class QueueDB:
             found = self.get(task)
             return self._change(found, "queued", error=reason, max_attempts=found.max_attempts + 1, **_NO_WORKER)
 
+    def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
+        """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
+        with transaction(self._db):
+            found, plan_text = self.get(task), _json(plan)
+            attempts = found.max_attempts + 1  # one that is resumed has an attempt
+            return self._change(found, "paused", error=reason, plan=plan_text, max_attempts=attempts, **_NO_WORKER)
+
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
         with transaction(self._db):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.cluster.ray import import_ray, nodes_of
-from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerProcess
+from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerProcess, message_in
 
 RELAY_SECONDS = 1.0
 LINES_AT_ONCE = 1000
@@ -118,7 +118,7 @@ class RayWorker(WorkerProcess):
                 lines, code = self._ray.get(self._host.read.remote(RELAY_SECONDS))
                 for line in lines:
                     with suppress(ValueError):
-                        self._inbox.put((self, json.loads(line)))
+                        self._inbox.put((self, message_in(line)))
         except Exception:  # the actor, its node or the whole cluster is gone
             self._find_lost()
         self._ended.set()

@@ -14,7 +14,7 @@ def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> 
     """The queue's events for one event of a run; none for those that only concern the run as a whole."""
     kind, data = event["event"], {key: value for key, value in event.items() if key not in LEFT_OUT}
     if kind == "progress" and "members" in data:
-        for one in data["members"]:
+        for one in (one for one in data["members"] if one["task"] in members):
             yield one["task"], "progress", {**{k: v for k, v in one.items() if k != "task"}, "group": group}
     elif kind == "progress":
         yield members[0], "progress", {**data, "group": group}

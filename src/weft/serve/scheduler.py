@@ -13,6 +13,7 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState
 from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
 from weft.serve.queue_file import QueueTask
+from weft.serve.server_deaths import WAITS_ALONE, WAITS_FOR_SUSPECT, is_suspect
 from weft.serve.state import SupervisorState, is_inference, queued_task, unless_lost, worker_settings
 from weft.serve.worker_pool import PLANNER, WorkerPool
 
@@ -44,7 +45,7 @@ class Scheduler:
         known = {task.id: task for task in waiting}
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
         groups = self._groups.ready()
-        ready = self._startable(waiting)
+        groups, ready, suspect = self._beside_suspects(groups, self._startable(waiting))
         decision = self._decide(groups, ready)
         for name, reason in decision.refuse.items():
             if name in groups:
@@ -53,7 +54,7 @@ class Scheduler:
                 unless_lost(self._state.db.refuse, name, reason)
         for group in decision.preempt:
             self._leaving.preempt(self._state.active[group])
-        for start in decision.start:
+        for start in [start for start in decision.start if start.members[0] in suspect] or decision.start:
             if start.members[0] in groups:
                 self._groups.resume(groups[start.members[0]], start)
             else:
@@ -62,6 +63,25 @@ class Scheduler:
         left = {*decision.started, *decision.refuse}
         still = {name: one for name, one in groups.items() if name not in left}
         self._prefetch(still, [task for task in ready if task.id not in left], decision)
+
+    def _beside_suspects(
+        self, groups: dict[str, Preempted], ready: list[QueueTask]
+    ) -> tuple[dict[str, Preempted], list[QueueTask], list[str]]:
+        """What may start now, though a server died while some of it ran; and the suspect among it, in a list.
+
+        Suspects start one by one, and nothing starts beside one until it has saved something or has run for a while.
+        """
+        suspects = [name for name, one in groups.items() if any(map(is_suspect, one.present))]
+        suspects += [task.id for task in ready if is_suspect(task)]
+        tried = any(active.alone_until > time.monotonic() for active in self._state.active.values())
+        if not suspects and not tried:
+            return groups, ready, []
+        for task in (*ready, *(task for one in groups.values() for task in one.present)):
+            self._state.why[task.id] = WAITS_ALONE if is_suspect(task) else WAITS_FOR_SUSPECT
+        names = {*groups, *(task.id for task in ready)} if self._state.active else set()
+        names = set() if tried else names.difference(suspects[1:]).union(suspects[:1])
+        found = {name: one for name, one in groups.items() if name in names}
+        return found, [task for task in ready if task.id in names], suspects[:1]
 
     def _startable(self, waiting: Sequence[QueueTask]) -> list[QueueTask]:
         """The tasks that a policy may start: in no group that is to go on, and not held back."""

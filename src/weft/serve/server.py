@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +30,8 @@ except ImportError:  # Windows: nobody is kept out
     fcntl = None  # type: ignore[assignment]
 
 
+OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+SAME_WARNING_SECONDS = 60.0  # between two that say the same
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
 
 
@@ -176,6 +181,7 @@ def serve(
         import uvicorn
 
         from weft.serve.app import make_app
+        from weft.serve.connections import BoundedConnection, most_waiting
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with ServerLock(options.db), ExitStack() as stack:
@@ -185,8 +191,16 @@ def serve(
         supervisor = Supervisor(options)
         app = make_app(options, supervisor, tokens)
         config = uvicorn.Config(
-            app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+            app,
+            host=host,
+            port=port,
+            http=BoundedConnection,
+            backlog=most_waiting(),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
         )
+        logging.getLogger("uvicorn.error").addFilter(Seldom())
         server = _Server(uvicorn.Server(config), addresses)
         supervisor.start()
         watch = threading.Thread(target=_end_with, args=(supervisor, server), daemon=True)
@@ -211,11 +225,17 @@ class _Server:
 
         before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            # serve() without uvicorn's own handlers, which raise the signal again
-            asyncio.run(self._server._serve(sockets=list(self._addresses)))
+            asyncio.run(self._answer())
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def _answer(self) -> None:
+        import asyncio
+
+        asyncio.get_running_loop().set_exception_handler(_log_trouble)
+        # serve() without uvicorn's own handlers, which raise the signal again
+        await self._server._serve(sockets=list(self._addresses))
 
     def _end(self, number: int, _: FrameType | None) -> None:
         if self._server.should_exit:
@@ -226,6 +246,33 @@ class _Server:
     def end(self) -> None:
         """Stop answering."""
         self._server.should_exit = True
+
+
+class Seldom(logging.Filter):
+    """Lets a warning through once in a while only: whoever can connect could fill the disk with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is to be written."""
+        now = time.monotonic()
+        if record.levelno > logging.WARNING:
+            return True
+        if now - self._last.get(str(record.msg), -math.inf) < SAME_WARNING_SECONDS:
+            return False
+        self._last[str(record.msg)] = now
+        return True
+
+
+def _log_trouble(loop: Any, context: dict[str, Any]) -> None:
+    """What went wrong outside of a request, in one line where the system is out of something, as files to open."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in OUT_OF:
+        logging.getLogger("uvicorn.error").warning("weft: connections wait: %s", error.strerror)
+    else:
+        loop.default_exception_handler(context)
 
 
 def _end_with(supervisor: Supervisor, server: _Server) -> None:

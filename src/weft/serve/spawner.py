@@ -6,6 +6,9 @@ and never touches CUDA, which no fork survives.
 
 It reads one JSON line per worker to start from a Unix socket, with the worker's stdin and stdout attached, and writes
 ``{"pid": ...}`` and, when a worker has ended, ``{"ended": pid, "code": ...}``.
+
+Every worker leads a session of its own. What a model has started ends with its worker: the rest of the session is
+killed, and so are processes that left it, which become children of the spawner (on Linux).
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
-from weft.serve.worker import end_with_parent, work_on
+from weft.serve.worker import end_with_parent, prctl, work_on
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
 PRELOADED = (
@@ -32,6 +38,8 @@ PRELOADED = (
     "weft.serve.worker_memory",
     "torch._dynamo",
 )
+SET_CHILD_SUBREAPER = 36  # of prctl
+END_SECONDS = 2.0  # at most until everything has ended that was started here
 
 
 def warm_up() -> None:
@@ -61,34 +69,46 @@ def _train_one_epoch() -> None:
 
 
 def spawn_until_closed(link: socket.socket) -> None:
-    """Start workers until the supervisor closes the link."""
+    """Start workers until the supervisor closes the link or has gone; then end them, and whatever they started."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    link.sendall(b'{"ready": true}\n')
-    while True:
-        readable, _, _ = select.select([link.fileno(), wake_read], [], [])
-        if wake_read in readable:
-            os.read(wake_read, 4096)
-            _report_ended(link)
-        if link.fileno() in readable:
-            text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
-            if not text:
-                return
-            _fork(link, json.loads(text), handles, (wake_read, wake_write))
+    prctl(SET_CHILD_SUBREAPER, 1)
+    workers: set[int] = set()
+    before = _children()
+    try:
+        link.sendall(b'{"ready": true}\n')
+        while True:
+            readable, _, _ = select.select([link.fileno(), wake_read], [], [])
+            if wake_read in readable:
+                if signal.SIGTERM in os.read(wake_read, 4096):
+                    return
+                _report_ended(link, workers, before)
+            if link.fileno() in readable:
+                text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
+                if not text:
+                    return
+                _fork(link, json.loads(text), handles, (wake_read, wake_write), workers)
+    finally:
+        _end_all(workers, before)
 
 
-def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: tuple[int, int]) -> None:
+def _fork(
+    link: socket.socket, wanted: dict[str, Any], handles: list[int], own: tuple[int, int], workers: set[int]
+) -> None:
     spawner, pid = os.getpid(), os.fork()
     if pid:
+        workers.add(pid)
         for handle in handles:
             os.close(handle)
         link.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         return
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         link.close()
         for handle in own:
             os.close(handle)
@@ -137,21 +157,55 @@ def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
     work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
 
 
-def _report_ended(link: socket.socket) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        link.sendall(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+def _report_ended(link: socket.socket, workers: set[int], before: set[int]) -> None:
+    """Say which workers have ended, and end what they left; ``before``: children that were there before them."""
+    reaped = False
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            pid, reaped = ended.si_pid, True
+            if pid in workers:
+                _kill(os.killpg, pid)  # while the process that has ended keeps this number from being used again
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if pid in workers:
+                workers.discard(pid)
+                link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
+    for orphan in _children() - workers - before if reaped else ():
+        _kill(os.kill, orphan)
+
+
+def _end_all(workers: set[int], before: set[int]) -> None:
+    """End every worker and what they started; what is killed leaves its own children to this process."""
+    for pid in workers:
+        _kill(os.killpg, pid)
+    until = time.monotonic() + END_SECONDS
+    while (left := _children() - before) and time.monotonic() < until:
+        for pid in left:
+            _kill(os.kill, pid)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def _kill(send: Callable[[int, int], None], number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        send(number, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """The processes whose parent is this one; empty where the system does not list them in files."""
+    found, own = set(), os.getpid()
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        with suppress(OSError, ValueError, IndexError):
+            if name.isdigit() and int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1]) == own:
+                found.add(int(name))
+    return found
 
 
 def main() -> None:
     """Run the spawner on the socket whose number is given."""
     number, parent = int(sys.argv[1]), int(sys.argv[2])
-    end_with_parent(parent)
+    end_with_parent(parent, signal.SIGTERM)  # not at once: what the workers have started ends first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warm_up()
     with socket.socket(fileno=number) as link:

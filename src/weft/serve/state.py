@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.errors import WeftError
+from weft.core.models import BUILT_IN
 from weft.core.sweep import all_settings
-from weft.core.task import Task
+from weft.core.task import OWN_FUNCTIONS, Task, is_own
 from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
@@ -62,6 +63,15 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
 def is_inference(task: QueueTask) -> bool:
     """Whether a task infers rather than trains."""
     return task.spec.get("kind") == "inference"
+
+
+def runs_users_code(task: QueueTask) -> bool:
+    """Whether a task runs code that is not Weft's: a model, a callback, or another function that it names."""
+    settings = task.spec["task"]
+    functions = (settings[name] for name in OWN_FUNCTIONS if settings.get(name) is not None)
+    return (
+        settings.get("model", "gcn") not in BUILT_IN or bool(settings.get("callbacks")) or any(map(is_own, functions))
+    )
 
 
 def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> QueuedTask:
@@ -134,12 +144,15 @@ class Active:
     heard: float
     priority: int = 0
     kind: str = "training"
+    users_code: bool = False  # whether it runs code that is not Weft's
     start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
     slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
     turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
+    alone_until: float = 0.0  # by the clock of ``began``: until then nothing else starts
+    unwanted_since: float = math.inf  # when its last member was cancelled
     shared: bool = False  # whether another group ran on the device meanwhile
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone

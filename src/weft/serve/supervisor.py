@@ -23,14 +23,16 @@ from typing import Any
 
 from weft.sched.admission import Policy
 from weft.sched.task_queue import UserShares
-from weft.serve.groups import DeviceFaults, GroupEndings, Leaving
+from weft.serve.groups import DeviceFaults, GroupEndings, Leaving, known_tasks
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import QueueDB
+from weft.serve.queue_file import ENDED
 from weft.serve.retention import clean_up, drop_checkpoints
 from weft.serve.run_events import records_of
 from weft.serve.scheduler import Scheduler
-from weft.serve.state import TROUBLE, Counters, SupervisorState
+from weft.serve.server_deaths import RESTARTED, SUSPECT, take_over
+from weft.serve.state import TROUBLE, Counters, SupervisorState, unless_lost
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
@@ -82,6 +84,7 @@ class ServerView:
         }
 
 
+UNUSABLE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
 COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
@@ -140,15 +143,29 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            with QueueDB(self.state.options.db) as self.state.db:
+            with self._opened() as self.state.db:
                 self._begin()
                 while not self._finished():
                     self._work()
+                for task in self.state.db.tasks(state="running", limit=1_000_000):
+                    unless_lost(self.state.db.release, task.id, RESTARTED)  # this server did not die of it
+                self._planner.note()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
         finally:
             self.pool.stop_all()
+
+    def _opened(self) -> QueueDB:
+        """The queue; if it cannot be opened now, as for want of files to open, in a while."""
+        while True:
+            try:
+                return QueueDB(self.state.options.db)
+            except TROUBLE as error:
+                if self.state.draining:
+                    raise
+                self._complain(str(error))
+                time.sleep(FULL_DISK_SECONDS)
 
     def _work(self) -> None:
         """One round. Trouble that may pass, as a full disk, is waited for: what could not be written is, later."""
@@ -173,18 +190,26 @@ class Supervisor:
         self.state.options.runs.mkdir(parents=True, exist_ok=True)
         self.state.shares = UserShares(self.state.db.shares())
         self._recover()
-        self.pool.start_all()
+        if trouble := self.pool.start_all():
+            self._complain(trouble)
 
     def _recover(self) -> None:
-        """Take over from a server that ended: its tasks are queued again, its fused groups go on as they were."""
+        """Take over from a server that ended: its tasks are queued again, its fused groups go on as they were.
+
+        The members of a group whose server died twice before it had saved anything go on alone.
+        """
         ran = self.state.db.tasks(state="running", limit=1_000_000)
         self.state.count_as_served_before(ran)
         shares = [self.state.shares.of(user) for user in dict.fromkeys(task.user for task in ran)]
-        for task in ran:
-            self.state.db.release(task.id, "the server was restarted")
+        take_over(self.state.db, ran)
+        self._planner.take_over()
         for group in self.state.db.groups("running", limit=1_000_000):
-            fused = len(group.members) > 1
-            self.state.db.end_group(group.id, "preempted" if fused else "dissolved", "the server was restarted", shares)
+            members = known_tasks(self.state.db, group.members)
+            apart = any((task.plan or {}).get(SUSPECT, 0) > 1 or task.state == "paused" for task in members)
+            if len(members) > 1 and apart:
+                self._leaving.split(group, [task.id for task in members if task.state not in ENDED])
+            whole = len(group.members) > 1 and not apart
+            self.state.db.end_group(group.id, "preempted" if whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
     def _finished(self) -> bool:
@@ -222,14 +247,22 @@ class Supervisor:
         handler = {
             "ready": self.pool.ready,
             "alive": self.pool.alive,
-            "loading": self._planner.loading,
-            "planned": self._planner.planned,
+            **({"loading": self._planner.loading, "planned": self._planner.planned} if worker.name == PLANNER else {}),
             "event": self._event,
             "done": self._done,
             "gone": self._gone,
-        }.get(message.get("say", ""))
-        if handler is not None:
-            handler(worker, message)
+        }.get(message["say"])
+        active = self.state.active.get(worker.group)
+        try:
+            if handler is not None:
+                handler(worker, message)
+        except UNUSABLE as error:  # what a model has written to the pipe of its worker
+            if handler == self._gone:
+                raise
+            if active is not None:  # it did not end by this
+                self.state.active[active.group.id], worker.group = active, active.group.id
+            worker.end_reason, worker.renewed = "", False
+            worker.kill(f"sent a message that cannot be used ({type(error).__name__}: {str(error)[:80]})")
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -264,7 +297,7 @@ class Supervisor:
 
     def _event(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         active = self.state.active.get(message["group"])
-        if active is None:
+        if active is None or active.worker is not worker:
             return
         event, now = message["event"], time.monotonic()
         active.heard = now
@@ -276,11 +309,15 @@ class Supervisor:
             active.told = now
         elif event["event"] == "ready":
             self.state.counters.count_ready(event)
+        elif event["event"] == "checkpoint":
+            active.alone_until = 0.0
         self.state.records += records_of(event, active.members, active.group.id)
 
     def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group has ended; estimates to come learn from it, unless others slowed it down."""
-        active = self.state.active.get(message["group"])
+        if message["group"] != worker.group:
+            return
+        active = self.state.active.get(worker.group)
         if active is not None and not active.shared and message.get("epochs"):
             self._planner.learn(active.group.device, message["epochs"])
         self._endings.done(worker, message)
@@ -291,7 +328,7 @@ class Supervisor:
         """A worker has ended: start another, and queue again what it had."""
         if self.pool.workers.get(worker.name) is not worker:
             return
-        self.state.counters.workers_lost += 1
+        self.state.counters.workers_lost += not worker.renewed
         self.state.dirty, reason = True, self._endings.why_gone(worker, message.get("code"))
         try:
             if worker.name == PLANNER:

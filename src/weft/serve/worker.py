@@ -40,7 +40,7 @@ from typing import IO, Any, TextIO
 
 import torch
 
-from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
 from weft.core.startup import leave_out_of_collections
@@ -97,13 +97,15 @@ LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a m
 
 
 class Channel:
-    """Messages out, one JSON line each, from any thread."""
+    """Messages out, one JSON line each, from any thread; a process that a model forks has none to send, and ends."""
 
     def __init__(self, out: IO[str]) -> None:
-        self._out, self._lock = out, threading.Lock()
+        self._out, self._lock, self._process = out, threading.Lock(), os.getpid()
 
     def say(self, say: str, **data: Any) -> None:
         """Send a message; numbers that JSON does not know become null."""
+        if os.getpid() != self._process:
+            os._exit(1)
         line = json.dumps(finite({"say": say, **data}), allow_nan=False) + "\n"
         with self._lock:
             try:
@@ -260,12 +262,12 @@ class Worker:
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
         except WeftError as error:
-            return {"error": str(error), "kind": "failed"}
+            return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
             return {"error": "interrupted", "kind": "preempted"}
         except (Exception, SystemExit) as error:
             words = str(error).strip().splitlines()  # those of CUDA go on for lines, which are in the log
-            return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "failed"}
+            return {"error": f"{type(error).__name__}: {words[0] if words else ''}", "kind": "unexpected"}
 
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train the group; per member how it ended, its metrics, and the folder of its files; and what epochs took."""
@@ -404,12 +406,17 @@ def output_to(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the system end this process when the one that started it ends (on Linux; elsewhere stdin tells)."""
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process (on Linux; nothing elsewhere)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Have the system send this process a signal when the one that started it ends (elsewhere stdin tells)."""
+    prctl(1, by)  # PR_SET_PDEATHSIG
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(1)
 
 
 def leave_native_stacks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
 START_AGAIN_SECONDS = 5.0  # after a start that failed, for want of memory or files, say
+CANCELLED_SECONDS = 10.0  # until a worker that does not let a cancelled group go is ended
 PLANNER = "planner"
 LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
 
@@ -55,19 +57,20 @@ class WorkerPool:
         self._threads = threads_each(self._cores, here)
         self._spawner = Spawner(options.runs / "workers.log", options.environment, self._threads)
 
-    def start_all(self) -> None:
-        """Start the planner and the workers of every device."""
+    def start_all(self) -> str:
+        """Start the planner and the workers of every device; what was in the way of those that are started later."""
         options = self._state.options
         devices = options.device_names()
         self._mps = MPS([name for name in devices if "@" not in name], options.workers, options.mps)
         self._mps.start()
-        self._start(PLANNER, devices[0], planner=True)
-        for device in devices:
-            for place in range(options.workers):
-                self._start(f"{device}/{place}", device)
+        self._missing[PLANNER] = devices[0]
+        self._missing |= {f"{device}/{place}": device for device in devices for place in range(options.workers)}
+        return self.start_missing(time.monotonic())
 
     def stop_all(self) -> None:
         """End every process."""
+        for worker in self.workers.values():
+            worker.send("stop")
         for worker in self.workers.values():
             worker.stop(5.0)
         self._spawner.stop()
@@ -118,6 +121,8 @@ class WorkerPool:
 
     def ready(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker has loaded everything."""
+        if worker.ready:
+            return
         worker.ready, self._state.dirty = True, True
         self._failed_starts[worker.name] = 0
         if worker.name != PLANNER:
@@ -136,13 +141,15 @@ class WorkerPool:
             worker.kill(f"out of memory: {held}")
 
     def end_silent(self, now: float) -> None:
-        """End workers that sent no heartbeat, or made no progress, for too long."""
+        """End workers that sent no heartbeat, made no progress, or kept a cancelled group, for too long."""
         for worker in self.workers.values():
             if now - worker.last_heard > self._state.options.silent_seconds and not worker.end_reason:
                 worker.kill(f"sent no heartbeat for {self._state.options.silent_seconds:.0f} s")
         for active in self._state.active.values():
             if now - active.heard > self._state.options.hang_seconds and not active.worker.end_reason:
                 active.worker.kill(f"made no progress for {self._state.options.hang_seconds:.0f} s")
+            elif now - active.unwanted_since > CANCELLED_SECONDS and not active.worker.end_reason:
+                active.worker.kill("did not end a group that was cancelled")
 
     def _forget(self, worker: WorkerProcess) -> None:
         """A machine is gone, and its device with it; what it trained is queued again, for the others."""
@@ -178,6 +185,9 @@ class WorkerPool:
             try:
                 self._start(name, device, planner=name == PLANNER)
             except (WeftError, OSError) as error:
+                failed = self._failed_starts[name] = self._failed_starts.get(name, 0) + isinstance(error, WeftError)
+                if failed >= MOST_STARTS_FAILED and not self.room:  # not one has ever started
+                    raise NoWorkersError(str(error)) from error
                 self._not_before[name] = now + START_AGAIN_SECONDS
                 trouble = f"worker {name!r} could not be started: {error}"
                 continue

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -17,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import WeftError
+from weft.core.units import show_bytes
 
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
 READY_SECONDS, CODE_SECONDS = 300.0, 5.0
+MOST_LINE_BYTES = 64 << 20  # of one message
+LOOK_MILLISECONDS = 500  # between two looks whether a worker that says nothing has ended
 
 
 class Spawner:
@@ -33,6 +38,7 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._alive: set[int] = set()  # workers that the present process has started
         self._codes: dict[int, int] = {}
         self._changed = threading.Condition()
         self._lock = threading.Lock()
@@ -40,7 +46,7 @@ class Spawner:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "weft.serve.spawner", str(theirs.fileno()), str(os.getpid())]
-        self._link, self._answers = ours, queue.Queue()
+        self._link, self._answers, self._alive = ours, queue.Queue(), set()
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -51,20 +57,28 @@ class Spawner:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains
             )
-        threading.Thread(target=self._read, args=(ours, self._answers), name="spawner", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(ours, self._answers, self._alive), name="spawner", daemon=True
+        ).start()
         self._answer("ready", READY_SECONDS)
 
-    def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]]) -> None:
+    def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]], alive: set[int]) -> None:
         with link.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
             for line in lines:
                 message = json.loads(line)
                 if "ended" in message:
-                    with self._changed:
-                        self._codes[message["ended"]] = message["code"]
-                        self._changed.notify_all()
+                    self._note_ended({message["ended"]: message["code"]}, alive)
                 else:
+                    alive |= {message["pid"]} if "pid" in message else set()
                     answers.put(message)
         answers.put({"gone": True})
+        self._note_ended(dict.fromkeys(alive, -signal.SIGKILL), alive)  # workers end with their spawner
+
+    def _note_ended(self, codes: Mapping[int, int], alive: set[int]) -> None:
+        with self._changed:
+            alive.difference_update(codes)
+            self._codes.update(codes)
+            self._changed.notify_all()
 
     def _answer(self, name: str, seconds: float) -> Any:
         try:
@@ -102,14 +116,22 @@ class Spawner:
             self._changed.wait_for(lambda: pid in self._codes, CODE_SECONDS)
             return self._codes.pop(pid, None)
 
+    def says_ended(self, pid: int) -> bool:
+        """Whether a worker has ended, whose code has not been asked for."""
+        with self._changed:
+            return pid in self._codes
+
     def stop(self) -> None:
-        """End it, and with it whatever it has started."""
+        """End it: it ends what it has started first, for which it has some seconds."""
         if self._link is not None:
             with suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
             self._link.close()
             self._link = None
         if self._process is not None:
+            until = time.monotonic() + CODE_SECONDS
+            while self._process.poll() is None and time.monotonic() < until:
+                time.sleep(0.005)
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -132,13 +154,25 @@ def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]
     return pid, (to_write, from_read)
 
 
+def message_in(line: bytes | str) -> Mapping[str, Any]:
+    """The message in a line of a worker; a :class:`ValueError` if it has none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict) or not isinstance(message.get("say"), str):
+        raise ValueError("sent a line that is no message")
+    return message
+
+
 class WorkerProcess:
     """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended.
 
-    ``lost``: the machine that it was on is gone, so another cannot be started there.
+    ``lost``: the machine that it was on is gone, so another cannot be started there. ``renewed``: it was ended to make
+    way for a fresh one, though nothing had gone wrong.
     """
 
-    lost = False
+    lost = renewed = False
 
     def __init__(
         self,
@@ -158,7 +192,7 @@ class WorkerProcess:
         self.pid, (to_write, from_read) = _with_pipes(
             lambda *handles: spawner.fork(device, environment or {}, handles, keep_bytes, pooled)
         )
-        self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), os.fdopen(from_read, encoding="utf-8")
+        self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), from_read
         self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
@@ -185,20 +219,59 @@ class WorkerProcess:
             self._in.close()
 
     def _read(self) -> None:
-        with suppress(ValueError, OSError):
-            for line in self._out:
-                with suppress(ValueError):  # half a line of a process that was killed
-                    self._inbox.put((self, json.loads(line)))
-        code = self._spawner.code_of(self.pid)
-        self._ended.set()
-        self._inbox.put((self, {"say": "gone", "code": code}))
+        try:
+            self._relay()
+        finally:
+            code = self._spawner.code_of(self.pid)
+            if code is None:
+                self.kill("closed its pipe to the server")
+                code = self._spawner.code_of(self.pid)
+            self._ended.set()
+            self._inbox.put((self, {"say": "gone", "code": code}))
+            os.close(self._out)
+
+    def _relay(self) -> None:
+        """Pass messages on until the process has ended, though a process that its model forked holds the pipe open.
+
+        Whoever writes a line that is no message is ended: a model can reach the pipe.
+        """
+        watched, until = select.poll(), math.inf
+        unread: list[bytes] = []
+        watched.register(self._out, select.POLLIN)
+        while time.monotonic() < until:
+            if watched.poll(LOOK_MILLISECONDS):
+                text = os.read(self._out, 1 << 16)
+                if not text:
+                    return
+                unread.append(text)
+                if b"\n" in text:
+                    *lines, rest = b"".join(unread).split(b"\n")
+                    unread = [rest]
+                    try:
+                        for line in lines:
+                            self._inbox.put((self, message_in(line)))
+                    except ValueError as error:
+                        self.kill(str(error))
+                        return
+                if sum(map(len, unread)) > MOST_LINE_BYTES:
+                    self.kill(f"sent a line of more than {show_bytes(MOST_LINE_BYTES)}")
+                    return
+            elif until < math.inf:
+                return
+            if until == math.inf and self._spawner.says_ended(self.pid):
+                until = time.monotonic() + CODE_SECONDS
+
+    def renew(self) -> None:
+        """End the process, so that a fresh one takes its place: code that is not Weft's may have changed anything."""
+        self.renewed = not self.end_reason
+        self.kill("is replaced after code that is not Weft's own")
 
     def kill(self, reason: str) -> None:
         """End the process at once."""
         self.end_reason = self.end_reason or reason
-        if not self._ended.is_set():
+        for send in (os.killpg, os.kill) if not self._ended.is_set() else ():  # at first it leads no group
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                send(self.pid, signal.SIGKILL)
 
     def stop(self, seconds: float) -> None:
         """Ask it to end, and end it after ``seconds``."""
@@ -208,4 +281,3 @@ class WorkerProcess:
             self.kill("was asked to end")
             self._ended.wait(CODE_SECONDS)
         self._reader.join(CODE_SECONDS)
-        self._out.close()

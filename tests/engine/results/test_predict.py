@@ -144,6 +144,30 @@ def test_a_pyg_module_is_called_with_tensors():
     assert loss(result, graph, "test") == pytest.approx(result.metrics["test_loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+def test_a_trained_model_as_a_module_of_pyg_gives_the_same_outputs(model, sparse):
+    pytest.importorskip("torch_geometric")
+    graph = tiny_graph(sparse=sparse)
+    result = run(graph, model=model, feature_norm="row", input_dropout=0.5, epochs=20)
+    exported = weft.nn.to_pyg(result.model)
+    x = graph.x.to_dense() if sparse else graph.x
+    with torch.no_grad():
+        expected, found = result.model(graph.x, graph.adj), exported(x, graph.edge_index())
+        traced = torch.export.export(exported, (x, graph.edge_index())).module()(x, graph.edge_index())
+        back = weft.nn.from_pyg(exported)(graph.x, graph.adj)
+    for outputs in (found, traced, back):
+        assert torch.allclose(outputs, expected, atol=1e-5)
+
+
+def test_a_model_with_a_hook_of_its_own_is_not_converted_without_it():
+    pytest.importorskip("torch_geometric")
+    result = run(tiny_graph())
+    result.model.register_forward_pre_hook(lambda model, args: (2 * args[0], *args[1:]))
+    with pytest.raises(SpecError, match=r"forward hook .* cannot be converted; remove it"):
+        weft.nn.to_pyg(result.model)
+
+
 def test_a_module_that_raises_is_named_with_its_line():
     class Picky(nn.Module):
         def __init__(self, in_features, out_features):

@@ -72,6 +72,6 @@ def test_no_command_prints_control_characters(command, monkeypatch, tmp_path):
 
 
 def test_the_dashboard_makes_text_of_what_others_wrote():
-    page = (resources.files("weft.serve.http") / "dashboard.html").read_text(encoding="utf-8")
+    page = (resources.files("weft.serve") / "static" / "dashboard.html").read_text(encoding="utf-8")
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc"):
         assert way not in page, f"{way} would carry out a task's name"

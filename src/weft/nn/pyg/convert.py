@@ -214,18 +214,30 @@ def _swapped(module: nn.Module, otherwise: str) -> nn.Module:
 
 
 def to_pyg(module: GNN | Conv) -> nn.Module:
-    """The inverse of :func:`from_pyg`. Input dropout, which PyG's models have no place for, is left out."""
+    """The inverse of :func:`from_pyg`. Input dropout, which PyG's models have no place for, is left out.
+
+    A trained model divides features by their sums if its training did (``feature_norm="row"``); so does the result.
+    """
     if isinstance(module, GNN):
         converted = _model_to_pyg(module)
     elif isinstance(module, Conv):
         converted = conv_to_pyg(module)
     else:
         raise SpecError(f"to_pyg: {type(module).__name__} is neither a model nor a layer of weft.nn")
-    return _like(converted, module)
+    return _like(converted, module, dense=True)
 
 
-def _like(converted: nn.Module, original: nn.Module) -> Any:
-    """``converted`` on the device, in the type and in the mode of ``original``."""
+def _like(converted: nn.Module, original: nn.Module, dense: bool = False) -> Any:
+    """``converted`` on the device, in the type and in the mode of ``original``, with the same treatment of its inputs.
+
+    ``dense``: the layers of ``converted`` take dense features only. A hook of another kind is refused: what it does
+    cannot be converted.
+    """
+    for hook in (*original._forward_pre_hooks.values(), *original._forward_hooks.values()):
+        if not hasattr(hook, "converted"):
+            kind = type(original).__name__
+            raise SpecError(f"{kind}: its forward hook {hook!r} cannot be converted; remove it, and register it again")
+        converted.register_forward_pre_hook(hook.converted(dense), with_kwargs=True)
     some = next(original.parameters())
     return converted.to(some.device, some.dtype).train(original.training)
 
