@@ -102,6 +102,7 @@ def test_the_brain_needs_the_standard_library_alone():
 IMPORTED_LATE = {
     "ops/launch/triton_lang.py": ("triton",),
     "serve/app.py": ("fastapi", "starlette"),
+    "serve/connections.py": ("uvicorn",),
     "nn/pyg/swapped_layers.py": ("torch_geometric",),
 }
 

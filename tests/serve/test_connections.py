@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from weft.serve.http import connections
+from weft.serve import connections
 
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened

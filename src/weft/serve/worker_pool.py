@@ -13,7 +13,6 @@ from weft.core.errors import WeftError
 from weft.core.gpus import without_gpus
 from weft.core.units import show_bytes
 from weft.serve.mps import MPS
-from weft.serve.ray_worker import RayWorker
 from weft.serve.state import SupervisorState
 from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
 
@@ -84,6 +83,8 @@ class WorkerPool:
         pooled = options.pool and not planner
         if "@" in there:
             environment = {**options.environment, **environment}
+            from weft.serve.ray_worker import RayWorker  # imports torch, which the server does without
+
             self.workers[name] = RayWorker(name, there, self.inbox, environment, keep, pooled)
             return
         self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep, pooled)
