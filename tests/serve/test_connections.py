@@ -8,11 +8,10 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from weft.serve import connections
 
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened
-from weft.serve import worker_pool
+from weft.serve import connections, worker_pool
 from weft.serve.worker_process import Spawner
 
 FILES, FLOOD = 160, 400
