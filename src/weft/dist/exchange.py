@@ -24,7 +24,7 @@ from torch import Tensor
 from weft.dist.barrier import Barrier
 from weft.dist.partition import halo_of
 from weft.dist.peer_memory import SLOTS, PeerMemory
-from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import ShardedLaunch
 
 
 class Staging:

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.dist.partition import halo_of, neighbour_pieces, places_in, row_offsets, split_edges
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import WorkList, build_worklist, thresholds
-from weft.ops.sharded.shard import ShardedCSR, tile_count, tile_ends
+from weft.ops.sharded.sharded_spmm import ShardedCSR, tile_count, tile_ends
 from weft.ops.sharded.streamed_spmm import Tile, TiledCSR
 
 WHOLE_ROWS = 2**31 - 1

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.startup import MadeAhead
-from weft.ops.random import torch_bits as random
+from weft.ops import random_bits as random
 
 # ---- Random numbers of initial weights that were drawn before their model is built, while another one trains.
 #

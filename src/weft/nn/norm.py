@@ -102,7 +102,7 @@ class BatchNorm(Parametrised):
         return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
 
     def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
-        from weft.ops.norm.batch_norm import batch_norm_act_dropout  # models without norms do without
+        from weft.ops.dense.batch_norm import batch_norm_act_dropout  # models without norms do without
 
         bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
         out, mean, var = batch_norm_act_dropout(x, weight, bias, self.eps, *then)
@@ -118,7 +118,7 @@ class BatchNorm(Parametrised):
     def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         centre = self.running_mean if b is None else self.running_mean - b
         if on_gpu(x) and not torch.is_grad_enabled():
-            from weft.ops.norm.batch_norm import normalise_act_dropout
+            from weft.ops.dense.batch_norm import normalise_act_dropout
 
             return normalise_act_dropout(x, centre, self.running_var, weight, bias, self.eps, *then)
         scale = weight * (self.running_var + self.eps).rsqrt()
@@ -146,14 +146,14 @@ class LayerNorm(Parametrised):
         self.declare("bias", (features,), ZEROS)
 
     def _fits_one_tile(self) -> bool:
-        from weft.ops.norm.layer_norm_triton import WIDEST
+        from weft.ops.dense.layer_norm import WIDEST
 
         return self.features <= WIDEST
 
     def forward(self, x: Tensor, b: Tensor | None = None, then: Then = NOTHING) -> Tensor:
         """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``, with what follows."""
         if self.mode == "node" and on_gpu(x) and self._fits_one_tile():
-            from weft.ops.norm.layer_norm import layer_norm_act_dropout
+            from weft.ops.dense.layer_norm import layer_norm_act_dropout
 
             return layer_norm_act_dropout(x, b, self.weight, self.bias, self.eps, *then)
         x = x if b is None else x + b

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.graphs_for_tests import tiny_graph
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.self_loops import row_sums
+from weft.ops.csr.adjacency import Adjacency, row_sums
 from weft.ops.csr.worklist import WorkList, build_worklist, worklist_by_length
 
 

@@ -11,7 +11,7 @@ from tests.ops.contract import TYPES
 from tests.ops.dense.test_bias_act_dropout import ACTIVATE, CLOCK, SITE, make
 from tests.ops.norm.test_batch_norm import ended
 from weft.core.errors import InputError
-from weft.ops.norm.layer_norm import layer_norm_act_dropout
+from weft.ops.dense.layer_norm import layer_norm_act_dropout
 
 
 def layer_norm(x, weight, shift, b=None, *ending):

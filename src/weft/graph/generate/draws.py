@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.ops.random.torch_bits import signed64
+from weft.ops.random_bits import signed64
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_A = 0xBF58476D1CE4E5B9

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.worklist_triton import heavy_owner
+from weft.ops.csr.worklist import heavy_owner
 from weft.ops.launch.backend import limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 

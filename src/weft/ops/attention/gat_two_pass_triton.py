@@ -18,10 +18,10 @@ from torch import Tensor
 
 from weft.ops.attention.gat_gather_triton import leaky, score_bounds, spread_limit, work_items
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, heavy_row_span, light_rows
+from weft.ops.csr.worklist import heavy_owner, heavy_piece, heavy_row_span, light_rows
 from weft.ops.launch.backend import H200, DeviceLimits, accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 
 # ---- Triton kernels of ``gat.py`` in two passes, first pass: the softmax's coefficients, one number per edge and

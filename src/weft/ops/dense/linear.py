@@ -22,10 +22,10 @@ from weft.ops.dense.bias_act_dropout import (
     bias_act_dropout,
     bias_act_dropout_backward_torch,
     bias_act_dropout_torch,
+    bias_act_dropout_triton,
     epilogue_gradients,
     lead_task,
 )
-from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_triton
 from weft.ops.dense.linear_triton import (
     choose_backward_launch,
     linear_backward_triton,

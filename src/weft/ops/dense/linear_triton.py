@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.ops.dense.tiles_triton import activate, add_parts
 from weft.ops.launch.backend import H200, DeviceLimits, limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import common_lead, per_task_stride, tl, triton
-from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 
 
 @triton.jit

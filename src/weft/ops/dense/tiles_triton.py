@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.triton_lang import tl, triton
-from weft.ops.random.triton_bits import keep_scale, mask_row
+from weft.ops.random_bits_triton import keep_scale, mask_row
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.host_memory import advise_huge_pages
-from weft.ops.cpu.calls import run_shares
+from weft.ops.cpu import run_shares
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.sampling.reference import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
 

@@ -16,12 +16,12 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from weft.ops import random_bits as torch_bits
 from weft.ops.cpu.kernel import float32s, int32s, int64s, kernel, part, pointer, shift, uint8s
-from weft.ops.random import torch_bits
-from weft.ops.random.numba_bits import splitmix
-from weft.ops.sampling import draws
+from weft.ops.cpu.random_bits import splitmix
+from weft.ops.sampling import reference as draws
 
-# ---- The draws of :mod:`weft.ops.sampling.draws` for numba kernels.
+# ---- The draws of :mod:`weft.ops.sampling.reference` for numba kernels.
 
 _GOLDEN64 = np.uint64(torch_bits.GOLDEN64)
 _LOW32 = np.uint64(torch_bits.LOW32)

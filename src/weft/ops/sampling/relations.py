@@ -16,8 +16,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-from weft.ops.sampling.draws import draw_below, hop_key, node_streams
-from weft.ops.sampling.reference import MOST_SLOTS, HopSample, all_edges, offsets_of
+from weft.ops.sampling.reference import MOST_SLOTS, HopSample, all_edges, draw_below, hop_key, node_streams, offsets_of
 
 
 @dataclass(frozen=True)

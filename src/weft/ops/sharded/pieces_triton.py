@@ -215,7 +215,7 @@ def copy_rows_triton(
 ) -> None:
     """Rows ``first`` to ``last`` of ``(owner [h], row [h])`` to the same places of ``staging [T, h, F]``.
 
-    ``table [G]`` and ``counts [G]``: addresses and rows of the peers (:func:`weft.ops.sharded.shard.address_table`).
+    ``table [G]`` and ``counts [G]``: addresses and rows of the peers (:func:`weft.ops.sharded.sharded_spmm.address_table`).
     """
     if first >= last:
         return
