@@ -33,8 +33,8 @@ from weft.ops.attention.gat import attention_torch, coefficient_mask, take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
 from weft.ops.csr.adjacency import Adjacency, loop_weights, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
+from weft.ops.registration import rate_and_clock
 from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
 
@@ -359,8 +359,7 @@ class ShardedAdjacency(Adjacency):
         self, dropout: float | Tensor, clock: Tensor | None, site: int, heads: int, device: torch.device
     ) -> Tensor | None:
         """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
-        rate = as_rate(dropout, device) if clock is not None else None
-        clock = None if rate is None else clock
+        rate, clock = rate_and_clock(dropout, clock, device)
         return coefficient_mask(rate, clock, site, self.num_edges, heads, self.first_edge)
 
 

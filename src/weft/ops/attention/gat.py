@@ -40,9 +40,9 @@ from weft.ops.csr.packed import (
     segment_sum,
     unpack_csr,
 )
-from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.random_bits import keep_mask_rows
+from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 
 
 def coefficient_mask(
@@ -197,12 +197,6 @@ def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     return stats, torch.empty_like(a_dst, memory_format=torch.contiguous_format)
 
 
-@_backward_op.register_fake
-def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
-    contiguous = torch.contiguous_format
-    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
-
-
 def _setup(ctx, inputs, output):
     x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
@@ -221,27 +215,10 @@ def _backward(ctx, grad, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, csr, back):
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
-    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
-    return _op(*lead, slope, rate, clock, site, csr, back), (0, 0, 0, 0)
-
-
-@_row_gradient_op.register_vmap
-def _row_gradient_vmap(info, in_dims, grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
-    tensors = (grad, out, out_plus, alpha_plus, a_dst, log_sum)
-    lead = [lead_task(v, d, info.batch_size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
-    return _row_gradient_op(*lead, slope), (0, 0)
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, csr, back):
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip((grad, x, a_src, stats), in_dims[:4], strict=True)]
-    rate, clock = lead_task(rate, in_dims[5], info.batch_size), lead_task(clock, in_dims[6], info.batch_size)
-    return _backward_op(*lead, slope, rate, clock, site, csr, back), (0, 0)
+batch_tasks(_op)
+batch_tasks(_row_gradient_op, contiguous=range(6))
+results_like(_backward_op, 1, 2)
+batch_tasks(_backward_op)
 
 
 @supplied_by_adjacency
@@ -264,8 +241,7 @@ def graph_attention(
             f"graph_attention: x has {x.shape[-3]} rows and a_dst {a_dst.shape[-2]};"
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    rate = as_rate(dropout, x.device) if clock is not None else None
-    clock = None if rate is None else clock
+    rate, clock = rate_and_clock(dropout, clock, x.device)
     csr, back = pack_csr(adj), pack_csr_backward(adj)
     return _op(x, a_src, a_dst, slope, rate, clock, site, csr, back)[0]
 
@@ -335,11 +311,6 @@ def _packed_fake(packed, heads, slope, rate, clock, site, csr, back):
     return out, out.new_empty(out.shape), stats, stats.new_empty(stats.shape)
 
 
-@_packed_backward_op.register_fake
-def _packed_backward_fake(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
-    return torch.empty_like(packed, memory_format=torch.contiguous_format)
-
-
 def _packed_setup(ctx, inputs, output):
     packed, _, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(packed, rate, clock, *output)
@@ -357,25 +328,9 @@ def _packed_backward(ctx, grad, *_):
 
 
 _packed_op.register_autograd(_packed_backward, setup_context=_packed_setup)
-
-
-@_packed_op.register_vmap
-def _packed_vmap(info, in_dims, packed, heads, slope, rate, clock, site, csr, back):
-    size = info.batch_size
-    packed = lead_task(packed, in_dims[0], size)
-    rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
-    return _packed_op(packed, heads, slope, rate, clock, site, csr, back), (0, 0, 0, 0)
-
-
-@_packed_backward_op.register_vmap
-def _packed_backward_vmap(
-    info, in_dims, grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back
-):
-    size = info.batch_size
-    tensors = (grad, packed, out, out_plus, alpha_plus, log_sum)
-    lead = [lead_task(v, d, size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
-    rate, clock = lead_task(rate, in_dims[7], size), lead_task(clock, in_dims[8], size)
-    return _packed_backward_op(*lead, slope, rate, clock, site, csr, back), 0
+batch_tasks(_packed_op)
+results_like(_packed_backward_op, 1)
+batch_tasks(_packed_backward_op, contiguous=range(6))
 
 
 @supplied_by_adjacency
@@ -401,6 +356,5 @@ def graph_attention_packed(
         raise InputError(
             f"graph_attention_packed: a width of {packed.shape[-1]} is not heads * (D + 2) for heads={heads}"
         )
-    rate = as_rate(dropout, packed.device) if clock is not None else None
-    clock = None if rate is None else clock
+    rate, clock = rate_and_clock(dropout, clock, packed.device)
     return _packed_op(packed, heads, slope, rate, clock, site, pack_csr(adj), pack_csr_backward(adj))[0]

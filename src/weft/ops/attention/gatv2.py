@@ -30,10 +30,10 @@ from weft.ops.csr.packed import (
     unpack_csr,
 )
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, light_rows
-from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
 from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 from weft.ops.sparse.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
@@ -224,7 +224,8 @@ def _backward_kernel(
         for first in range(0, length_one, L):
             sum_near, sum_att = _edge_gradient(
                 near_one, near_grad_one, far_x, grad, stats, (log_total_one, delta_one), vector, indices, perm,
-                start_one + first + lane, first + lane < length_one, h, d, H, D, slope, key, fraction, sum_near, sum_att, TRANSPOSED, DROP, ACC,
+                start_one + first + lane, first + lane < length_one, h, d, H, D, slope, key, fraction, sum_near,
+                sum_att, TRANSPOSED, DROP, ACC,
             )  # fmt: skip
         summed = tl.sum(sum_near, 0)
         if piece < num_partial:
@@ -445,12 +446,6 @@ def _fake(x_src, x_dst, att, slope, rate, clock, site, csr, back):
     return out, out.new_empty(out.shape[:-1], dtype=accumulate_dtype(out.dtype))
 
 
-@_backward_op.register_fake
-def _backward_fake(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
-    contiguous = torch.contiguous_format
-    return tuple(torch.empty_like(v, memory_format=contiguous) for v in (x_src, x_dst, att))
-
-
 def _setup(ctx, inputs, output):
     x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x_src, x_dst, att, rate, clock, *output)
@@ -471,21 +466,9 @@ def _backward(ctx, grad, _):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, x_src, x_dst, att, slope, rate, clock, site, csr, back):
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x_src, x_dst, att), in_dims[:3], strict=True)]
-    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
-    return _op(*lead, slope, rate, clock, site, csr, back), (0, 0)
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
-    tensors = (grad, x_src, x_dst, att, delta, log_sum)
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
-    rate, clock = lead_task(rate, in_dims[7], info.batch_size), lead_task(clock, in_dims[8], info.batch_size)
-    return _backward_op(*lead, slope, rate, clock, site, csr, back), (0, 0, 0)
+batch_tasks(_op)
+results_like(_backward_op, 1, 2, 3)
+batch_tasks(_backward_op)
 
 
 @supplied_by_adjacency
@@ -508,7 +491,6 @@ def graph_attention_v2(
             f"graph_attention_v2: x_src has {x_src.shape[-3]} rows and x_dst {x_dst.shape[-3]};"
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    rate = as_rate(dropout, x_src.device) if clock is not None else None
-    clock = None if rate is None else clock
+    rate, clock = rate_and_clock(dropout, clock, x_src.device)
     csr = pack_csr_by_length(adj)  # the gradient of att is a sum over all rows
     return _op(x_src, x_dst, att, slope, rate, clock, site, csr, pack_csr_backward(adj))[0]

@@ -29,11 +29,11 @@ from weft.ops.dense.norm_epilogue import (
     drop_key,
     end,
     end_backward,
-    lead_tasks,
 )
 from weft.ops.dense.tiles_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernels of ``batch_norm.py``: the columns' moments, the pass that uses them, and the two of the backward.
 #
@@ -406,11 +406,6 @@ def _backward_fake(grad, x, weight, bias, mean, var, eps, act, rate, clock, site
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
-@_normalise_op.register_fake
-def _normalise_fake(x, mean, var, weight, bias, eps, act, rate, clock, site, parts=1):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     x, weight, bias, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
     _, mean, var = output
@@ -430,22 +425,10 @@ def _backward(ctx, grad, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, *arguments):
-    return _op(*lead_tasks(info.batch_size, in_dims, arguments)), (0, 0, 0)
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, *arguments):
-    led = lead_tasks(info.batch_size, in_dims, arguments)
-    return _backward_op(*(value.contiguous() if isinstance(value, Tensor) else value for value in led)), (0, 0)
-
-
-@_normalise_op.register_vmap
-def _normalise_vmap(info, in_dims, *arguments):
-    return _normalise_op(*lead_tasks(info.batch_size, in_dims, arguments)), 0
+batch_tasks(_op)
+batch_tasks(_backward_op, contiguous=range(12))
+results_like(_normalise_op, 0)
+batch_tasks(_normalise_op)
 
 
 def batch_norm_act_dropout(

@@ -26,6 +26,7 @@ from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next
 from weft.ops.launch.triton_lang import once_for_all, per_task_stride, tl, triton, triton_acc
 from weft.ops.random_bits import keep_mask_rows
 from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.registration import batch_tasks, lead_task, rate_and_clock, results_like
 
 # ---- Triton kernels of ``bias_act_dropout.py``: bias, activation and dropout, forward and backward.
 
@@ -327,16 +328,6 @@ def _backward_op(grad, out, act, rate, clock, site, parts=1):
     return result.clone() if result is grad else result
 
 
-@_op.register_fake
-def _fake(x, bias, act, rate, clock, site, parts=1):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@_backward_op.register_fake
-def _backward_fake(grad, out, act, rate, clock, site, parts=1):
-    return torch.empty_like(grad, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     _, bias, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
     ctx.bias_shape = None if bias is None else bias.shape
@@ -409,33 +400,10 @@ def _backward_bias_vmap(info, in_dims, grad, out, bias_shape, act, rate, clock, 
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-def lead_task(value, dim, size):
-    """Bring the batch dimension of a tensor (or None) to the front, adding it if it is missing."""
-    if value is None:
-        return None
-    return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, x, bias, act, rate, clock, site, parts=1):
-    size = info.batch_size
-    x, rate, clock = (
-        lead_task(x, in_dims[0], size),
-        lead_task(rate, in_dims[3], size),
-        lead_task(clock, in_dims[4], size),
-    )
-    bias = lead_task(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
-    return _op(x, bias, act, rate, clock, site, parts), 0
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site, parts=1):
-    size = info.batch_size
-    grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
-    rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
-    return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site, parts), 0
+results_like(_op, 0)
+batch_tasks(_op, shared=(1,))
+results_like(_backward_op, 0)
+batch_tasks(_backward_op, contiguous=(0, 1))
 
 
 def bias_act_dropout(
@@ -455,24 +423,13 @@ def bias_act_dropout(
     """
     if act not in ACTIVATIONS:
         raise InputError(f"bias_act_dropout: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
-    rate = as_rate(p, x.device) if clock is not None else None
-    if rate is None:
-        clock = None
-        if bias is None and act == "none":
-            return x
+    rate, clock = rate_and_clock(p, clock, x.device)
+    if rate is None and bias is None and act == "none":
+        return x
     if clock is not None and bias is None and x.dim() == clock.dim():
         # One value per row: as columns of one row, their masks would be slices of one long sequence.
         return _op(x.unsqueeze(-1), None, act, rate, clock, site, parts).squeeze(-1)
     return _op(x, bias, act, rate, clock, site, parts)
-
-
-def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
-    """The rate as a float32 tensor, or None if nothing is dropped."""
-    if isinstance(p, Tensor):
-        return p
-    if not 0.0 <= p < 1.0:
-        raise InputError(f"dropout: p={p} must be at least 0 and below 1")
-    return torch.full((), p, dtype=torch.float32, device=device) if p > 0.0 else None
 
 
 def dropout(x: Tensor, p: float | Tensor, clock: Tensor, site: int = 0) -> Tensor:
@@ -495,7 +452,7 @@ def dropout_rows(
 
     ``parts``: heads side by side in F, each a row of the mask by itself, as in :func:`weft.ops.bias_act_dropout`.
     """
-    rate = as_rate(p, x.device) if clock is not None else None
+    rate, clock = rate_and_clock(p, clock, x.device)
     if rate is None or clock is None or x.numel() == 0:
         return x
     columns = 1 if x.dim() == 1 else x.shape[-1] // parts

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernel of ``cross_entropy.py``: the softmax of the labelled rows, once for the loss, once for its
 # gradient.
@@ -135,11 +136,6 @@ def _fake(logits, labels, rows):
     return logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
 
 
-@_backward_op.register_fake
-def _backward_fake(grad_loss, logits, labels, rows):
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
@@ -149,19 +145,9 @@ def _backward(ctx, grad_loss):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, logits, labels, rows):
-    return _op(logits.movedim(in_dims[0], 0), labels, rows), 0
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad_loss, logits, labels, rows):
-    size = info.batch_size
-    grad_loss = grad_loss.movedim(in_dims[0], 0) if in_dims[0] is not None else grad_loss.expand(size)
-    logits = logits.movedim(in_dims[1], 0) if in_dims[1] is not None else logits.expand(size, *logits.shape)
-    return _backward_op(grad_loss, logits, labels, rows), 0
+batch_tasks(_op, shared=(1, 2))
+results_like(_backward_op, 1)
+batch_tasks(_backward_op, shared=(2, 3))
 
 
 def cross_entropy_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:

@@ -28,11 +28,11 @@ from weft.ops.dense.norm_epilogue import (
     drop_key,
     end,
     end_backward,
-    lead_tasks,
 )
 from weft.ops.dense.tiles_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks
 
 # ---- Triton kernels of ``layer_norm.py``: a tile holds whole rows, so that each direction is one pass.
 
@@ -305,17 +305,8 @@ def _backward(ctx, grad, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, *arguments):
-    return _op(*lead_tasks(info.batch_size, in_dims, arguments)), (0, 0, 0)
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, *arguments):
-    grad, *others = lead_tasks(info.batch_size, in_dims, arguments)
-    return _backward_op(grad.contiguous(), *others), (0, 0)
+batch_tasks(_op)
+batch_tasks(_backward_op, contiguous=(0,))
 
 
 def layer_norm_act_dropout(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.dense.bias_act_dropout import ACTIVATIONS, as_rate, lead_task
+from weft.ops.dense.bias_act_dropout import ACTIVATIONS
 from weft.ops.dense.tiles_triton import activate, drop_scale
 from weft.ops.launch.triton_lang import per_task_stride, tl, triton
 from weft.ops.random_bits_triton import mix_key
+from weft.ops.registration import rate_and_clock
 
 NO_ENDING = ("none", None, None, 0)  # act, rate, clock, site
 ENDING = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
@@ -27,10 +25,10 @@ def as_ending(
     if act not in ACTIVATIONS:
         raise InputError(f"{operator}: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
     if clock is not None and clock.shape[:-1] != columns.shape[:-1]:
-        has = f"a clock of shape {list(clock.shape)} beside columns of shape {list(columns.shape)}"
-        raise InputError(f"{operator}: {has}; every task has one of its own, or all share everything")
-    rate = as_rate(p, columns.device) if clock is not None else None
-    return act, rate, None if rate is None else clock, site, parts
+        has = f"a clock of shape {list(clock.shape)} for columns of shape {list(columns.shape)}"
+        raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
+    rate, clock = rate_and_clock(p, clock, columns.device)
+    return act, rate, clock, site, parts
 
 
 def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None:
@@ -40,12 +38,6 @@ def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None
         if tuple(value.shape) != expected:
             has = f"x {list(x.shape)} takes columns of shape {list(expected)}"
             raise InputError(f"{operator}: {has}, not {list(value.shape)}")
-
-
-def lead_tasks(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
-    """All arguments of a mapped call, every tensor with the batch dimension in front."""
-    pairs = zip(arguments, in_dims, strict=True)
-    return [lead_task(value, dim, size) if isinstance(value, Tensor) else value for value, dim in pairs]
 
 
 # ---- The epilogue of a norm inside its kernels: activation and dropout of a tile, and their backward.

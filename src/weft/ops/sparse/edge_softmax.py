@@ -16,6 +16,7 @@ from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, scatter_extreme, segment_softmax, segment_sum, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernels of ``edge_softmax.py``: statistics of the rows, then one pass over the edges.
 
@@ -201,16 +202,6 @@ def _edge_softmax_backward_op(grad, out, csr):
     return edge_softmax_backward_torch(grad, out, opened)
 
 
-@_edge_softmax_op.register_fake
-def _edge_softmax_fake(scores, csr):
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-@_edge_softmax_backward_op.register_fake
-def _edge_softmax_backward_fake(grad, out, csr):
-    return torch.empty_like(out, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     _, ctx.csr = inputs
     ctx.save_for_backward(output)
@@ -222,18 +213,10 @@ def _backward(ctx, grad):
 
 
 _edge_softmax_op.register_autograd(_backward, setup_context=_setup)
-
-
-@_edge_softmax_op.register_vmap
-def _vmap(info, in_dims, scores, csr):
-    return _edge_softmax_op(scores.movedim(in_dims[0], 0), csr), 0
-
-
-@_edge_softmax_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, out, csr):
-    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    out = out.movedim(in_dims[1], 0) if in_dims[1] is not None else out.expand(info.batch_size, *out.shape)
-    return _edge_softmax_backward_op(grad, out, csr), 0
+results_like(_edge_softmax_op, 0)
+batch_tasks(_edge_softmax_op)
+results_like(_edge_softmax_backward_op, 1)
+batch_tasks(_edge_softmax_backward_op)
 
 
 @supplied_by_adjacency

@@ -16,6 +16,7 @@ from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks
 
 # ---- Triton kernel of ``sddmm.py``.
 
@@ -118,13 +119,7 @@ def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, csr: list[Tensor], bac
 
 
 edge_dot.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
-
-
-@edge_dot.register_vmap
-def _sddmm_vmap(info, in_dims, a, b, heads, csr, back):
-    a = a.movedim(in_dims[0], 0) if in_dims[0] is not None else a.expand(info.batch_size, *a.shape)
-    b = b.movedim(in_dims[1], 0) if in_dims[1] is not None else b.expand(info.batch_size, *b.shape)
-    return edge_dot(a, b, heads, csr, back), 0
+batch_tasks(edge_dot)
 
 
 @supplied_by_adjacency

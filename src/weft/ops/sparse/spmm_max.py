@@ -17,6 +17,7 @@ from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, scatter_
 from weft.ops.csr.worklist import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import constant, flatten_tasks, tl, triton, triton_acc
+from weft.ops.registration import batch_tasks
 from weft.ops.sparse.lanes_triton import add_hub_parts
 
 # ---- Triton kernels of ``spmm_max.py``: maximum with its winning edge, and the gather of its backward.
@@ -331,18 +332,8 @@ def _backward(ctx, grad, _):
 
 
 _spmm_max_op.register_autograd(_backward, setup_context=_setup)
-
-
-@_spmm_max_op.register_vmap
-def _vmap(info, in_dims, x, weight, csr, back):
-    return _spmm_max_op(x.movedim(in_dims[0], 0), weight, csr, back), (0, 0)
-
-
-@_spmm_max_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, winner, weight, csr, back):
-    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    winner = winner.movedim(in_dims[1], 0)
-    return _spmm_max_backward_op(grad, winner, weight, csr, back), 0
+batch_tasks(_spmm_max_op, shared=(1,))
+batch_tasks(_spmm_max_backward_op, shared=(2,))
 
 
 @supplied_by_adjacency
