@@ -20,12 +20,11 @@ from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.dense.norm_epilogue import (
-    ENDING,
-    NO_ENDING,
+    EPILOGUE,
     TILE,
-    as_ending,
+    Epilogue,
     check_columns,
-    drop_arguments,
+    checked_epilogue,
     drop_key,
     end,
     end_backward,
@@ -220,43 +219,25 @@ def moments_triton(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalise_triton(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> Tensor:
     """``dropout(act((x - mean) / sqrt(var + eps) * weight + bias))`` of ``x [..., N, F]`` by columns ``[..., F]``."""
     x = x.contiguous()
     out = torch.empty_like(x)
     if not x.numel():
         return out
-    tasks, F, tile = weight.shape[:-1].numel(), x.shape[-1], _tile(x)
+    ending, tasks, F, tile = Epilogue(*epilogue), weight.shape[:-1].numel(), x.shape[-1], _tile(x)
     N = x.numel() // (tasks * F)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
-    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+    rates, clocks, *strides = ending.arguments(tasks, x)
     _apply_kernel[(-(-N // tile["BN"]), -(-F // tile["BF"]), tasks)](
-        x, *columns, rates, clocks, out, N, eps, site, *strides, W=F // parts, ACT=act, DROP=rate is not None, **tile
+        x, *columns, rates, clocks, out, N, eps, ending.site, *strides, **ending.constants(F), **tile
     )
     return out
 
 
 def batch_norm_triton(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(out, mean, var)`` of ``x [..., N, F]``: one pass for the moments, one for everything else."""
     x = x.contiguous()
@@ -264,22 +245,11 @@ def batch_norm_triton(
         mean, var = moments_triton(x)
     else:
         mean, var = (x.new_zeros(weight.shape, dtype=accumulate_dtype(x.dtype)) for _ in range(2))
-    return normalise_triton(x, mean, var, weight, bias, eps, act, rate, clock, site, parts), mean, var
+    return normalise_triton(x, mean, var, weight, bias, eps, *epilogue), mean, var
 
 
 def batch_norm_backward_triton(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor]:
     """Gradients to ``x [..., N, F]``, and to weight and bias ``[..., 2, F]``."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
@@ -287,47 +257,37 @@ def batch_norm_backward_triton(
     grad_x = torch.empty_like(x)
     if not x.numel():
         return grad_x, mean.new_zeros(*lead, 2, F)
-    tasks, tile = lead.numel(), _tile(x)
+    ending, tasks, tile = Epilogue(*epilogue), lead.numel(), _tile(x)
     rows, programs = _ranges(N, tile["BN"], x.device)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
-    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
-    ending = {"W": F // parts, "ACT": act, "DROP": rate is not None}
+    rates, clocks, *strides = ending.arguments(tasks, x)
+    constants = {**ending.constants(F), **tile}
     tiles = -(-F // tile["BF"])
     partial = x.new_empty(tasks, programs, 2 * F, dtype=mean.dtype)
     _sums_kernel[(programs, tiles, tasks)](
-        grad, x, *columns, rates, clocks, partial, N, rows, eps, site, *strides, **ending, **tile
+        grad, x, *columns, rates, clocks, partial, N, rows, eps, ending.site, *strides, **constants
     )
     sums = add_parts(partial, (2 * F, 0), mean.dtype)[0]
     _gradient_kernel[(-(-N // tile["BN"]), tiles, tasks)](
-        grad, x, *columns, rates, clocks, sums, grad_x, N, eps, site, *strides, **ending, **tile
+        grad, x, *columns, rates, clocks, sums, grad_x, N, eps, ending.site, *strides, **constants
     )
     return grad_x, sums.reshape(*lead, 2, F)
 
 
 def batch_norm_torch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    *ending: Any,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(out, mean, var)``; the variance is the biased one."""
     var, mean = torch.var_mean(x.to(accumulate_dtype(x.dtype)), -2, correction=0)
-    return normalise_torch(x, mean, var, weight, bias, eps, *ending), mean, var
+    return normalise_torch(x, mean, var, weight, bias, eps, *epilogue), mean, var
 
 
 def normalise_torch(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    *ending: Any,
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> Tensor:
     """Reference: everything that follows the moments."""
     out = _before(x, mean, var, weight, bias, eps)
-    return bias_act_dropout_torch(out, None, *(ending or NO_ENDING)).to(x.dtype).contiguous()
+    return bias_act_dropout_torch(out, None, *Epilogue(*epilogue)).to(x.dtype).contiguous()
 
 
 def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -338,23 +298,16 @@ def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, 
 
 
 def batch_norm_backward_torch(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    *ending: Any,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and those to ``weight`` and ``bias`` side by side ``[..., 2, F]``."""
     acc = accumulate_dtype(x.dtype)
     deviation = (var + eps).rsqrt()
     slope, normal = grad.to(acc), (x.to(acc) - mean.unsqueeze(-2)) * deviation.unsqueeze(-2)
-    act, rate = (ending or NO_ENDING)[:2]
+    act, rate = Epilogue(*epilogue)[:2]
     if act != "none" or rate is not None:
-        out = bias_act_dropout_torch(_before(x, mean, var, weight, bias, eps).to(acc), None, *ending)
-        slope = bias_act_dropout_backward_torch(slope, out, *ending)
+        out = bias_act_dropout_torch(_before(x, mean, var, weight, bias, eps).to(acc), None, *epilogue)
+        slope = bias_act_dropout_backward_torch(slope, out, *epilogue)
     grad_bias, grad_weight = slope.sum(-2), (slope * normal).sum(-2)
     rows = max(x.shape[-2], 1)
     centred = slope - (grad_bias / rows).unsqueeze(-2) - normal * (grad_weight / rows).unsqueeze(-2)
@@ -364,36 +317,36 @@ def batch_norm_backward_torch(
 @custom_op(
     "weft::batch_norm_act_dropout",
     mutates_args=(),
-    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {ENDING}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
-def _op(x, weight, bias, eps, act, rate, clock, site, parts=1):
+def _op(x, weight, bias, eps, *epilogue):
     serve = batch_norm_triton if use_triton(x) else batch_norm_torch
-    return serve(x, weight, bias, eps, act, rate, clock, site, parts)
+    return serve(x, weight, bias, eps, *epilogue)
 
 
 @custom_op(
     "weft::batch_norm_act_dropout_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
-    f"{ENDING}) -> (Tensor, Tensor)",
+    f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
-def _backward_op(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts=1):
+def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
     serve = batch_norm_backward_triton if use_triton(x) else batch_norm_backward_torch
-    return serve(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts)
+    return serve(grad, x, weight, bias, mean, var, eps, *epilogue)
 
 
 @custom_op(
     "weft::normalise_act_dropout",
     mutates_args=(),
-    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {ENDING}) -> Tensor",
+    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
 )
-def _normalise_op(x, mean, var, weight, bias, eps, act, rate, clock, site, parts=1):
+def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
     serve = normalise_triton if use_triton(x) else normalise_torch
-    return serve(x, mean, var, weight, bias, eps, act, rate, clock, site, parts)
+    return serve(x, mean, var, weight, bias, eps, *epilogue)
 
 
 @_op.register_fake
-def _fake(x, weight, bias, eps, act, rate, clock, site, parts=1):
+def _fake(x, weight, bias, eps, *epilogue):
     shape = (*x.shape[:-2], x.shape[-1])
     kept = accumulate_dtype(x.dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -401,7 +354,7 @@ def _fake(x, weight, bias, eps, act, rate, clock, site, parts=1):
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts=1):
+def _backward_fake(grad, x, weight, bias, mean, var, eps, *epilogue):
     sums = mean.new_empty(*mean.shape[:-1], 2, mean.shape[-1])
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
@@ -417,9 +370,9 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * 9
-    *given, rate, clock = ctx.saved_tensors
-    _, weight, bias, *_ = given
-    grad_x, sums = _backward_op(grad.contiguous(), *given, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts)
+    *tensors, rate, clock = ctx.saved_tensors
+    _, weight, bias, *_ = tensors
+    grad_x, sums = _backward_op(grad.contiguous(), *tensors, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts)
     grad_weight, grad_bias = sums.unbind(-2)
     return grad_x, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), *(None,) * 6
 
@@ -449,7 +402,7 @@ def batch_norm_act_dropout(
     :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`.
     """
     check_columns("batch_norm_act_dropout", x, x.dim() - 2, weight, bias)
-    return _op(x, weight, bias, eps, *as_ending("batch_norm_act_dropout", weight, act, p, clock, site, parts))
+    return _op(x, weight, bias, eps, *checked_epilogue("batch_norm_act_dropout", weight, act, p, clock, site, parts))
 
 
 def normalise_act_dropout(
@@ -467,5 +420,5 @@ def normalise_act_dropout(
 ) -> Tensor:
     """The same with given ``mean`` and ``var [..., F]``. Not differentiable: it serves evaluation."""
     check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
-    ending = as_ending("normalise_act_dropout", weight, act, p, clock, site, parts)
-    return _normalise_op(x, mean, var, weight, bias, eps, *ending)
+    epilogue = checked_epilogue("normalise_act_dropout", weight, act, p, clock, site, parts)
+    return _normalise_op(x, mean, var, weight, bias, eps, *epilogue)

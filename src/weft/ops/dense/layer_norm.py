@@ -19,12 +19,11 @@ from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.dense.norm_epilogue import (
-    ENDING,
-    NO_ENDING,
+    EPILOGUE,
     TILE,
-    as_ending,
+    Epilogue,
     check_columns,
-    drop_arguments,
+    checked_epilogue,
     drop_key,
     end,
     end_backward,
@@ -116,81 +115,53 @@ def _backward_kernel(
         tl.store(into + 2 * F, tl.sum(to_b, 0), mask=in_f)
 
 
-def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
-    """Tasks, rows of a task and features."""
-    tasks, F = weight.shape[:-1].numel(), x.shape[-1]
-    return tasks, x.numel() // max(1, tasks * F), F
-
-
-def _constants(x: Tensor, b: Tensor | None, act: str, rate: Tensor | None, parts: int) -> dict:
+def _constants(x: Tensor, b: Tensor | None, epilogue: Epilogue) -> dict:
     F = x.shape[-1]
     block_f = next_power_of_2(F)
-    return {
-        "F": F, "W": F // parts, "HAS_B": b is not None, "ACT": act, "DROP": rate is not None,
-        "ACC": triton_acc(x.dtype), "BN": max(1, min(MOST_ROWS, TILE // block_f)), "BF": block_f, "num_warps": 4,
-    }  # fmt: skip
+    tile = {"BN": max(1, min(MOST_ROWS, TILE // block_f)), "BF": block_f, "num_warps": 4}
+    return {"F": F, "HAS_B": b is not None, "ACC": triton_acc(x.dtype), **epilogue.constants(F), **tile}
 
 
 def layer_norm_triton(
-    x: Tensor,
-    b: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    x: Tensor, b: Tensor | None, weight: Tensor, shift: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(out, mean, rstd)``, shaped like ``x [..., N, F]`` and its rows."""
-    tasks, N, _ = _sizes(x, weight)
-    x, kept = x.contiguous(), accumulate_dtype(x.dtype)
+    x, ending, tasks = x.contiguous(), Epilogue(*epilogue), weight.shape[:-1].numel()
     out = torch.empty_like(x)
-    mean, rstd = (x.new_empty(x.shape[:-1], dtype=kept) for _ in range(2))
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=accumulate_dtype(x.dtype)) for _ in range(2))
     if x.numel():
-        constants = _constants(x, b, act, rate, parts)
-        rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+        N, constants = x.numel() // (tasks * x.shape[-1]), _constants(x, b, ending)
+        rates, clocks, *strides = ending.arguments(tasks, x)
         _forward_kernel[(-(-N // constants["BN"]), tasks)](
             x, x if b is None else b.contiguous(), weight.contiguous(), shift.contiguous(), rates, clocks,
-            out, mean, rstd, N, eps, site, *strides, **constants,
+            out, mean, rstd, N, eps, ending.site, *strides, **constants,
         )  # fmt: skip
     return out, mean, rstd
 
 
 def layer_norm_backward_triton(
-    grad: Tensor,
-    x: Tensor,
-    b: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    grad: Tensor, x: Tensor, b: Tensor | None, weight: Tensor, shift: Tensor, mean: Tensor, rstd: Tensor, *epilogue: Any
 ) -> tuple[Tensor, Tensor]:
     """Gradients to ``x``, and to weight, shift and (where there is one) b ``[..., 2 or 3, F]``.
 
     The split of rows does not depend on the number of tasks, so that each has the sums it has alone.
     """
-    tasks, N, F = _sizes(x, weight)
+    ending, tasks, F = Epilogue(*epilogue), weight.shape[:-1].numel(), x.shape[-1]
     grad, x, sums = grad.contiguous(), x.contiguous(), 2 if b is None else 3
     grad_x = torch.empty_like(x)
     shape = *weight.shape[:-1], sums, F
     if not x.numel():
         return grad_x, mean.new_zeros(shape)
-    constants = _constants(x, b, act, rate, parts)
+    constants, N = _constants(x, b, ending), x.numel() // (tasks * F)
     block_n = constants["BN"]
     rows = block_n * -(-N // (block_n * limits_of(x.device).programs(4)))
     programs = -(-N // rows)
     partial = x.new_empty(tasks, programs, sums * F, dtype=mean.dtype)
-    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+    rates, clocks, *strides = ending.arguments(tasks, x)
     _backward_kernel[(programs, tasks)](
         grad, x, x if b is None else b.contiguous(), weight.contiguous(), shift.contiguous(),
-        mean.contiguous(), rstd.contiguous(), rates, clocks, grad_x, partial, N, rows, site, *strides, **constants,
+        mean.contiguous(), rstd.contiguous(), rates, clocks, grad_x, partial, N, rows, ending.site,
+        *strides, **constants,
     )  # fmt: skip
     return grad_x, add_parts(partial, (sums * F, 0), mean.dtype)[0].reshape(shape)
 
@@ -207,12 +178,7 @@ def _moved(x: Tensor, b: Tensor | None) -> Tensor:
 
 
 def layer_norm_torch(
-    x: Tensor,
-    b: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    eps: float,
-    *ending: Any,
+    x: Tensor, b: Tensor | None, weight: Tensor, shift: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(out, mean, rstd)``."""
     moved = _moved(x, b)
@@ -221,22 +187,15 @@ def layer_norm_torch(
     rstd = (away.square().mean(-1) + eps).rsqrt()
     normal = away * rstd[..., None]
     value = normal * _columns(weight, x) + _columns(shift, x)
-    return bias_act_dropout_torch(value, None, *(ending or NO_ENDING)).to(x.dtype), mean, rstd
+    return bias_act_dropout_torch(value, None, *Epilogue(*epilogue)).to(x.dtype), mean, rstd
 
 
 def layer_norm_backward_torch(
-    grad: Tensor,
-    x: Tensor,
-    b: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    *ending: Any,
+    grad: Tensor, x: Tensor, b: Tensor | None, weight: Tensor, shift: Tensor, mean: Tensor, rstd: Tensor, *epilogue: Any
 ) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and those to weight, shift and (where there is one) b ``[..., 2 or 3, F]``."""
     normal = (_moved(x, b) - mean[..., None]) * rstd[..., None]
-    scale, ending = _columns(weight, x), ending or NO_ENDING
+    scale, ending = _columns(weight, x), Epilogue(*epilogue)
     out = bias_act_dropout_torch(normal * scale + _columns(shift, x), None, *ending)
     slope = bias_act_dropout_backward_torch(grad.to(out.dtype), out, *ending)
     inner = slope * scale
@@ -255,32 +214,32 @@ def _serves(x: Tensor) -> bool:
 @custom_op(
     "weft::layer_norm_act_dropout",
     mutates_args=(),
-    schema=f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {ENDING}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
-def _op(x, b, weight, shift, eps, act, rate, clock, site, parts=1):
+def _op(x, b, weight, shift, eps, *epilogue):
     serve = layer_norm_triton if _serves(x) else layer_norm_torch
-    return serve(x, b, weight, shift, eps, act, rate, clock, site, parts)
+    return serve(x, b, weight, shift, eps, *epilogue)
 
 
 @custom_op(
     "weft::layer_norm_act_dropout_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "
-    f"{ENDING}) -> (Tensor, Tensor)",
+    f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
-def _backward_op(grad, x, b, weight, shift, mean, rstd, act, rate, clock, site, parts=1):
+def _backward_op(grad, x, b, weight, shift, mean, rstd, *epilogue):
     serve = layer_norm_backward_triton if _serves(x) else layer_norm_backward_torch
-    return serve(grad, x, b, weight, shift, mean, rstd, act, rate, clock, site, parts)
+    return serve(grad, x, b, weight, shift, mean, rstd, *epilogue)
 
 
 @_op.register_fake
-def _fake(x, b, weight, shift, eps, act, rate, clock, site, parts=1):
+def _fake(x, b, weight, shift, eps, *epilogue):
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return out, *(x.new_empty(x.shape[:-1], dtype=accumulate_dtype(x.dtype)) for _ in range(2))
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, x, b, weight, shift, mean, rstd, act, rate, clock, site, parts=1):
+def _backward_fake(grad, x, b, weight, shift, mean, rstd, *epilogue):
     sums = mean.new_empty(*weight.shape[:-1], 2 if b is None else 3, weight.shape[-1])
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
@@ -296,9 +255,9 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * 10
-    *given, rate, clock = ctx.saved_tensors
-    _, b, weight, shift, *_ = given
-    grad_x, sums = _backward_op(grad.contiguous(), *given, ctx.act, rate, clock, ctx.site, ctx.parts)
+    *tensors, rate, clock = ctx.saved_tensors
+    _, b, weight, shift, *_ = tensors
+    grad_x, sums = _backward_op(grad.contiguous(), *tensors, ctx.act, rate, clock, ctx.site, ctx.parts)
     grad_weight, grad_shift, *grad_b = sums.unbind(-2)
     to_b = None if b is None else grad_b[0].to(b.dtype)
     return grad_x, to_b, grad_weight.to(weight.dtype), grad_shift.to(shift.dtype), *(None,) * 6
@@ -327,5 +286,5 @@ def layer_norm_act_dropout(
     :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`.
     """
     check_columns("layer_norm_act_dropout", x, weight.dim() - 1, weight, shift, *(() if b is None else (b,)))
-    ending = as_ending("layer_norm_act_dropout", weight, act, p, clock, site, parts)
-    return _op(x, b, weight, shift, eps, *ending)[0]
+    epilogue = checked_epilogue("layer_norm_act_dropout", weight, act, p, clock, site, parts)
+    return _op(x, b, weight, shift, eps, *epilogue)[0]

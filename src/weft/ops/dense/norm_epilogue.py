@@ -1,6 +1,12 @@
-"""The epilogue of a norm as arguments of its operator: activation and dropout, as in ``bias_act_dropout.py``."""
+"""The epilogue of a norm: activation and dropout, as arguments of its operator and inside its kernels.
+
+The backward of both is computed from the activation's input, which the norm recomputes, and from the clock: neither an
+output nor a mask is saved.
+"""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -11,14 +17,34 @@ from weft.ops.launch.triton_lang import per_task_stride, tl, triton
 from weft.ops.random_bits_triton import mix_key
 from weft.ops.registration import rate_and_clock
 
-NO_ENDING = ("none", None, None, 0)  # act, rate, clock, site
-ENDING = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
+EPILOGUE = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
 
 
-def as_ending(
+class Epilogue(NamedTuple):
+    """Activation and dropout after a norm; ``rate`` and ``clock`` are both None if nothing is dropped."""
+
+    act: str = "none"
+    rate: Tensor | None = None
+    clock: Tensor | None = None
+    site: int = 0
+    parts: int = 1
+
+    def constants(self, features: int) -> dict[str, Any]:
+        """The constants of a kernel over rows of ``features`` numbers."""
+        return {"W": features // self.parts, "ACT": self.act, "DROP": self.rate is not None}
+
+    def arguments(self, tasks: int, instead: Tensor) -> tuple:
+        """``(rate, clock, stride_rate, stride_clock)`` for a launch; without dropout any tensor, unread."""
+        if self.rate is None or self.clock is None:
+            return instead, instead, 0, 0
+        rate, clock = self.rate.contiguous(), self.clock.contiguous()
+        return rate, clock, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2)
+
+
+def checked_epilogue(
     operator: str, columns: Tensor, act: str, p: float | Tensor, clock: Tensor | None, site: int, parts: int
-) -> tuple[str, Tensor | None, Tensor | None, int, int]:
-    """``(act, rate, clock, site, parts)`` as an operator takes them: rate and clock are both there, or neither is.
+) -> Epilogue:
+    """The epilogue of a call by a user.
 
     ``columns [..., F]`` are a parameter of the norm: a clock is refused unless there is one wherever there are columns.
     """
@@ -27,8 +53,7 @@ def as_ending(
     if clock is not None and clock.shape[:-1] != columns.shape[:-1]:
         has = f"a clock of shape {list(clock.shape)} for columns of shape {list(columns.shape)}"
         raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
-    rate, clock = rate_and_clock(p, clock, columns.device)
-    return act, rate, clock, site, parts
+    return Epilogue(act, *rate_and_clock(p, clock, columns.device), site, parts)
 
 
 def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None:
@@ -39,12 +64,6 @@ def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None
             has = f"x {list(x.shape)} takes columns of shape {list(expected)}"
             raise InputError(f"{operator}: {has}, not {list(value.shape)}")
 
-
-# ---- The epilogue of a norm inside its kernels: activation and dropout of a tile, and their backward.
-#
-# The backward of both is computed from the activation's input, which the norm recomputes, and from the clock: neither
-# an
-# output nor a mask is saved.
 
 TILE = 2048  # elements of a norm's tile: 16 per thread
 
@@ -81,10 +100,3 @@ def end_backward(
     elif ACT == "elu":
         grad = tl.where(value > 0.0, grad, grad * tl.exp(value))
     return grad
-
-
-def drop_arguments(rate: Tensor | None, clock: Tensor | None, tasks: int, instead: Tensor) -> tuple:
-    """``(rate, clock, stride_rate, stride_clock)`` for a launch; missing ones are any tensor, unread."""
-    if rate is None or clock is None:
-        return instead, instead, 0, 0
-    return rate.contiguous(), clock.contiguous(), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2)
