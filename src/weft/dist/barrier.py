@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core.errors import TrainingError
 
-# ---- What goes wrong between ranks.
+# ---- What goes wrong between ranks
 
 
 class RankLostError(TrainingError):

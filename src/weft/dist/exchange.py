@@ -174,7 +174,7 @@ class _Extend(torch.autograd.Function):
 
 
 # ---- GatheredStaging: exchanges between ranks on several machines, which share no memory: every rank's rows are
-# gathered.
+# gathered
 #
 # It moves all rows of all ranks, not only those that are needed. Sampled training uses it for evaluations alone.
 

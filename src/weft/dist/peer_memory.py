@@ -25,12 +25,11 @@ from torch import Tensor
 from weft.core.errors import InputError, OutOfMemoryError, SpecError
 from weft.core.units import show_bytes
 
-# ---- Torch's symmetric memory between distinct GPUs as peer memory: by mappings of its own, or on NVSHMEM's heap.
+# ---- Torch's symmetric memory between distinct GPUs as peer memory: by mappings of its own, or on NVSHMEM's heap
 #
 # Torch has a backend per process, which its first allocation fixes. Nothing here uses a handle's barriers or signals:
 # those of NVSHMEM return without waiting in some versions of torch (pytorch/pytorch issue 191858). Ranks wait at
-# Weft's
-# own barrier (:mod:`weft.dist.barrier`), after their GPU has finished.
+# Weft's own barrier (:mod:`weft.dist.barrier`), after their GPU has finished.
 
 SLOTS = 2  # of every rank: see weft.dist.peer_memory
 

@@ -186,7 +186,7 @@ class Gathered:
         return [part.to(self.device) for part in self.found]
 
 
-# ---- Routes: ask the ranks that own nodes for something about them, through torch.distributed, also between machines.
+# ---- Routes: ask the ranks that own nodes for something about them, through torch.distributed, also between machines
 #
 # All ranks ask at the same time, each for its own ids; ranks without any ask for none. One route serves several
 # questions about the same ids.

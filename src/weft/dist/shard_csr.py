@@ -93,7 +93,7 @@ def _piece_offsets(piece_rows: Tensor, rows: int) -> Tensor:
     return offsets
 
 
-# ---- The edges of a shard by tile of remote rows, as the streamed kernel takes them.
+# ---- The edges of a shard by tile of remote rows, as the streamed kernel takes them
 
 # Of a tile's rows, from which share on all are copied: a copy has 55 GB/s, reads over PCIe by a kernel 43 to 47, and
 # those hold up the sums beside them.

@@ -383,9 +383,7 @@ class _Spmm(torch.autograd.Function):
         return _Spmm.apply(x.movedim(in_dims[0], 0), adj), 0
 
 
-# ---- ShardGraph: the part of a graph that one rank trains on: its nodes' edges, features, labels and splits.
-#
-# Shapes: N nodes of the graph, n nodes of the rank, F features.
+# ---- ShardGraph: the part of a graph that one rank trains on: its nodes' edges, features, labels and splits
 
 Features = Tensor | SparseFeatures
 

@@ -27,10 +27,10 @@ from weft.graph.check import (
 )
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
-# ---- Sort a list of edges into CSR by destination, with torch operators alone: the same on CPU and GPU.
+# ---- Sort a list of edges into CSR by destination, with torch operators alone: the same on CPU and GPU
 #
-# One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
-# once, and row offsets are found in it by binary search.
+# One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at once, and
+# row offsets are found in it by binary search.
 
 
 def csr_from_edges(
@@ -235,9 +235,7 @@ def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None,
     return weight, relation
 
 
-# ---- Count relations of edges: how many there are, how many edges each has, and how many (node, relation) pairs.
-#
-# Shapes: E edges, R relations.
+# ---- Count relations of edges: how many there are, how many edges each has, and how many (node, relation) pairs
 
 MOST_RELATIONS = 1 << 20  # more kinds of edges than that are a column of something else
 

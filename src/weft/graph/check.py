@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 
-# ---- Convert users' arrays to tensors of the types a graph keeps.
+# ---- Convert users' arrays to tensors of the types a graph keeps
 #
 # Arrays that already have that type are shared, never copied, so a memory-mapped feature file stays one.
 

@@ -111,7 +111,7 @@ def check_num_classes(y: Tensor | None, num_classes: int | None) -> None:
         raise GraphError(f"num_classes={num_classes} but y has {count_classes(y)} classes; give at least that many")
 
 
-# ---- Train, validation and test nodes: sorted, disjoint vectors of node ids.
+# ---- Train, validation and test nodes: sorted, disjoint vectors of node ids
 
 SPLITS = ("train", "val", "test")
 

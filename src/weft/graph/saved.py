@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# ---- Store one tensor in one .npy file: written in blocks, memory-mapped on reading.
+# ---- Store one tensor in one .npy file: written in blocks, memory-mapped on reading
 
 BLOCK_BYTES = 2**26
 # numpy has no bfloat16: its bits are kept as int16.

@@ -76,7 +76,7 @@ def aggregates_first(in_features: int, out_features: int, constant_input: bool) 
     return in_features <= (2 * out_features if constant_input else out_features)
 
 
-# ---- AttentionConv: base class of GATConv and GATv2Conv, with heads, their joining, and attention dropout.
+# ---- AttentionConv: base class of GATConv and GATv2Conv, with heads, their joining, and attention dropout
 
 
 class AttentionConv(Conv):

@@ -66,7 +66,7 @@ class GATConv(AttentionConv):
         return torch.cat([self.weight, scores])
 
 
-# ---- GATv2Conv (Brody, Alon and Yahav, 2022).
+# ---- GATv2Conv (Brody, Alon and Yahav, 2022)
 
 
 class GATv2Conv(AttentionConv):

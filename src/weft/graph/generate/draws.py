@@ -106,11 +106,11 @@ def spread_counts(counts: Tensor, seed: int, stream: int) -> Tensor:
     return placed
 
 
-# ---- Draw distinct pairs: propose, keep the new ones, propose again for those still missing.
+# ---- Draw distinct pairs: propose, keep the new ones, propose again for those still missing
 #
-# A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) requests a
-# number of pairs; the draw of its j-th missing pair in round k hashes (k, slot of j). What is accepted depends
-# on the set of keys alone, so the outcome is the same on every device and for every chunking by owners.
+# A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) requests a number of
+# pairs; the draw of its j-th missing pair in round k hashes (k, slot of j). What is accepted depends on the set of
+# keys alone, so the outcome is the same on every device and for every chunking by owners.
 
 MAX_ROUNDS = 96
 
@@ -192,7 +192,7 @@ def _contains(earlier: Tensor, keys: Tensor, tag_bits: int) -> Tensor:
     return known[place] == asked
 
 
-# ---- Draw an item in proportion to its weight, from one class or from all others.
+# ---- Draw an item in proportion to its weight, from one class or from all others
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
 
-# ---- Read tables of numbers in text, gzipped or not.
+# ---- Read tables of numbers in text, gzipped or not
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def load_table(path: Path, dtype: Any, **options: Any) -> np.ndarray:
         return np.loadtxt(file, dtype=dtype, **options)
 
 
-# ---- Find the columns of a table that are sources, destinations, weights and relations of edges.
+# ---- Find the columns of a table that are sources, destinations, weights and relations of edges
 
 SOURCES = ("src", "source", "from", "u", "head", "node1", "node_1", "id1", "id_1")
 TARGETS = ("dst", "target", "dest", "destination", "to", "v", "tail", "node2", "node_2", "id2", "id_2")

@@ -246,14 +246,11 @@ def graph_attention(
     return _op(x, a_src, a_dst, slope, rate, clock, site, csr, back)[0]
 
 
-# ---- graph_attention_packed: GAT's attention over one matrix that holds the rows and their scores side by side.
-#
+# ---- graph_attention_packed: GAT's attention over one matrix that holds the rows and their scores side by side
 #     packed[n] = [ x[n, 0, :] ... x[n, H-1, :] | a_src[n, :] | a_dst[n, :] ]        H*D + 2H wide
 #
 # One product makes all of it (the scores are linear in the layer's input as well), and the gradient comes back as one
 # matrix, so that the layer's backward is one product and one weight gradient instead of two of each and a sum.
-#
-# Shapes: T tasks, N nodes, H heads, D features of a head; the adjacency is square.
 
 
 def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

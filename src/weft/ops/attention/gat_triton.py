@@ -289,12 +289,10 @@ def attention_forward_triton(
     return out, out_plus, alpha_plus, log_sum
 
 
-# ---- Triton kernels of ``gat.py``, backward: per-row statistics, then one pass over the transpose.
+# ---- Triton kernels of ``gat.py``, backward: per-row statistics, then one pass over the transpose
 #
 # Rows are sources there, and gradients the rows that are gathered (``gat_gather_triton.py``). With ``mix = slope *
-# acc +
-# (1 - slope) * plus`` and the row's own ``x``
-#
+# acc + (1 - slope) * plus`` and the row's own ``x``
 #     d x[j, h]     = acc[j, h]
 #     d a_src[j, h] = <x[j, h], mix[j, h]> - sum over the out-edges of j of alpha * slope(e) * delta
 #

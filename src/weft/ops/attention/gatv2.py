@@ -44,7 +44,7 @@ from weft.ops.sparse.lanes_triton import (
     merge_lanes,
 )
 
-# ---- Triton kernels of ``gatv2.py``, built like GAT's (``lanes_triton.py`` explains lanes).
+# ---- Triton kernels: built like GAT's (``lanes_triton.py`` explains lanes)
 
 
 @triton.jit

@@ -217,11 +217,11 @@ def prefetch(typing, array, position):
     return types.void(array, types.int64), generate
 
 
-# ---- exp and expm1 that the compiler can inline and vectorise; the C library's are calls, one element each.
+# ---- exp and expm1 that the compiler can inline and vectorise; the C library's are calls, one element each
 #
 # float32 uses the classic reduction ``e^x = 2^n e^r`` with ``|r| <= ln(2) / 2`` and a polynomial (relative error
-# below 2e-7); float64 calls the C library. Arguments above 88 are cut there: every caller passes a difference
-# to a maximum or a negative number. NaN passes, minus infinity gives 0 (or -1).
+# below 2e-7); float64 calls the C library. Arguments above 88 are cut there: every caller passes a difference to a
+# maximum or a negative number. NaN passes, minus infinity gives 0 (or -1).
 
 _LOG2_E = np.float32(1.44269504088896341)
 _LN2_HIGH = np.float32(0.693359375)

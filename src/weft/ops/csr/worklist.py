@@ -130,7 +130,7 @@ def _longest_first(degrees: Tensor, most: int, rows: Tensor, cluster: Tensor | N
     return torch.sort(degrees, descending=True, stable=True).indices
 
 
-# ---- Device functions that read a work list (``worklist.py``): a heavy item, or a tile of light rows.
+# ---- Device functions that read a work list (``worklist.py``): a heavy item, or a tile of light rows
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from weft.core.errors import InputError
 from weft.ops.launch.backend import custom_op, use_triton
 from weft.ops.launch.triton_lang import jit_any_size, tl
 
-# ---- Triton kernel of ``adam.py``: one Adam step for the parameters of every task.
+# ---- Triton kernels: one Adam step for the parameters of every task
 
 BLOCK = 512
 

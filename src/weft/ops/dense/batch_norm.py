@@ -34,10 +34,10 @@ from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.registration import batch_tasks, results_like
 
-# ---- Triton kernels of ``batch_norm.py``: the columns' moments, the pass that uses them, and the two of the backward.
+# ---- Triton kernels: the columns' moments, the pass that uses them, and the two of the backward
 #
-# Every program takes a range of rows of some columns; the partial sums of ranges are added in a fixed order. The split
-# into ranges does not depend on the number of tasks, so that each has the sums it has alone.
+# Every program takes a range of rows of some columns; the partial sums of ranges are added in a fixed order. The
+# split into ranges does not depend on the number of tasks, so that each has the sums it has alone.
 
 
 @triton.jit

@@ -28,7 +28,7 @@ from weft.ops.random_bits import keep_mask_rows
 from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 from weft.ops.registration import batch_tasks, lead_task, rate_and_clock, results_like
 
-# ---- Triton kernels of ``bias_act_dropout.py``: bias, activation and dropout, forward and backward.
+# ---- Triton kernels: bias, activation and dropout, forward and backward
 
 BLOCK = 1024
 
@@ -437,12 +437,10 @@ def dropout(x: Tensor, p: float | Tensor, clock: Tensor, site: int = 0) -> Tenso
     return bias_act_dropout(x, None, "none", p, clock, site)
 
 
-# ---- Dropout of rows that are part of a larger matrix: the mask is that of the whole matrix, from a given row on.
+# ---- Dropout of rows that are part of a larger matrix: the mask is that of the whole matrix, from a given row on
 #
 # The fused operators count rows from 0. A rank that holds rows ``first`` to ``first + N`` of a matrix drops what one
 # process would drop of them, so that a sharded run has the masks of a run on one device.
-#
-# Shapes: N rows, F features; ``clock [2]`` and ``rate []`` of one task (``vmap`` adds tasks).
 
 
 def dropout_rows(

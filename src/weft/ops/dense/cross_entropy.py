@@ -17,8 +17,8 @@ from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.registration import batch_tasks, results_like
 
-# ---- Triton kernel of ``cross_entropy.py``: the softmax of the labelled rows, once for the loss, once for its
-# gradient.
+# ---- Triton kernels: the softmax of the labelled rows, once for the loss, once for its
+# gradient
 
 FEW = 4  # blocks of rows up to which one program takes all: adding up the parts of several would be a second launch
 

@@ -33,7 +33,7 @@ from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.registration import batch_tasks
 
-# ---- Triton kernels of ``layer_norm.py``: a tile holds whole rows, so that each direction is one pass.
+# ---- Triton kernels: a tile holds whole rows, so that each direction is one pass
 
 WIDEST = 1024  # features of a row that a tile can hold
 MOST_ROWS = 128

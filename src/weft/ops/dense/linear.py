@@ -341,15 +341,11 @@ def linear_keep_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return _LinearAndPass.apply(x, weight)
 
 
-# ---- split_rows: copy the parameters of T tasks out of their flat rows, each contiguous, in one pass.
-#
+# ---- split_rows: copy the parameters of T tasks out of their flat rows, each contiguous, in one pass
 #     parts[k][t] = flat[t, begin_k : begin_k + sizes[k]]
 #
 # In a view of ``flat [T, P]`` a parameter's tasks are P numbers apart, and every kernel that reads it would first
-# make it
-# contiguous: one launch per parameter and use, instead of one for all of them.
-#
-# Shapes: T tasks, P parameters in all.
+# make it contiguous: one launch per parameter and use, instead of one for all of them.
 
 
 def split_rows_torch(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:

@@ -6,8 +6,6 @@ Shapes: N rows, F features, M ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,15 +14,9 @@ from weft.core.errors import InputError
 from weft.ops.cpu import run_shares
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
+from weft.ops.sampling.cpu import kernels
 
 BYTES_OF_A_SHARE = 1 << 18
-
-
-@cache
-def _kernels() -> ModuleType:
-    from weft.ops.sampling import cpu_kernels as gather
-
-    return gather
 
 
 def gather_rows_torch(x: Tensor, ids: Tensor) -> Tensor:
@@ -52,28 +44,24 @@ def gather_rows_cpu(x: Tensor, ids: Tensor, out: Tensor | None = None, shares: i
     if out.numel():
         like = torch.empty(1, dtype=ids.dtype).numpy()
         shares = shares or max(1, min(64, out.numel() * size // BYTES_OF_A_SHARE))
-        given = (out.data_ptr(), x.data_ptr(), row_bytes, x.stride(0) * size, ids.data_ptr(), like, ids.numel())
-        run_shares(_kernels().gather_share, given, shares)
+        arguments = (out.data_ptr(), x.data_ptr(), row_bytes, x.stride(0) * size, ids.data_ptr(), like, ids.numel())
+        run_shares(kernels().gather_share, arguments, shares)
     return out
 
 
-def absent_cpu(ids: Tensor, held: Tensor, places: Tensor) -> Tensor:
-    """Those of ``ids [M]`` int32 that ``held [N]`` bool says no to ``[R]``; where they are goes to ``places`` int32."""
-    found = torch.empty_like(ids)
-    addresses = (held.data_ptr(), places.data_ptr(), found.data_ptr())
-    return found[: _kernels().absent(ids.data_ptr(), ids.numel(), *addresses)]
+def absent_cpu(ids: Tensor, held: Tensor, positions: Tensor) -> Tensor:
+    """Those of ``ids [M]`` int32 for which ``held [N]`` bool is False, ``[R]``; writes ``positions`` int32 of them."""
+    absent = torch.empty_like(ids)
+    addresses = (held.data_ptr(), positions.data_ptr(), absent.data_ptr())
+    return absent[: kernels().absent(ids.data_ptr(), ids.numel(), *addresses)]
 
 
-# ---- Gather rows on the GPU, from device memory or directly from pinned host memory (UVA).
+# ---- Gather rows on the GPU, from device memory or directly from pinned host memory (UVA)
 #
 # Over PCIe a read takes about a microsecond, so the bandwidth comes from the number of reads in flight. Rows are
-# moved as
-# words of up to 16 bytes (the widest that divides the row and its address), a program moves a tile of ``[rows,
-# words]``
-# with all its loads independent, and there are enough programs for several MB in flight. The row's
+# moved as words of up to 16 bytes (the widest that divides the row and its address), a program moves a tile of
+# ``[rows, words]`` with all its loads independent, and there are enough programs for several MB in flight. The row's
 # stride is a constant of the kernel: Triton then knows which loads are aligned to 16 bytes.
-#
-# Shapes: N rows, F features, M ids, W words per row.
 
 LINE_BYTES = 128
 BESIDE = 96  # programs of a gather over PCIe beside other work: 32 KiB in flight each, on a part of the device

@@ -18,15 +18,13 @@ from weft.core.errors import GraphError, InputError
 from weft.ops.random_bits import GOLDEN64, LOW32, shift_right, signed64, splitmix
 
 # ---- Random draws of the samplers: (seed, epoch, batch, hop, node) names a stream, and a stream has draws 0, 1, 2,
-# ...
 #
-# A stream is SplitMix64 started at a 64-bit hash of those five numbers, so a node's draws do not depend on the rest of
-# its batch, on threads, on workers or on the device. The clock is an int64 tensor
-# ``[3] = (seed, epoch, batch)``: a kernel that reads it from memory can be replayed for the next batch.
+# A stream is SplitMix64 started at a 64-bit hash of those five numbers, so a node's draws do not depend on the rest
+# of its batch, on threads, on workers or on the device. The clock is an int64 tensor ``[3] = (seed, epoch, batch)``:
+# a kernel that reads it from memory can be replayed for the next batch.
 #
 # A draw below ``bound`` is the upper half of a 64 x 32 bit product. Its probabilities differ from ``1 / bound`` by
-# less
-# than 2^-64, and it needs no rejection. Bounds are degrees, so they stay below 2^31.
+# less than 2^-64, and it needs no rejection. Bounds are degrees, so they stay below 2^31.
 #
 # The same arithmetic is in ``cpu_kernels/draws.py`` for numba and in ``draws_triton.py`` for Triton; tests compare
 # bits.
@@ -92,9 +90,7 @@ def draw_exponential(streams: Tensor, number: Tensor) -> Tensor:
     return -(exponent * LOG_2 + series * 2.0)
 
 
-# ---- What a sampler of one hop returns, and the checks that all samplers share.
-#
-# Shapes: N nodes, E edges, S seeds, K fan-out, P sampled edges.
+# ---- What a sampler of one hop returns, and the checks that all samplers share
 
 FULL = -1  # a fan-out: every neighbour
 MOST_SLOTS = 2**31 - 1  # positions in a batch are int32
@@ -189,7 +185,12 @@ def sample_torch(
     elif weight is not None:
         edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
     else:
-        offsets, taken = (_with_replacement if replace else _floyd)(degree, fanout, streams)
+        columns, rows = torch.arange(fanout, device=degree.device), degree[:, None]
+        if replace:
+            offsets, taken = draw_below(streams[:, None], columns, rows), (rows > 0).expand(-1, fanout)
+        else:
+            offsets = torch.where(rows <= fanout, columns, floyd(degree, fanout, streams, fanout))
+            taken = columns < rows
         edges, counts = (start[:, None] + offsets)[taken], taken.sum(1)
     return HopSample(offsets_of(counts), indices[edges], edges)
 
@@ -208,22 +209,15 @@ def all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
     return row, torch.arange(row.numel(), device=row.device) + (start - first)[row]
 
 
-def _with_replacement(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
-    columns = torch.arange(fanout, device=degree.device)
-    offsets = draw_below(streams[:, None], columns, degree[:, None])
-    return offsets, (degree > 0)[:, None].expand(-1, fanout)
-
-
-def _floyd(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
-    columns = torch.arange(fanout, device=degree.device)
-    chosen = torch.full((degree.numel(), fanout), -1, dtype=torch.int64, device=degree.device)
-    for slot in range(fanout):
+def floyd(degree: Tensor, fanout: int | Tensor, streams: Tensor, most: int) -> Tensor:
+    """Offsets ``[rows, most]`` by Floyd's algorithm; those beyond a row's ``fanout`` are meaningless."""
+    chosen = torch.full((degree.numel(), most), -1, dtype=torch.int64, device=degree.device)
+    for slot in range(most):
         last = (degree - fanout + slot).clamp(min=0)
         draw = draw_below(streams, slot, last + 1)
         repeated = (chosen == draw[:, None]).any(1)
         chosen[:, slot] = torch.where(repeated, last, draw)
-    all_fit = (degree <= fanout)[:, None]
-    return torch.where(all_fit, columns, chosen), columns < degree[:, None]
+    return chosen
 
 
 def _lightest_keys(

@@ -22,7 +22,7 @@ from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.random_bits_triton import splitmix
 from weft.ops.sampling.reference import FULL, HopSample, check_fanout, check_slots, sample_torch
 
-# ---- The draws of :mod:`weft.ops.sampling.reference` in Triton.
+# ---- The draws of :mod:`weft.ops.sampling.reference` in Triton
 
 
 @triton.jit

@@ -49,13 +49,9 @@ from weft.ops.sharded.pieces_triton import (
     pairs_kernel,
 )
 
-# ---- The edges of a shard in pieces, how its kernels are launched, and the reference of their sum.
-#
+# ---- The edges of a shard in pieces, how its kernels are launched, and the reference of their sum
 #     out[t, i] = row_scale[i] * (sum over local e of w[e] * x[t, j]
 #                                 + sum over remote e of w[e] * peer[owner(e)][t, row(e)])
-#
-# Shapes: T tasks, n own rows, h remote rows, F features, L local and R remote edges, P and Q local and remote pieces,
-# G peers.
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ def address_table(peers: Sequence[Tensor], device: torch.device) -> tuple[Tensor
     return addresses.to(device), rows.to(device)
 
 
-# ---- Tiles of remote rows: how large each is, and what a pipeline of them takes by the roofline.
+# ---- Tiles of remote rows: how large each is, and what a pipeline of them takes by the roofline
 #
 # While a tile crosses the link, local edges and the tiles before it are summed. The last tile has nothing to hide
 # behind, so tiles shrink: their shares fall evenly, to 2 / (k (k + 1)) of the rows.

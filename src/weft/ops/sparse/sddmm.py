@@ -18,7 +18,7 @@ from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.registration import batch_tasks
 
-# ---- Triton kernel of ``sddmm.py``.
+# ---- Triton kernel
 
 
 @triton.jit

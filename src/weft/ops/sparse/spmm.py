@@ -29,7 +29,7 @@ from weft.ops.launch.backend import (
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.sparse.sddmm import edge_dot
 
-# ---- Triton kernels of ``spmm.py``: bounded work items, partial sums for hubs, no atomics.
+# ---- Triton kernels: bounded work items, partial sums for hubs, no atomics
 
 
 @triton.jit

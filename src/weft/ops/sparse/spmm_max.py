@@ -20,7 +20,7 @@ from weft.ops.launch.triton_lang import constant, flatten_tasks, tl, triton, tri
 from weft.ops.registration import batch_tasks
 from weft.ops.sparse.lanes_triton import add_hub_parts
 
-# ---- Triton kernels of ``spmm_max.py``: maximum with its winning edge, and the gather of its backward.
+# ---- Triton kernels: maximum with its winning edge, and the gather of its backward
 
 NO_EDGE = constant(2**62)
 
