@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.dist.barrier import Barrier
 from weft.dist.partition import halo_of
-from weft.dist.peer_memory import SLOTS, PeerMemory
+from weft.dist.peer_memory import SLOTS, Barrier, PeerMemory
 from weft.ops.sharded.sharded_spmm import ShardedLaunch
 
 

@@ -22,8 +22,7 @@ from weft.graph import saved as store
 from weft.graph.graph import Graph
 from weft.graph.readers.npz import read_npz
 from weft.graph.readers.ogb import read_ogb
-from weft.graph.readers.parquet import read_parquet
-from weft.graph.readers.text import read_text
+from weft.graph.readers.tables import read_parquet, read_text
 
 __all__ = ["is_graph_file", "read", "read_npz", "read_ogb", "read_parquet", "read_text"]
 

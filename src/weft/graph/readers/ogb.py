@@ -18,7 +18,7 @@ import numpy as np
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
 from weft.graph.readers.npz import load_archive
-from weft.graph.readers.text import load_table
+from weft.graph.readers.tables import load_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 READ = {

@@ -1,4 +1,4 @@
-"""Write demo.npz: ``python -m weft.graph.embedded.make_demo [FILE]``.
+"""Write demo.npz: ``python -m weft.graph.generate.demo [FILE]``.
 
 A generated citation-like graph of the size of Cora: sparse bag-of-words features, 7 classes, Planetoid's split.
 """
