@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from weft.core.errors import GraphError
 from weft.graph import Graph, SparseFeatures
-from weft.graph.generate import citation
-from weft.graph.generate import classic as rmat
-from weft.graph.generate import classic as sbm
+from weft.graph.generate import citation, rmat, sbm
 
 MAKERS = {
     "citation": lambda seed, **more: citation(400, 3001, 12, 5, seed=seed, **more),
