@@ -31,16 +31,14 @@ from weft.batches.sampler import CpuHops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows import gather_rows_cpu
-from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
+from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_cpu, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     ThreadsLaunch,
     sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
-from weft.ops.sampling.reference import HopSample, sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reference import HopSample, make_clock, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 

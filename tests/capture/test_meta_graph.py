@@ -11,7 +11,7 @@ import weft
 from tests.graphs_for_tests import PRODUCTS, random_graph, without_histogram
 from weft.capture.meta_graph import Degrees, counted_degrees, meta_graph
 from weft.core.graph_stats import GraphStats
-from weft.nn.normalisation import with_identity
+from weft.nn.conv import with_identity
 from weft.ops.csr.worklist import build_worklist, worklist
 from weft.runtime.dry_run import held_by
 

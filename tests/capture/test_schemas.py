@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 # Operators are registered by the import of their modules.
-import weft.ops.attention.gat_packed
+import weft.ops.attention.gat
 import weft.ops.attention.gatv2
 import weft.ops.sparse.edge_softmax
 import weft.ops.sparse.sddmm

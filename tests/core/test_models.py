@@ -9,7 +9,7 @@ import pytest
 from weft.core.errors import SpecError
 from weft.core.models import BUILT_IN, MODELS, ModelTraits, model_names, traits_of, with_traits
 from weft.core.task import Task, model_settings
-from weft.nn.build import CLASSES, options_of
+from weft.nn.models import CLASSES, options_of
 
 
 def test_every_row_has_a_class_and_every_class_a_row():

@@ -18,7 +18,7 @@ from weft.dist.sharded_adjacency import ShardGraph
 from weft.graph.graph import Graph
 from weft.nn.gcn import GCNConv
 from weft.nn.sage import SAGEConv
-from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import ShardedLaunch
 from weft.planner.partition import split_by_edges
 from weft.runtime.group import GroupRun
 

@@ -14,9 +14,8 @@ from tests.dist import cases
 from tests.dist.cases import Case, TwoBranches, train_alone
 from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
-from weft.dist.barrier import RankLostError
 from weft.dist.launch import devices_for, start_ranks
-from weft.dist.peer_memory import CudaIpc
+from weft.dist.peer_memory import CudaIpc, RankLostError
 from weft.dist.ranks import Ranks
 
 pytestmark = [

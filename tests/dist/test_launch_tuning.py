@@ -9,7 +9,7 @@ from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardGraph
 from weft.engine.sharded_job import choose_launch, is_worth_tuning, load_tuned, search_launch, shape_of
-from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges
 

@@ -18,7 +18,7 @@ import weft
 from tests.dist.cases import TwoBranches
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
-from weft.dist.barrier import Barrier, RankLostError
+from weft.dist.peer_memory import Barrier, RankLostError
 from weft.runtime.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]

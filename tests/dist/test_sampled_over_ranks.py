@@ -17,8 +17,7 @@ from weft.dist import launch
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks, Route
 from weft.dist.sharded_adjacency import ShardGraph
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.reference import sample_torch
+from weft.ops.sampling.reference import make_clock, sample_torch
 from weft.runtime.group import GroupRun
 
 EPOCHS, BOUNDS = 5, {2: (0, 37, 60), 3: (0, 20, 20, 60)}

@@ -9,9 +9,9 @@ from torch.nn.functional import elu, relu
 
 from tests.ops.comparing import assert_agrees, assert_near, value_and_gradients
 from weft.nn import BatchNorm, Epilogue
-from weft.ops.norm.batch_norm import batch_norm_act_dropout
-from weft.ops.norm.layer_norm import layer_norm_act_dropout
-from weft.ops.random.torch_bits import keep_mask_rows
+from weft.ops.dense.batch_norm import batch_norm_act_dropout
+from weft.ops.dense.layer_norm import layer_norm_act_dropout
+from weft.ops.random_bits import keep_mask_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,12 +18,12 @@ from weft import ops
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gatv2 import attention_v2_torch
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.ops.random.torch_bits import keep_mask_rows, uniform
+from weft.ops.dense.cross_entropy import cross_entropy_rows_triton
+from weft.ops.random_bits import keep_mask_rows, uniform
 from weft.ops.sparse.edge_softmax import edge_softmax_torch
 from weft.ops.sparse.sddmm import sddmm_torch
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
-from weft.ops.train.cross_entropy_triton import cross_entropy_rows_triton
 
 pytestmark = [
     pytest.mark.gpu,

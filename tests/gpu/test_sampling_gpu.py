@@ -11,8 +11,7 @@ from weft.batches import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, tr
 from weft.graph.graph import Graph
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
@@ -20,7 +19,7 @@ from weft.ops.sampling.paper_triton import (
     sample_paper_triton,
     sample_threads_triton,
 )
-from weft.ops.sampling.reference import HopSample, sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reference import HopSample, make_clock, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 

@@ -7,8 +7,13 @@ import torch
 
 from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
-from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
+from weft.ops.sharded.sharded_spmm import (
+    SCHEDULES,
+    ShardedLaunch,
+    address_table,
+    sharded_spmm_torch,
+    sharded_spmm_triton,
+)
 from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 
 pytestmark = [

@@ -7,8 +7,9 @@ import torch
 
 from tests.nn.examples import NODES, make_example
 from weft.core.errors import SpecError
-from weft.nn import GAT, GCN, GCNConv, SAGEConv, build
-from weft.nn.normalisation import with_identity, without_weights
+from weft.nn import GAT, GCN, GCNConv, SAGEConv
+from weft.nn import models as build
+from weft.nn.conv import with_identity, without_weights
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])

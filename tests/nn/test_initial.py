@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from weft.nn import BatchNorm, GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, build, reset_parameters
+from weft.nn import BatchNorm, GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, reset_parameters
+from weft.nn import models as build
 
 
 def bound_of(parameter: torch.Tensor) -> float:

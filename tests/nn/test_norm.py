@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from weft.core.errors import InputError
 from weft.nn import BatchNorm, Epilogue, LayerNorm
-from weft.nn import norm as norm_module
+from weft.nn import epilogue as norm_module
 
 
 def pair() -> tuple[BatchNorm, nn.BatchNorm1d]:

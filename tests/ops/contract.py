@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.graphs_for_tests import GRAPHS, adjacencies, mixed
 from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_agrees, assert_near, detached, value_and_gradients
 from weft.ops import Adjacency
-from weft.ops.cpu import calls as threads
+from weft.ops import cpu as threads
 
 LEADS = {"T": (3,), "T1 T2": (2, 3), "no tasks": (0,)}
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

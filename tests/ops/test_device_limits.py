@@ -16,7 +16,7 @@ from weft.ops.dense.linear_triton import choose_backward_launch as choose_linear
 from weft.ops.dense.linear_triton import choose_weight_grad_launch as choose_weight_grad
 from weft.ops.launch import backend as device_limits
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits, limits_of
-from weft.ops.sparse.spmm_triton import choose_launch as choose_spmm
+from weft.ops.sparse.spmm import choose_launch as choose_spmm
 from weft.planner.machine_profiles import profile
 
 RTX4090 = DeviceLimits(sms=128, l2_bytes=72 * 2**20, shared_memory_per_block=101376, max_threads_per_sm=1536)

@@ -134,7 +134,7 @@ def dropout_of(*lead: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm(launches, dtype):
-    from weft.ops.sparse.spmm_triton import spmm_triton
+    from weft.ops.sparse.spmm import spmm_triton
 
     adj = small()
     csr, _ = both_csr(adj)
@@ -145,7 +145,7 @@ def test_spmm(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm_max(launches, dtype):
-    from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+    from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
 
     adj = small()
     csr, back = both_csr(adj)
@@ -157,8 +157,8 @@ def test_spmm_max(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
-    from weft.ops.sparse.sddmm_triton import sddmm_triton
+    from weft.ops.sparse.edge_softmax import edge_softmax_backward_triton, edge_softmax_triton
+    from weft.ops.sparse.sddmm import sddmm_triton
 
     adj = small()
     csr, _ = both_csr(adj)
@@ -207,7 +207,7 @@ def test_attention(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_v2(launches, dtype):
-    from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+    from weft.ops.attention.gatv2 import attention_v2_backward_triton, attention_v2_forward_triton
 
     adj = small()
     csr, back = both_csr(adj)
@@ -220,7 +220,7 @@ def test_attention_v2(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_epilogue(launches, dtype):
-    from weft.ops.dense.bias_act_dropout_triton import (
+    from weft.ops.dense.bias_act_dropout import (
         bias_act_dropout_backward_bias_triton,
         bias_act_dropout_backward_triton,
         bias_act_dropout_triton,
@@ -250,7 +250,7 @@ def test_linear(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_norm(launches, dtype):
-    from weft.ops.norm.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton
+    from weft.ops.dense.batch_norm import batch_norm_backward_triton, batch_norm_triton
 
     x, column = numbers(3, 500, 64, dtype=dtype), numbers(3, 64)
     for ending in (("relu", *dropout_of(3), 3, 1), ("elu", *dropout_of(3), 3, 4), ("none", None, None, 0, 1)):
@@ -261,7 +261,7 @@ def test_batch_norm(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_layer_norm(launches, dtype):
-    from weft.ops.norm.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
+    from weft.ops.dense.layer_norm import layer_norm_backward_triton, layer_norm_triton
 
     for width, ending in (
         (64, ("relu", *dropout_of(3), 3, 1)),
@@ -276,8 +276,8 @@ def test_layer_norm(launches, dtype):
 
 
 def test_loss_and_optimizer(launches):
-    from weft.ops.train.adam_triton import adam_triton
-    from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
+    from weft.ops.dense.adam import adam_triton
+    from weft.ops.dense.cross_entropy import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 
     labels, rows = torch.zeros(30, dtype=torch.int64), torch.arange(10)
     for dtype in (torch.float32, torch.bfloat16):
@@ -297,8 +297,7 @@ def test_loss_and_optimizer(launches):
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_csr import shard_csr
-    from weft.ops.sharded.shard import ShardedLaunch, address_table
-    from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
+    from weft.ops.sharded.sharded_spmm import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)

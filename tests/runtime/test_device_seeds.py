@@ -7,7 +7,7 @@ import torch
 
 from weft.batches.sampled import DeviceSeeds
 from weft.batches.sampler import SeedOrder
-from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.reference import make_clock
 
 SEEDS = torch.randperm(500, generator=torch.Generator().manual_seed(3))[:43]
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

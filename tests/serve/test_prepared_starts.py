@@ -9,7 +9,7 @@ import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_supervisor import same
 from weft.engine.graphs import GraphStore
-from weft.ops.random import torch_bits
+from weft.ops import random_bits as torch_bits
 from weft.runtime import checkpoint
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.runtime.modules.build import build_model

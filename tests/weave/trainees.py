@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.graphs_for_tests import CLASSES, FEATURES
 from weft import ops
 from weft.graph.graph import Graph
-from weft.nn.build import build
+from weft.nn.models import build
 from weft.weave.merge import Woven, weave
 from weft.weave.recorder import record
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.adjacency import Adjacency, loop_weights, row_sums
 from weft.ops.csr.relation_slots import RelationSlots, as_matrices, slot_arrays
-from weft.ops.csr.self_loops import loop_weights, row_sums
 from weft.ops.csr.worklist import WorkList
 from weft.ops.sampling.cpu import transpose_cpu
 

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from weft.batches.block import exact_device
 from weft.core.errors import InputError
-from weft.ops.sampling.gather_rows import gather_rows_cpu
-from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_cpu, gather_rows_triton
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK
 from weft.ops.sampling.compact_triton import DeviceHop
-from weft.ops.sampling.draws import epoch_clocks
-from weft.ops.sampling.gather_rows_triton import clear_rows_triton
+from weft.ops.sampling.gather_rows import clear_rows_triton
+from weft.ops.sampling.reference import epoch_clocks
 
 # ---- DeviceBatch: seeds and a clock, from which the step itself samples, gathers and builds a batch on the GPU.
 #

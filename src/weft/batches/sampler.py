@@ -22,19 +22,18 @@ from weft.batches.block import Block, MiniBatch, Subgraph, exact_device
 from weft.core.errors import InputError
 from weft.core.settings import most_picks, resolve
 from weft.graph.graph import Graph
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.self_loops import loop_weights, row_sums
-from weft.ops.random.torch_bits import signed64, splitmix
+from weft.ops.csr.adjacency import Adjacency, loop_weights, row_sums
+from weft.ops.random_bits import signed64, splitmix
 from weft.ops.sampling.compact_triton import Compactor, DeviceHop, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_rows_triton
 from weft.ops.sampling.paper_triton import sample_paper_triton, sample_threads_triton
 from weft.ops.sampling.reference import (
     FULL,
     HopSample,
     check_fanout,
     check_seeds,
+    make_clock,
     relabel_torch,
     sample_reservoir_torch,
 )

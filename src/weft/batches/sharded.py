@@ -16,8 +16,7 @@ from weft.core.errors import InputError, SpecError
 from weft.dist.ranks import Ranks, Route
 from weft.dist.reduce import RankReduce
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, ShardRows
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.reference import HopSample, sample_torch
+from weft.ops.sampling.reference import HopSample, make_clock, sample_torch
 
 
 @dataclass(frozen=True)

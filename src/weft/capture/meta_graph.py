@@ -19,10 +19,9 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
-from weft.nn.normalisation import relation_entries, without_weights
-from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.nn.conv import relation_entries, without_weights
+from weft.ops.csr.adjacency import Adjacency, insert_loops, offset_dtype
 from weft.ops.csr.relation_slots import RelationSlots, pair_keys, slot_arrays
-from weft.ops.csr.self_loops import insert_loops
 from weft.ops.csr.worklist import WorkList, thresholds
 
 META = torch.device("meta")

@@ -1,6 +1,6 @@
 """ModelTraits: one row per named model with all that planning and running need besides its layers.
 
-The classes behind the names are in ``weft.nn.build``. A user's model has a row and a class while a
+The classes behind the names are in ``weft.nn.models``. A user's model has a row and a class while a
 ``with weft.nn.register_model(traits, cls):`` block runs.
 """
 

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.dist.barrier import Barrier
 from weft.dist.partition import halo_of
-from weft.dist.peer_memory import SLOTS, PeerMemory
-from weft.ops.sharded.shard import ShardedLaunch
+from weft.dist.peer_memory import SLOTS, Barrier, PeerMemory
+from weft.ops.sharded.sharded_spmm import ShardedLaunch
 
 
 class Staging:
@@ -174,7 +173,7 @@ class _Extend(torch.autograd.Function):
 
 
 # ---- GatheredStaging: exchanges between ranks on several machines, which share no memory: every rank's rows are
-# gathered.
+# gathered
 #
 # It moves all rows of all ranks, not only those that are needed. Sampled training uses it for evaluations alone.
 

@@ -1,6 +1,6 @@
 """Launch: start the ranks of a run. This process is rank 0; the others are spawned, or torchrun has started them all.
 
-A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.barrier`) and named here with the reason. Whatever
+A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.peer_memory`) and named here with the reason. Whatever
 happens, no process is left behind.
 """
 
@@ -26,8 +26,7 @@ import torch
 
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
-from weft.dist.barrier import RankLostError
-from weft.dist.peer_memory import check_peers
+from weft.dist.peer_memory import RankLostError, check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]

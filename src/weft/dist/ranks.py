@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.core.errors import SpecError
-from weft.dist.barrier import Barrier, RankLostError
 from weft.dist.exchange import GatheredStaging, Staging
-from weft.dist.peer_memory import PeerMemory, check_peers, peer_memory_for, shared_counters
+from weft.dist.peer_memory import Barrier, PeerMemory, RankLostError, check_peers, peer_memory_for, shared_counters
 from weft.ops.sampling.reference import HopSample
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
@@ -186,7 +185,7 @@ class Gathered:
         return [part.to(self.device) for part in self.found]
 
 
-# ---- Routes: ask the ranks that own nodes for something about them, through torch.distributed, also between machines.
+# ---- Routes: ask the ranks that own nodes for something about them, through torch.distributed, also between machines
 #
 # All ranks ask at the same time, each for its own ids; ranks without any ask for none. One route serves several
 # questions about the same ids.

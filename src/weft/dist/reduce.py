@@ -81,13 +81,12 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(value.movedim(in_dims[0], 0), ranks), 0
 
 
-# ---- EarlyGradients: sum gradients over ranks while the backward pass goes on.
+# ---- EarlyGradients: sum gradients over ranks while the backward pass goes on
 #
 # The gradients of all layers but the first are known before the first layer's backward aggregation, the last exchange
-# of
-# a step. They are sent then, and the sum is taken when the pass has ended: the transfer overlaps with that
-# aggregation.
-# The rest, with the losses, follows at the end. Sums have one order, so the bits are those of one sum of everything.
+# of a step. They are sent then, and the sum is taken when the pass has ended: the transfer overlaps with that
+# aggregation. The rest, with the losses, follows at the end. Sums have one order, so the bits are those of one sum of
+# everything.
 #
 # Shapes: T members, P parameters.
 

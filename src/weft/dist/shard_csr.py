@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.dist.partition import halo_of, neighbour_pieces, places_in, row_offsets, split_edges
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import WorkList, build_worklist, thresholds
-from weft.ops.sharded.shard import ShardedCSR, tile_count, tile_ends
+from weft.ops.sharded.sharded_spmm import ShardedCSR, tile_count, tile_ends
 from weft.ops.sharded.streamed_spmm import Tile, TiledCSR
 
 WHOLE_ROWS = 2**31 - 1
@@ -93,7 +93,7 @@ def _piece_offsets(piece_rows: Tensor, rows: int) -> Tensor:
     return offsets
 
 
-# ---- The edges of a shard by tile of remote rows, as the streamed kernel takes them.
+# ---- The edges of a shard by tile of remote rows, as the streamed kernel takes them
 
 # Of a tile's rows, from which share on all are copied: a copy has 55 GB/s, reads over PCIe by a kernel 43 to 47, and
 # those hold up the sums beside them.

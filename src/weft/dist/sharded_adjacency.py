@@ -29,16 +29,13 @@ from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.graph.sparse_features import SparseFeatures
-from weft.ops.attention.gat import attention_torch, coefficient_mask
-from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gat import attention_torch, coefficient_mask, take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
-from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.ops.csr.adjacency import Adjacency, loop_weights, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.ops.csr.self_loops import loop_weights
-from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
-from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
-from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
+from weft.ops.registration import rate_and_clock
+from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
 
 # Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
@@ -362,8 +359,7 @@ class ShardedAdjacency(Adjacency):
         self, dropout: float | Tensor, clock: Tensor | None, site: int, heads: int, device: torch.device
     ) -> Tensor | None:
         """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
-        rate = as_rate(dropout, device) if clock is not None else None
-        clock = None if rate is None else clock
+        rate, clock = rate_and_clock(dropout, clock, device)
         return coefficient_mask(rate, clock, site, self.num_edges, heads, self.first_edge)
 
 
@@ -387,9 +383,7 @@ class _Spmm(torch.autograd.Function):
         return _Spmm.apply(x.movedim(in_dims[0], 0), adj), 0
 
 
-# ---- ShardGraph: the part of a graph that one rank trains on: its nodes' edges, features, labels and splits.
-#
-# Shapes: N nodes of the graph, n nodes of the rank, F features.
+# ---- ShardGraph: the part of a graph that one rank trains on: its nodes' edges, features, labels and splits
 
 Features = Tensor | SparseFeatures
 

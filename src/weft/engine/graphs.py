@@ -25,8 +25,7 @@ from weft.core.task import ALL_SPLITS, Task
 from weft.core.units import show_bytes
 from weft.engine.memory import DevicePool, arrays_of, into_pool
 from weft.graph.catalog import names as catalog
-from weft.graph.graph import Graph
-from weft.graph.verify import check_ids
+from weft.graph.graph import Graph, check_ids
 from weft.runtime.device.cuda_graph import no_capture
 from weft.sched.two_ended_pool import padded
 

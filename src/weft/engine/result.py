@@ -31,9 +31,8 @@ from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
 from weft.graph.catalog import names as catalog
 from weft.graph.check import as_ids, as_vector, check_range
-from weft.graph.graph import Graph
+from weft.graph.graph import Graph, check_ids
 from weft.graph.labels import SPLITS
-from weft.graph.verify import check_ids
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.modules.copying import copy_module
 

@@ -20,7 +20,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import switch
-from weft.dist.barrier import RankLostError
+from weft.dist.peer_memory import RankLostError
 from weft.engine.choosing import place_options
 from weft.engine.control import Cancel, Control
 from weft.engine.display import display_for

@@ -38,7 +38,7 @@ from weft.engine.machine import load_throughput, machine_of
 from weft.engine.process_state import Needs, process_state
 from weft.engine.session import Save, Session
 from weft.graph.graph import Graph
-from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import ShardedLaunch
 from weft.planner.kernel_tuner import (
     CrossIterationSearch,
     KernelConfig,

@@ -1,4 +1,7 @@
-"""Check users' edge arrays and turn them into an adjacency.
+"""Check users' edge arrays, sort them into CSR by destination, and count their relations.
+
+Torch operators alone, the same on CPU and GPU. One int64 key per edge, ``dst * N + src``, carries the whole order:
+sorting it sorts rows and columns at once, and row offsets are found in it by binary search.
 
 Shapes: N nodes, E edges.
 """
@@ -26,11 +29,6 @@ from weft.graph.check import (
     check_rows,
 )
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-
-# ---- Sort a list of edges into CSR by destination, with torch operators alone: the same on CPU and GPU.
-#
-# One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
-# once, and row offsets are found in it by binary search.
 
 
 def csr_from_edges(
@@ -111,7 +109,15 @@ def undirected(
         weight, attr = in_order(weight, order), in_order(attr, order)
     pairs, order = sort_keys(pairs, need_order=any(values is not None for values in (weight, relation, attr)))
     weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
-    pairs, weight, relation, attr = _merge_equal(pairs, weight, relation, attr)
+    fresh = torch.ones_like(pairs, dtype=torch.bool)
+    fresh[1:] = pairs[1:] != pairs[:-1]
+    if relation is not None:
+        fresh[1:] |= relation[1:] != relation[:-1]
+    first = fresh.nonzero().squeeze(1)
+    if first.numel() < pairs.numel():  # merge runs of equal pairs and relations
+        lengths = torch.cat([first[1:], first.new_tensor([pairs.numel()])]) - first
+        weight, attr = (_means(values, lengths) for values in (weight, attr))
+        pairs, relation = pairs[first], None if relation is None else relation[first]
     high, low = pairs // num_nodes, pairs % num_nodes
     back = (high != low).nonzero().squeeze(1)
     src, dst = torch.cat([low, high[back]]), torch.cat([high, low[back]])
@@ -119,23 +125,8 @@ def undirected(
     return src, dst, *both_ways
 
 
-def _merge_equal(
-    pairs: Tensor, weight: Tensor | None, relation: Tensor | None, attr: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Runs of equal (pair, relation) merged; weights averaged in float64, so that equal ones stay equal."""
-    fresh = torch.ones_like(pairs, dtype=torch.bool)
-    fresh[1:] = pairs[1:] != pairs[:-1]
-    if relation is not None:
-        fresh[1:] |= relation[1:] != relation[:-1]
-    first = fresh.nonzero().squeeze(1)
-    if first.numel() == pairs.numel():
-        return pairs, weight, relation, attr
-    lengths = torch.cat([first[1:], first.new_tensor([pairs.numel()])]) - first
-    weight, attr = (_means(values, lengths) for values in (weight, attr))
-    return pairs[first], weight, None if relation is None else relation[first], attr
-
-
 def _means(values: Tensor | None, lengths: Tensor) -> Tensor | None:
+    """Averages in float64, so that equal values stay equal."""
     if values is None:
         return None
     return torch.segment_reduce(values.double(), "mean", lengths=lengths, axis=0).to(values.dtype)
@@ -175,21 +166,19 @@ def adjacency_from_edges(
 
 
 def merged_words(src: Any, dst: Any, adj: Adjacency) -> str:
-    """What to say of parallel edges that ``directed=False`` merged; "" if every pair was given once, or both ways."""
+    """A note on parallel edges that ``directed=False`` merged; "" if every pair was given once, or both ways."""
     loops = int((adj.rows() == adj.indices).sum())
-    given, pairs = len(src), (adj.num_edges + loops) // 2
-    if given == pairs or (given == 2 * pairs - loops and _as_many_out_as_in(src, dst)):
+    edges, pairs = len(src), (adj.num_edges + loops) // 2
+    if edges == pairs:
         return ""
+    if edges == 2 * pairs - loops:  # both ways: every node then has as many edges from it as to it
+        outward, inward = (torch.bincount(as_ids(ids, "ids").long()) for ids in (src, dst))
+        if torch.equal(outward, inward.to(outward.device)):
+            return ""
     return (
-        f"{given:,} given edges join {pairs:,} pairs of nodes: directed=False makes one edge each way of every pair, "
+        f"{edges:,} given edges join {pairs:,} pairs of nodes: directed=False makes one edge each way of every pair, "
         "with the mean of the weights; directed=True keeps parallel edges"
     )
-
-
-def _as_many_out_as_in(src: Any, dst: Any) -> bool:
-    """Whether every node has as many edges from it as to it, as it has if all are given both ways."""
-    outward, inward = (torch.bincount(as_ids(ids, "ids").long()) for ids in (src, dst))
-    return torch.equal(outward, inward.to(outward.device))
 
 
 def adjacency_from_csr(
@@ -235,10 +224,6 @@ def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None,
     return weight, relation
 
 
-# ---- Count relations of edges: how many there are, how many edges each has, and how many (node, relation) pairs.
-#
-# Shapes: E edges, R relations.
-
 MOST_RELATIONS = 1 << 20  # more kinds of edges than that are a column of something else
 
 
@@ -250,13 +235,13 @@ def check_relations(relation: Tensor | None, num_relations: int | None) -> int:
         if num_relations:
             raise GraphError(f"num_relations={num_relations} without relation; give the relation of every edge as well")
         return 0
-    found = int(relation.max()) + 1 if relation.numel() else 0
-    most = max(found, num_relations or 0)
+    count = int(relation.max()) + 1 if relation.numel() else 0
+    most = max(count, num_relations or 0)
     if most > MOST_RELATIONS:
         raise GraphError(f"{most:,} relations are more than {MOST_RELATIONS:,}; renumber them 0, 1, 2, ...")
-    if num_relations is not None and found > num_relations:
-        raise GraphError(f"relation {found - 1} must be below num_relations={num_relations}")
-    return found if num_relations is None else int(num_relations)
+    if num_relations is not None and count > num_relations:
+        raise GraphError(f"relation {count - 1} must be below num_relations={num_relations}")
+    return count if num_relations is None else int(num_relations)
 
 
 def relation_edges(adj: Adjacency) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""Check the arrays of a graph. Each check raises one GraphError: the value, its position, what to do.
+"""Convert users' arrays to tensors and check them. Each check raises one GraphError: value, position, what to do.
+
+Arrays that already have the type a graph uses are shared, never copied, so a memory-mapped feature file stays one.
 
 Large arrays are scanned in blocks, so a check never holds a mask as large as the array.
 Shapes: N nodes, E edges.
@@ -17,10 +19,6 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 
-# ---- Convert users' arrays to tensors of the types a graph keeps.
-#
-# Arrays that already have that type are shared, never copied, so a memory-mapped feature file stays one.
-
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -36,10 +34,6 @@ def as_tensor(value: Any, name: str) -> Tensor:
     if array.dtype.kind not in "buif":
         sample = f", for example {array.reshape(-1)[0]!r}" if array.size else ""
         raise GraphError(f"{name} has dtype {array.dtype}{sample}; give an array of numbers")
-    return _from_numpy(array)
-
-
-def _from_numpy(array: np.ndarray) -> Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     if not array.dtype.isnative:
@@ -156,12 +150,12 @@ def check_rows(rows: int, expected: int, name: str, per: str) -> None:
 
 def check_rows_for_ids(name: str | None, rows: int | None, **ends: Any) -> None:
     """The array that says how many nodes there are has a row for every node that an edge names."""
-    for end, ids in ends.items() if name is not None else ():
-        given = as_ids(ids, end)
-        most = int(given.max()) if given.numel() else -1
+    for end, values in ends.items() if name is not None else ():
+        ids = as_ids(values, end)
+        most = int(ids.max()) if ids.numel() else -1
         if rows is not None and most >= rows:
             raise GraphError(
-                f"{name} has {rows} rows, but {end}[{int(given.argmax())}] = {most} names a node beyond them; give one "
+                f"{name} has {rows} rows, but {end}[{int(ids.argmax())}] = {most} names a node beyond them; give one "
                 "row per node"
             )
 
@@ -173,10 +167,10 @@ def check_finite(values: Tensor, name: str) -> None:
         raise not_finite(f"{name}{position_in(values.shape, bad)}", values.reshape(-1)[bad])
 
 
-def not_finite(place: str, value: Tensor) -> GraphError:
+def not_finite(element: str, value: Tensor) -> GraphError:
     """The error for a NaN or an infinity."""
-    kind = str(value.dtype).removeprefix("torch.")
-    return GraphError(f"{place} is {value.item()}: values must be finite in {kind}; replace or drop it first")
+    kind = dtype_name(value.dtype)
+    return GraphError(f"{element} is {value.item()}: values must be finite in {kind}; replace or drop it first")
 
 
 def check_labels(y: Tensor) -> None:

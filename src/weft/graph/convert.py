@@ -40,7 +40,12 @@ def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
     if hasattr(data, "__len__") and not hasattr(data, "num_nodes"):
         raise GraphError(f"{_kind(data)} is not one PyG graph; pass one of its items, for example dataset[0]")
     src, dst, weight = _pyg_edges(data)
-    masks = {name: _pyg_split(data, name, split) for name in SPLITS}
+    masks = {name: getattr(data, f"{name}_mask", None) for name in SPLITS}
+    for name, mask in masks.items():
+        if mask is not None and mask.dim() > 1 and split is not None:
+            if not 0 <= split < mask.shape[1]:
+                raise GraphError(f"split={split}: {name}_mask has {mask.shape[1]} columns, 0..{mask.shape[1] - 1}")
+            masks[name] = mask[:, split]
     return {
         "src": src,
         "dst": dst,
@@ -83,15 +88,6 @@ def _pyg_edges(data: Any) -> tuple[Any, Any, Any]:
     return src, dst, weight
 
 
-def _pyg_split(data: Any, name: str, split: int | None) -> Any:
-    mask = getattr(data, f"{name}_mask", None)
-    if mask is None or mask.dim() == 1 or split is None:
-        return mask
-    if not 0 <= split < mask.shape[1]:
-        raise GraphError(f"split={split}: {name}_mask has {mask.shape[1]} columns, 0..{mask.shape[1] - 1}")
-    return mask[:, split]
-
-
 def dgl_fields(graph: Any, x: str, y: str, weight: str) -> dict[str, Any]:
     """A homogeneous DGL graph."""
     if not all(hasattr(graph, name) for name in ("edges", "num_nodes", "ndata", "edata")):
@@ -100,6 +96,7 @@ def dgl_fields(graph: Any, x: str, y: str, weight: str) -> dict[str, Any]:
     if len(kinds) > 1:
         raise GraphError(f"the DGL graph has {len(kinds)} edge types; convert it with dgl.to_homogeneous first")
     src, dst = graph.edges()[:2]
+    masks = {name: graph.ndata.get(f"{name}_mask") for name in SPLITS}
     return {
         "src": src,
         "dst": dst,
@@ -108,13 +105,9 @@ def dgl_fields(graph: Any, x: str, y: str, weight: str) -> dict[str, Any]:
         "y": graph.ndata.get(y),
         "edge_weight": graph.edata.get(weight),
         "relation": graph.edata.get("_TYPE"),
-        **{name: _as_mask(graph.ndata.get(f"{name}_mask")) for name in SPLITS},
+        # DGL's own datasets store masks as bytes or floats as well as booleans.
+        **{name: None if mask is None else mask.to(torch.bool) for name, mask in masks.items()},
     }
-
-
-def _as_mask(mask: Any) -> Any:
-    # DGL's own datasets store masks as bytes or floats as well as booleans.
-    return mask if mask is None else mask.to(torch.bool)
 
 
 def networkx_fields(graph: Any, x: str, y: str, weight: str) -> dict[str, Any]:

@@ -16,22 +16,30 @@ from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
 from weft.graph import check as validate
 from weft.graph import convert
-from weft.graph import stats as summary
-from weft.graph.build import adjacency_from_csr, adjacency_from_edges, check_relations, merged_words
+from weft.graph.build import (
+    adjacency_from_csr,
+    adjacency_from_edges,
+    check_relations,
+    edge_features,
+    edge_values,
+    is_symmetric,
+    merged_words,
+    relation_edges,
+    relation_rows,
+)
+from weft.graph.check import dtype_name
 from weft.graph.labels import (
     SPLITS,
     Split,
     as_labels,
     as_split,
-    check_disjoint,
     check_num_classes,
     columns_of,
     count_classes,
     is_matrix_of_numbers,
     random_split,
 )
-from weft.graph.sparse_features import SparseFeatures, as_features
-from weft.graph.verify import verify
+from weft.graph.sparse_features import SparseFeatures, as_features, check_csr
 from weft.ops.csr.adjacency import Adjacency
 
 
@@ -70,7 +78,12 @@ class Graph:
         self.val = none if val is None else val
         self.test = none if test is None else test
         self._num_classes, self._num_relations, self._several = num_classes, num_relations, tuple(several)
-        self._numbers = _has_numbers(y) if numbers is None else numbers  # whether y is to be predicted
+        if numbers is None:  # whether y is to be predicted
+            matrix = y is not None and y.dim() == 2
+            numbers = (
+                y is not None and y.is_floating_point() and (not matrix or (not y.is_meta and is_matrix_of_numbers(y)))
+            )
+        self._numbers = numbers
         self._stats: GraphStats | None = None
         self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
@@ -249,8 +262,8 @@ class Graph:
     def num_relations(self) -> int:
         """R, 0 without relations."""
         if self._num_relations is None:
-            given = self.relation is not None and self.relation.numel() > 0
-            self._num_relations = int(self.relation.max()) + 1 if given else 0
+            related = self.relation is not None and self.relation.numel() > 0
+            self._num_relations = int(self.relation.max()) + 1 if related else 0
         return self._num_relations
 
     @property
@@ -279,12 +292,58 @@ class Graph:
         return self.adj.device
 
     def __repr__(self) -> str:
-        return summary.describe(self)
+        kinds = ["symmetric" if self.adj.symmetric else "directed"]
+        if self.adj.weight is not None:
+            kinds.append("weighted")
+        if self.edge_attr is not None:
+            kinds.append(f"{self.edge_attr.shape[1] if self.edge_attr.dim() > 1 else 1} edge features")
+        if self.relation is not None:
+            kinds.append(f"{self.num_relations} relations")
+        parts = [f"{self.num_nodes:,} nodes", f"{self.num_edges:,} edges ({', '.join(kinds)})"]
+        if self.x is not None:
+            kind = dtype_name(self.x.dtype)
+            if isinstance(self.x, SparseFeatures):
+                share = self.x.nnz / max(self.num_nodes * self.num_features, 1)
+                kind = f"sparse {kind}, {100 * share:.2g} % filled"
+            parts.append(f"{self.num_features:,} features ({kind})")
+        if self.regression and self.num_classes == 1:
+            parts.append("a number to predict")
+        elif self.y is not None:
+            kind = "labels per node" if self.multilabel else "numbers to predict" if self.regression else "classes"
+            parts.append(f"{self.num_classes:,} {kind}")
+        if self.train.numel() or self.val.numel() or self.test.numel():
+            parts.append(f"train/val/test {self.train.numel():,}/{self.val.numel():,}/{self.test.numel():,}")
+        if self.num_splits > 1:
+            parts.append(f"the first of {self.num_splits} splits")
+        return f"Graph({self.name!r}: {', '.join(parts)}, on {self.device})"
 
     def stats(self) -> GraphStats:
         """The summary a plan needs, computed once."""
         if self._stats is None:
-            self._stats = summary.stats_of(self)
+            degrees, attr = self.adj.degrees(), self.edge_attr
+            self._stats = GraphStats(
+                name=self.name,
+                num_nodes=self.num_nodes,
+                num_edges=self.num_edges,
+                num_features=self.num_features,
+                feature_nnz=self.x.nnz if isinstance(self.x, SparseFeatures) else None,
+                feature_dtype="float32" if self.x is None else dtype_name(self.x.dtype),
+                num_classes=self.num_classes,
+                multilabel=self.multilabel,
+                regression=self.regression,
+                symmetric=self.adj.symmetric,
+                weighted=self.adj.weight is not None,
+                num_relations=self.num_relations,
+                relation_edges=relation_edges(self.adj),
+                relation_rows=relation_rows(self.adj),
+                max_degree=int(degrees.max()),
+                degree_histogram=degree_histogram(degrees),
+                num_train=self.train.numel(),
+                num_val=self.val.numel(),
+                num_test=self.test.numel(),
+                num_splits=self.num_splits,
+                edge_features=None if attr is None else 0 if attr.dim() == 1 else attr.shape[1],
+            )
         return self._stats
 
     def edge_index(self) -> Tensor:
@@ -354,7 +413,7 @@ class Graph:
         if count < 1:
             raise GraphError(f"count={count!r}: give the number of splits, at least 1")
         drawn = [self.random_split(train, val, test, seed + number) for number in range(count)]
-        return self._with_several([Split(one.train, one.val, one.test) for one in drawn])
+        return self._with_several([Split(graph.train, graph.val, graph.test) for graph in drawn])
 
     def _with_several(self, splits: list[Split]) -> Graph:
         return self._changed(**splits[0]._asdict(), several=splits if len(splits) > 1 else ())
@@ -370,9 +429,15 @@ class Graph:
         return self._changed(**self._checked_split(train, val, test)._asdict())
 
     def _checked_split(self, train: Any, val: Any, test: Any) -> Split:
-        given = dict(zip(SPLITS, (train, val, test), strict=True))
-        ids = {name: as_split(value, self.num_nodes, name, self.device) for name, value in given.items()}
-        check_disjoint(**ids)
+        parts = zip(SPLITS, (train, val, test), strict=True)
+        ids = {name: as_split(part, self.num_nodes, name, self.device) for name, part in parts}
+        for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
+            shared = ids[first][torch.isin(ids[first], ids[second])]
+            if shared.numel():
+                raise GraphError(
+                    f"node {int(shared[0])} is in both the {first} and the {second} split "
+                    f"({shared.numel()} shared nodes); a node may be in one split only"
+                )
         if self.y is not None:
             for name in SPLITS:
                 validate.check_labelled(self.y, ids[name], name)
@@ -395,7 +460,22 @@ class Graph:
 
     def verify(self) -> Graph:
         """Every check on every value; raises a GraphError at the first that fails, returns the graph."""
-        verify(self)
+        adj = self.adj
+        validate.check_offsets(adj.indptr, adj.num_edges)
+        validate.check_range(adj.indices, adj.num_rows, "indices")
+        validate.check_ascending(adj.indptr, adj.indices)
+        edge_values(adj.weight, self.relation, adj.indices)
+        edge_features(adj.edge_attr, adj.indices)
+        check_relations(self.relation, self.num_relations or None)
+        if adj.symmetric and not is_symmetric(adj):
+            raise GraphError(f"graph {self.name!r} says it is symmetric but differs from its transpose; rebuild it")
+        if isinstance(self.x, SparseFeatures):
+            check_csr(self.x.matrix.indptr, self.x.matrix.indices, self.num_features)
+        as_features(self.x)
+        column = self.regression and self.y is not None and self.y.dim() == 1
+        as_labels(self.y[:, None] if column and self.y is not None else self.y)
+        for number in range(self.num_splits):
+            self.with_splits(*self.split_rows(number))
         return self
 
     # ---- leaving -------------------------------------------------------------------------------------
@@ -411,7 +491,34 @@ class Graph:
         store.save(self, path, overwrite=overwrite)
 
 
-def _has_numbers(y: Tensor | None) -> bool:
-    if y is None or y.is_meta:
-        return y is not None and y.dim() == 1 and y.is_floating_point()
-    return is_matrix_of_numbers(y) if y.dim() == 2 else y.is_floating_point()
+def degree_histogram(degrees: Tensor) -> tuple[int, ...]:
+    """How many degrees have each bit length."""
+    # frexp's exponent of a float64 is the exact bit length of an integer below 2^53, and 0 for 0.
+    lengths = torch.frexp(degrees.double()).exponent
+    return tuple(torch.bincount(lengths).tolist())
+
+
+def check_ids(graph: Graph) -> None:
+    """Raise a GraphError unless every id leads to a row that exists: what a kernel would otherwise read past.
+
+    A saved folder is mapped and not read when it is opened, so a damaged one is first noticed here. This reads row
+    offsets, edges, ids of splits and labels once, in blocks and without a copy: 2 ms per 10 M edges on one core if
+    they are in memory, else the time to read 4 bytes per edge from the disk, which training would spend right after.
+    """
+    matrices = [(graph.adj, "", "node ids")]
+    matrices += [(graph.x.matrix, "x_", "feature ids")] if isinstance(graph.x, SparseFeatures) else []
+    try:
+        for matrix, prefix, kind in matrices:
+            validate.check_offsets(matrix.indptr, matrix.num_edges, f"{prefix}indptr")
+            validate.check_range(matrix.indices, matrix.num_cols, f"{prefix}indices", kind)
+        if graph.relation is not None:
+            validate.check_range(graph.relation, graph.num_relations, "relation", "relation numbers")
+        for split in SPLITS:
+            validate.check_range(getattr(graph, split), graph.num_nodes, split)
+        classes = graph.y is not None and graph.y.dim() == 1 and not graph.regression
+        if classes and not validate.all_between(graph.y, -1, graph.num_classes - 1):
+            raise GraphError(f"y has a class outside 0..{graph.num_classes - 1} (-1: no label)")
+    except GraphError as error:
+        raise GraphError(
+            f"graph {graph.name!r} cannot be trained on: {error}; save it again, or build it with from_edges"
+        ) from None

@@ -5,7 +5,7 @@
                             x_indices, x_values), y, train, val, test (train_1, val_1, ... of further
                             splits); only those the graph has
 
-A folder is written under another name beside its place and then renamed, so it is whole or absent.
+A folder is written under another name in the same parent folder and then renamed, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +35,6 @@ from weft.graph.labels import SPLITS, Split
 from weft.graph.saved_marker import FORMAT, META, is_saved
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-# ---- Store one tensor in one .npy file: written in blocks, memory-mapped on reading.
 
 BLOCK_BYTES = 2**26
 # numpy has no bfloat16: its bits are kept as int16.
@@ -106,22 +100,6 @@ def map_array(path: Path, spec: ArraySpec) -> Tensor:
     """The tensor of a file, mapped: nothing is read but its header, and writes stay private."""
     if not path.is_file():
         raise GraphError(f"{path} is missing; the saved graph is incomplete, save it again")
-    start = _check_header(path, spec)
-    size, expected = path.stat().st_size, start + spec.nbytes
-    if size != expected:
-        raise GraphError(
-            f"{path} holds {size} bytes but {expected} were expected for {spec.dtype} {list(spec.shape)}; "
-            f"the file is {'truncated' if size < expected else 'not the one that was saved'}, save it again"
-        )
-    if spec.nbytes == 0:
-        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    values = np.frombuffer(_map_private(path), dtype=spec.numpy, offset=start)
-    tensor = torch.from_numpy(values).view(spec.shape)
-    return tensor.view(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
-
-
-def _check_header(path: Path, spec: ArraySpec) -> int:
-    """Compare the file's own header with the spec; where the values start."""
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
@@ -137,7 +115,17 @@ def _check_header(path: Path, spec: ArraySpec) -> int:
         raise GraphError(
             f"{path} holds {dtype} {list(shape)} but {spec.dtype} {list(spec.shape)} was saved; save it again"
         )
-    return start
+    size, expected = path.stat().st_size, start + spec.nbytes
+    if size != expected:
+        raise GraphError(
+            f"{path} holds {size} bytes but {expected} were expected for {spec.dtype} {list(spec.shape)}; "
+            f"the file is {'truncated' if size < expected else 'not the one that was saved'}, save it again"
+        )
+    if spec.nbytes == 0:
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    values = np.frombuffer(_map_private(path), dtype=spec.numpy, offset=start)
+    tensor = torch.from_numpy(values).view(spec.shape)
+    return tensor.view(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
 
 
 def _map_private(path: Path) -> mmap.mmap:
@@ -157,16 +145,30 @@ VERSION = 1
 def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write the graph as the folder ``path``; an existing one is replaced only with ``overwrite=True``."""
     target = Path(path).absolute()
-    _check_target(target, overwrite)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        if not is_saved(target):
+            raise GraphError(f"{target} exists and is not a saved graph; it is left alone, choose another folder")
+        if not overwrite:
+            raise GraphError(f"{target} already holds a graph; pass overwrite=True to replace it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = _beside(target, "draft")
+        draft = _sibling(target, "draft")
         draft.mkdir()
     except OSError as error:
         raise GraphError(f"cannot write {target}: {error.strerror}; choose another folder") from None
     try:
         _write(graph, draft)
-        _put_in_place(draft, target)
+        aside = _sibling(target, "old") if is_saved(target) else None
+        if aside is not None:
+            os.replace(target, aside)
+        try:
+            os.replace(draft, target)
+        except OSError:
+            if aside is not None:
+                os.replace(aside, target)
+            raise
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise GraphError(f"cannot write {target}: {error.strerror}; nothing was kept of it") from None
     finally:
@@ -180,7 +182,18 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
     every value.
     """
     folder = Path(path)
-    meta = _read_meta(folder)
+    file = folder / META
+    try:
+        meta = json.loads(file.read_text())
+    except ValueError as error:
+        raise GraphError(f"{file} is not readable JSON ({error}); save the graph again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise GraphError(f"{file} is not the description of a saved graph; expected format {FORMAT!r}")
+    if meta.get("version") != VERSION:
+        raise GraphError(
+            f"{folder} has format version {meta.get('version')!r} and this Weft reads version {VERSION}; "
+            f"save the graph again or use the Weft that wrote it"
+        )
     try:
         specs = {name: ArraySpec.from_dict(spec) for name, spec in meta["arrays"].items()}
         arrays = {name: map_array(folder / f"{name}.npy", spec) for name, spec in specs.items()}
@@ -189,40 +202,16 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
         if not graph.num_relations or stats.relation_edges:  # a summary of an older Weft lacks those
             graph._stats = stats
     except (KeyError, TypeError, AttributeError) as error:
-        raise GraphError(f"{folder / META} lacks or garbles an entry: {error}; save the graph again") from None
+        raise GraphError(f"{file} lacks or garbles an entry: {error}; save the graph again") from None
     return graph.verify() if verify else graph
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not is_saved(target):
-        raise GraphError(f"{target} exists and is not a saved graph; it is left alone, choose another folder")
-    if not overwrite:
-        raise GraphError(f"{target} already holds a graph; pass overwrite=True to replace it")
-
-
-def _beside(target: Path, what: str) -> Path:
+def _sibling(target: Path, what: str) -> Path:
     """A free name on the same file system, so that a rename is all it takes."""
     return target.with_name(f".{target.name}.{what}-{secrets.token_hex(4)}")
 
 
-def _put_in_place(draft: Path, target: Path) -> None:
-    """Rename the draft to the target, moving a graph that was there aside until that has worked."""
-    if not is_saved(target):
-        os.replace(draft, target)
-        return
-    aside = _beside(target, "old")
-    os.replace(target, aside)
-    try:
-        os.replace(draft, target)
-    except OSError:
-        os.replace(aside, target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _arrays_of(graph: Graph) -> dict[str, Tensor]:
+def _write(graph: Graph, draft: Path) -> None:
     arrays = {"indptr": graph.adj.indptr, "indices": graph.adj.indices, "weight": graph.adj.weight}
     arrays |= {"relation": graph.relation, "y": graph.y, "edge_attr": graph.edge_attr}
     if isinstance(graph.x, SparseFeatures):
@@ -234,11 +223,8 @@ def _arrays_of(graph: Graph) -> dict[str, Tensor]:
     for number in range(1, graph.num_splits):
         parts = graph.split_rows(number)._asdict()
         arrays |= {f"{name}_{number}": ids for name, ids in parts.items() if ids.numel()}
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-def _write(graph: Graph, draft: Path) -> None:
-    specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in _arrays_of(graph).items()}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in arrays.items()}
     meta = {
         "format": FORMAT,
         "version": VERSION,
@@ -254,22 +240,6 @@ def _write(graph: Graph, draft: Path) -> None:
     write_json(draft / META, meta, indent=1, flush=True)
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    file = folder / META
-    try:
-        meta = json.loads(file.read_text())
-    except ValueError as error:
-        raise GraphError(f"{file} is not readable JSON ({error}); save the graph again") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise GraphError(f"{file} is not the description of a saved graph; expected format {FORMAT!r}")
-    if meta.get("version") != VERSION:
-        raise GraphError(
-            f"{folder} has format version {meta.get('version')!r} and this Weft reads version {VERSION}; "
-            f"save the graph again or use the Weft that wrote it"
-        )
-    return meta
-
-
 def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
     adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
     adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
@@ -277,6 +247,9 @@ def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
     if "x_indptr" in arrays:
         matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
         x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
+    count, none = meta.get("num_splits", 1), torch.empty(0, dtype=torch.int64)
+    suffixes = ["", *(f"_{number}" for number in range(1, count))] if count > 1 else []
+    several = [Split(*(arrays.get(name + suffix, none) for name in SPLITS)) for suffix in suffixes]
     return Graph(
         adj,
         x,
@@ -286,13 +259,6 @@ def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
         name=meta["name"],
         num_classes=meta["num_classes"],
         num_relations=meta["num_relations"],
-        several=_splits_of(meta.get("num_splits", 1), arrays),
+        several=several,
         numbers=meta.get("stats", {}).get("regression"),
     )
-
-
-def _splits_of(count: int, arrays: Mapping[str, Tensor]) -> tuple[Split, ...]:
-    """All splits, the first included; none if it is the only one."""
-    none = torch.empty(0, dtype=torch.int64)
-    names = [[name if number == 0 else f"{name}_{number}" for name in SPLITS] for number in range(count)]
-    return tuple(Split(*(arrays.get(name, none) for name in own)) for own in names) if count > 1 else ()

@@ -56,7 +56,7 @@ class SparseFeatures:
 
     @classmethod
     def from_coo(cls, rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> SparseFeatures:
-        """From triplets ``[Z]`` in any order; values at the same place are added."""
+        """From triplets ``[Z]`` in any order; values with equal row and column are added."""
         keys, order = sort_keys(edge_keys(cols, rows, shape[1]), need_order=True)
         values = as_floats(values if order is None else values[order], "x")
         fresh = torch.ones_like(keys, dtype=torch.bool)
@@ -153,25 +153,18 @@ def as_features(x: Any) -> Tensor | SparseFeatures | None:
     elif hasattr(x, "tocoo"):
         features = SparseFeatures.from_scipy(x)
     else:
-        features = _dense(x)
+        features = as_floats(as_tensor(x, "x"), "x")
+        if features.dim() != 2:
+            raise GraphError(
+                f"x has shape {list(features.shape)}; features are [nodes, features]; for a single feature give "
+                "x[:, None]"
+            )
+        features = features.contiguous()
     if isinstance(features, Tensor):
         check_finite(features, "x")
-    else:
-        _check_stored(features)
-    return features
-
-
-def _check_stored(features: SparseFeatures) -> None:
+        return features
     bad = first_where(features.values, lambda part: ~torch.isfinite(part))
     if bad is not None:
         row, col = int(features.matrix.rows()[bad]), int(features.matrix.indices[bad])
         raise not_finite(f"x[{row}, {col}]", features.values[bad])
-
-
-def _dense(x: Any) -> Tensor:
-    features = as_floats(as_tensor(x, "x"), "x")
-    if features.dim() != 2:
-        raise GraphError(
-            f"x has shape {list(features.shape)}; features are [nodes, features]; for a single feature give x[:, None]"
-        )
-    return features.contiguous()
+    return features

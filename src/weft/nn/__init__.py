@@ -6,15 +6,13 @@ from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
     from weft.core.models import ModelTraits
-    from weft.nn.build import build, register_model
     from weft.nn.dropout import Dropout, assign_sites
-    from weft.nn.epilogue import Epilogue
+    from weft.nn.epilogue import BatchNorm, Epilogue, LayerNorm
     from weft.nn.gat import GATConv, GATv2Conv
     from weft.nn.gcn import GCNConv
     from weft.nn.gin import GINConv
     from weft.nn.initial import reset_parameters
-    from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
-    from weft.nn.norm import BatchNorm, LayerNorm
+    from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2, build, register_model
     from weft.nn.pyg.convert import from_pyg, to_pyg
     from weft.nn.rgcn import RGCNConv
     from weft.nn.sage import SAGEConv
@@ -47,7 +45,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BatchNorm": "weft.nn.norm",
+    "BatchNorm": "weft.nn.epilogue",
     "Dropout": "weft.nn.dropout",
     "Epilogue": "weft.nn.epilogue",
     "GAT": "weft.nn.models",
@@ -59,16 +57,16 @@ _PLACES = {
     "GIN": "weft.nn.models",
     "GINConv": "weft.nn.gin",
     "GNN": "weft.nn.models",
-    "LayerNorm": "weft.nn.norm",
+    "LayerNorm": "weft.nn.epilogue",
     "ModelTraits": "weft.core.models",
     "RGCN": "weft.nn.models",
     "RGCNConv": "weft.nn.rgcn",
     "SAGE": "weft.nn.models",
     "SAGEConv": "weft.nn.sage",
     "assign_sites": "weft.nn.dropout",
-    "build": "weft.nn.build",
+    "build": "weft.nn.models",
     "from_pyg": "weft.nn.pyg.convert",
-    "register_model": "weft.nn.build",
+    "register_model": "weft.nn.models",
     "reset_parameters": "weft.nn.initial",
     "to_pyg": "weft.nn.pyg.convert",
 }

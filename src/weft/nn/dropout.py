@@ -92,11 +92,11 @@ def assign_sites(model: nn.Module) -> None:
         module.site = site
 
 
-# ---- CallMask: the dropout of a swapped attention layer, whose masks are numbered with those of ``F.dropout``.
+# ---- CallMask: the dropout of a swapped attention layer, whose masks are numbered with those of ``F.dropout``
 #
-# A run counts the calls of dropout in one pass through a module, and draws each mask by (seed, step, number, element).
-# PyG's attention calls ``F.dropout`` once; a swapped layer asks for a mask once, so that all others keep their
-# numbers.
+# A run counts the calls of dropout in one pass through a module, and draws each mask by (seed, step, number,
+# element). PyG's attention calls ``F.dropout`` once; a swapped layer asks for a mask once, so that all others keep
+# their numbers.
 
 
 def next_mask(like: Tensor, p: float) -> tuple[float, Tensor, int]:

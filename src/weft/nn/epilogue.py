@@ -3,13 +3,186 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from weft import ops
-from weft.nn.checks import check_choice
+from weft.core.errors import InputError
+from weft.nn.checks import check_choice, check_count
 from weft.nn.dropout import Dropout
-from weft.nn.norm import Then, make_norm
+from weft.nn.initial import ONES, ZEROS, Parametrised
+from weft.ops.launch.backend import on_gpu
+from weft.ops.reduce import ONE_RANK, Reduce
+
+# ---- Normalisation over nodes or over features, fused with the layer's bias and the activation and dropout after it.
+#
+# Shapes: N nodes, F features.
+
+NORMS = (None, "batch", "layer")
+
+
+class Then(NamedTuple):
+    """What follows a norm: ``dropout(act(x))``, in the terms of :func:`weft.ops.bias_act_dropout`."""
+
+    act: str = "none"
+    p: float | Tensor = 0.0
+    clock: Tensor | None = None
+    site: int = 0
+    parts: int = 1
+
+    def __call__(self, x: Tensor, b: Tensor | None = None) -> Tensor:
+        """``dropout(act(x + b))``, a pass of its own."""
+        return ops.bias_act_dropout(x, b, *self)
+
+
+NOTHING = Then()
+
+
+class BatchNorm(Parametrised):
+    """``y = (x + b - mean) / sqrt(var + eps) * weight + bias``, mean and variance over the N nodes.
+
+    Training uses the nodes' own statistics and updates the running ones (in place, so that a runner may bind
+    the buffers); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    A runner that maps the model over many tasks sets ``stacked``: Weft's operator then avoids the copies that torch's
+    would make. On a GPU that operator also trains single tasks, fused with what follows the norm.
+    """
+
+    stacked = False
+    reduce: Reduce = ONE_RANK
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.features, self.eps, self.momentum = check_count("features", features), eps, momentum
+        self.declare("weight", (features,), ONES)
+        self.declare("bias", (features,), ZEROS)
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+
+    def reset_running_stats(self) -> None:
+        """Mean 0 and variance 1, as at the start."""
+        self.running_mean.zero_()
+        self.running_var.fill_(1.0)
+
+    def forward(self, x: Tensor, b: Tensor | None = None, then: Then = NOTHING) -> Tensor:
+        """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``, with what follows."""
+        dtype = self.running_mean.dtype
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        b = None if b is None else b.to(dtype)
+        return self._train(x, weight, bias, b, then) if self.training else self._evaluate(x, weight, bias, b, then)
+
+    def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        if self.reduce.ranks > 1:
+            return self._train_over_ranks(x, weight, bias, b, then)
+        if x.shape[-2] < 2:
+            raise InputError(f"BatchNorm: x has {x.shape[-2]} nodes; training takes a variance over at least two")
+        if on_gpu(x) and x.dim() == 2:
+            return self._train_in_one(x, weight, bias, b, then)
+        if self.stacked:  # the separate epilogue has a CPU kernel, the fused norm has none
+            return then(self._train_in_one(x, weight, bias, b, NOTHING))
+        if b is None:
+            return then(self._normalise(x, self.running_mean, weight, bias))
+        # Subtracting the mean cancels b, so adding it would be two useless passes over [N, F]. It still shifts
+        # the running mean, and has a gradient: zero.
+        without_b = self.running_mean - b.detach()
+        out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
+        self.running_mean.copy_(without_b + b.detach())
+        return then(out)
+
+    def _train_over_ranks(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        """Statistics over the rows of all ranks."""
+        rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
+        x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
+        mean = self.reduce.sum(x.sum(-2)) / rows
+        var = self.reduce.sum((x - mean).square().sum(-2)) / rows
+        keep, take = 1.0 - self.momentum, self.momentum
+        self.running_mean.mul_(keep).add_(mean.detach() if b is None else mean.detach() + b.detach(), alpha=take)
+        self.running_var.mul_(keep).add_(var.detach() * (take * rows / (rows - 1).clamp(min=1)))
+        return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
+
+    def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        from weft.ops.dense.batch_norm import batch_norm_act_dropout  # models without norms do without
+
+        bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
+        out, mean, var = batch_norm_act_dropout(x, weight, bias, self.eps, *then)
+        rows = x.shape[-2]
+        keep, take = 1.0 - self.momentum, self.momentum
+        self.running_mean.mul_(keep).add_(mean if b is None else mean + b.detach(), alpha=take)
+        self.running_var.mul_(keep).add_(var, alpha=take * rows / max(rows - 1, 1))
+        return out
+
+    def _normalise(self, x: Tensor, mean: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, self.running_var, weight, bias, True, self.momentum, self.eps)
+
+    def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        centre = self.running_mean if b is None else self.running_mean - b
+        if on_gpu(x) and not torch.is_grad_enabled():
+            from weft.ops.dense.batch_norm import normalise_act_dropout
+
+            return normalise_act_dropout(x, centre, self.running_var, weight, bias, self.eps, *then)
+        scale = weight * (self.running_var + self.eps).rsqrt()
+        return then(torch.addcmul(bias - centre * scale, x, scale).to(x.dtype))
+
+    def extra_repr(self) -> str:
+        """The width."""
+        return str(self.features)
+
+
+class LayerNorm(Parametrised):
+    """``y = (x + b - mean) / sqrt(var + eps) * weight + bias``, mean and variance over the features of a node.
+
+    ``mode="graph"`` takes one mean and one deviation over all nodes and features, and adds ``eps`` to the
+    deviation (PyG's default mode). ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    """
+
+    reduce: Reduce = ONE_RANK
+
+    def __init__(self, features: int, eps: float = 1e-5, mode: str = "node") -> None:
+        super().__init__()
+        self.features, self.eps = check_count("features", features), eps
+        self.mode = check_choice("mode", mode, ("node", "graph"))
+        self.declare("weight", (features,), ONES)
+        self.declare("bias", (features,), ZEROS)
+
+    def _fits_one_tile(self) -> bool:
+        from weft.ops.dense.layer_norm import WIDEST
+
+        return self.features <= WIDEST
+
+    def forward(self, x: Tensor, b: Tensor | None = None, then: Then = NOTHING) -> Tensor:
+        """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``, with what follows."""
+        if self.mode == "node" and on_gpu(x) and self._fits_one_tile():
+            from weft.ops.dense.layer_norm import layer_norm_act_dropout
+
+            return layer_norm_act_dropout(x, b, self.weight, self.bias, self.eps, *then)
+        x = x if b is None else x + b
+        if self.mode == "node":
+            return then(F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps))
+        if self.reduce.ranks > 1:
+            count = self.reduce.sum(x.new_tensor(float(x.shape[-2] * x.shape[-1])))
+            centred = x - self.reduce.sum(x.sum()) / count
+            deviation = (self.reduce.sum(centred.square().sum()) / count).sqrt() + self.eps
+        else:
+            centred = x - x.mean()
+            deviation = centred.square().mean().sqrt() + self.eps
+        return then(torch.addcmul(self.bias, centred / deviation, self.weight))
+
+    def extra_repr(self) -> str:
+        """The width and the mode."""
+        return f"{self.features}, mode={self.mode!r}"
+
+
+def make_norm(kind: str | None, features: int) -> BatchNorm | LayerNorm | None:
+    """``"batch"``, ``"layer"`` or None."""
+    check_choice("norm", kind, NORMS)
+    if kind is None:
+        return None
+    return BatchNorm(features) if kind == "batch" else LayerNorm(features)
+
 
 ACTIVATIONS = ("relu", "elu", "none")
 

@@ -53,7 +53,7 @@ class GATConv(AttentionConv):
         if adj.num_rows == adj.num_cols:
             out = ops.graph_attention_packed(looped, packed, self.heads, self.slope, *dropout)
         else:
-            from weft.ops.attention.gat_packed import take_apart
+            from weft.ops.attention.gat import take_apart
 
             z, a_src, a_dst = take_apart(packed, self.heads)
             out = ops.graph_attention(looped, z, a_src, own_rows(a_dst, adj), self.slope, *dropout)
@@ -66,7 +66,7 @@ class GATConv(AttentionConv):
         return torch.cat([self.weight, scores])
 
 
-# ---- GATv2Conv (Brody, Alon and Yahav, 2022).
+# ---- GATv2Conv (Brody, Alon and Yahav, 2022)
 
 
 class GATv2Conv(AttentionConv):

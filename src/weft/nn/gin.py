@@ -7,11 +7,10 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.checks import check_count
-from weft.nn.conv import Conv, aggregates_first
+from weft.nn.conv import Conv, aggregates_first, with_identity, without_weights
 from weft.nn.epilogue import Ending, Epilogue
 from weft.nn.features import Features, own_rows, transform
 from weft.nn.initial import Initial, kaiming
-from weft.nn.normalisation import with_identity, without_weights
 from weft.ops import Adjacency
 
 

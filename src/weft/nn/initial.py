@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.startup import MadeAhead
-from weft.ops.random import torch_bits as random
+from weft.ops import random_bits as random
 
-# ---- Random numbers of initial weights that were drawn before their model is built, while another one trains.
+# ---- Random numbers of initial weights that were drawn before their model is built, while another one trains
 #
 # A number depends on the seed, the place of the parameter in its model, and its place there alone, so that it is the
 # same whenever it is drawn.

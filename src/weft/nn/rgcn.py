@@ -8,11 +8,10 @@ from torch import Tensor
 from weft import ops
 from weft.core.errors import SpecError
 from weft.nn.checks import check_count
-from weft.nn.conv import Conv
+from weft.nn.conv import Conv, relation_of_edges, without_weights
 from weft.nn.epilogue import Ending
 from weft.nn.features import Features, as_dense, own_rows, transform, transform_own
 from weft.nn.initial import ZEROS, glorot
-from weft.nn.normalisation import relation_of_edges, without_weights
 from weft.ops import Adjacency
 from weft.ops.csr.relation_slots import RelationSlots, relation_slots
 from weft.ops.dense.chunk_matmul import chunk_matmul

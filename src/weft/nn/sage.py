@@ -7,11 +7,10 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.checks import check_choice
-from weft.nn.conv import Conv, aggregates_first
+from weft.nn.conv import Conv, aggregates_first, without_weights
 from weft.nn.epilogue import Ending
 from weft.nn.features import Features, as_dense, keep_own_rows, own_rows, transform, transform_own
 from weft.nn.initial import kaiming
-from weft.nn.normalisation import without_weights
 from weft.ops import Adjacency
 
 AGGREGATORS = ("mean", "max", "sum")

@@ -17,27 +17,27 @@ from torch import Tensor
 from weft.capture.costs import INDEX, WEFT, Work, _edges, _given, bytes_out, register_costs
 from weft.capture.observer import Call
 from weft.ops.attention import gatv2  # noqa: F401  as the three below: registers the operators that are launched here
-from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gat import take_apart
 from weft.ops.attention.gat_triton import (
     attention_backward_triton,
     attention_forward_triton,
     attention_row_gradient_triton,
 )
-from weft.ops.attention.gatv2_triton import attention_v2_backward_launches, attention_v2_forward_triton
+from weft.ops.attention.gatv2 import attention_v2_backward_launches, attention_v2_forward_triton
 from weft.ops.attention.mean_heads import mean_heads_triton
 from weft.ops.csr.packed import unpack_csr
-from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
+from weft.ops.dense import adam  # noqa: F401  # noqa: F401
+from weft.ops.dense.adam import adam_triton
+from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_triton, bias_act_dropout_triton
+from weft.ops.dense.cross_entropy import cross_entropy_rows_backward_triton
 from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.launch.backend import custom_op, use_triton
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.sparse import edge_softmax, sddmm, spmm  # noqa: F401
-from weft.ops.sparse.sddmm_triton import sddmm_triton
-from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
-from weft.ops.sparse.spmm_triton import spmm_triton
-from weft.ops.train import adam  # noqa: F401
-from weft.ops.train.adam_triton import adam_triton
-from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton
+from weft.ops.sparse.sddmm import sddmm_triton
+from weft.ops.sparse.spmm import spmm_triton
+from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
 from weft.weave.merged_launch import FlatCalls, OpCall, results, unflatten
 from weft.weave.rows_triton import push_triton, whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.weave.two_phase_ops import (

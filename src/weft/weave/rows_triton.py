@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, tl, triton, triton_acc
-from weft.ops.sparse.spmm_triton import choose_launch
+from weft.ops.sparse.spmm import choose_launch
 
 LIGHT_ROWS, LIGHT_EDGES, HEAVY_EDGES = 32, 4, 256
 

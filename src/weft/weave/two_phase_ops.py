@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.dense.bias_act_dropout import BACKWARD_BIAS_SCHEMA, bias_act_dropout_backward_bias_torch
-from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_bias_triton
+from weft.ops.dense.bias_act_dropout import (
+    BACKWARD_BIAS_SCHEMA,
+    bias_act_dropout_backward_bias_torch,
+    bias_act_dropout_backward_bias_triton,
+)
 from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
+from weft.ops.dense.cross_entropy import cross_entropy_parts_triton, cross_entropy_rows_torch
 from weft.ops.dense.linear import BACKWARD_ARGUMENTS, linear_backward_torch, weight_grad_torch
 from weft.ops.dense.linear_triton import choose_weight_grad_launch, linear_backward_triton, weight_grad_triton
 from weft.ops.dense.tiles_triton import add_parts as add_parts_triton
 from weft.ops.launch.backend import custom_op, limits_of, use_triton
-from weft.ops.train.cross_entropy import cross_entropy_rows_torch
-from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
 from weft.weave.merged_launch import Launch, collected, launch_alone
 
 LEAST_ROWS = 64  # below which a weight gradient is one tile's work

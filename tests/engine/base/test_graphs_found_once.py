@@ -12,7 +12,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 from weft.engine.estimator import Estimator
 from weft.engine.graphs import Graphs, check_trainable
-from weft.graph import stats as summary
+from weft.graph import graph as summary
 from weft.planner.machine_profiles import profile
 
 

@@ -9,7 +9,7 @@ from tests.flow.graphs import random_graph
 from weft.batches import FeatureStore, NeighbourSampler, SeedOrder
 from weft.batches.division.preparers import PaddedHost, PaddedLayout, layout_of, layouts_of, padded_item
 from weft.batches.sampler import TritonHops
-from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.reference import make_clock
 
 CPU = torch.device("cpu")
 

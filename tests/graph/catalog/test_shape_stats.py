@@ -7,7 +7,7 @@ import pytest
 from weft.core.errors import GraphError
 from weft.graph.catalog import names as catalog
 from weft.graph.catalog import shapes
-from weft.graph.catalog.shape_stats import shape_stats
+from weft.graph.catalog.names import shape_stats
 
 EXACT = (
     "name", "num_nodes", "num_edges", "num_features", "feature_dtype", "num_classes", "multilabel", "symmetric",

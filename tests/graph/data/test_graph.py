@@ -112,7 +112,7 @@ def test_stats_are_what_the_graph_is_and_are_kept():
 
 @given(st.lists(st.integers(0, 2**40), max_size=20))
 def test_degree_histogram_counts_bit_lengths(degrees):
-    from weft.graph.stats import degree_histogram
+    from weft.graph.graph import degree_histogram
 
     histogram = degree_histogram(torch.tensor(degrees, dtype=torch.int64))
     assert sum(histogram) == len(degrees)

@@ -8,7 +8,7 @@ import torch
 from tests.graphs_for_tests import GRAPHS, mixed
 from weft.core.errors import InputError
 from weft.ops import graph_attention, graph_attention_packed
-from weft.ops.attention.gat_packed import _backward_op, _op, take_apart
+from weft.ops.attention.gat import _packed_backward_op, _packed_op, take_apart
 from weft.ops.csr.packed import pack_csr
 
 HEADS, WIDTH, SITE = 3, 5, 4
@@ -62,9 +62,9 @@ def test_operators_are_well_registered():
     adj = mixed_square()
     packed = packed_of(adj, dtype=torch.float32)
     csr, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
-    torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, csr, back))
-    out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, csr, back)]
-    torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, csr, back))
+    torch.library.opcheck(_packed_op, (packed, HEADS, 0.2, None, None, 0, csr, back))
+    out = [value.detach() for value in _packed_op(packed, HEADS, 0.2, None, None, 0, csr, back)]
+    torch.library.opcheck(_packed_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, csr, back))
 
 
 @pytest.mark.parametrize(

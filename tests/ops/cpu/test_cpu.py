@@ -12,7 +12,7 @@ import torch
 
 from tests.graphs_for_tests import mixed
 from weft.ops import cpu, spmm
-from weft.ops.cpu.calls import MOST_SHARES, WORK_OF_A_SHARE, count_shares, run_shares
+from weft.ops.cpu import MOST_SHARES, WORK_OF_A_SHARE, count_shares, run_shares
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,11 +64,11 @@ def test_calls_from_several_threads_at_once():
 
 def test_a_forked_process_has_threads_of_its_own():
     code = (
-        "import os, torch; from weft.ops.cpu import calls as threads; torch.set_num_threads(2); seen = []\n"
+        "import os, torch; from weft.ops import cpu; torch.set_num_threads(2); seen = []\n"
         "work = lambda share, shares: seen.append(share)\n"
-        "threads.run_shares(work, (), 6)\n"
+        "cpu.run_shares(work, (), 6)\n"
         "if os.fork() == 0:\n"
-        "    threads.run_shares(work, (), 6); os._exit(0 if len(seen) == 12 else 1)\n"
+        "    cpu.run_shares(work, (), 6); os._exit(0 if len(seen) == 12 else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, timeout=60, check=False)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.graphs_for_tests import GRAPHS, adjacencies, from_pairs, mixed
 from weft.ops import Adjacency
-from weft.ops.csr.adjacency import offset_dtype
-from weft.ops.csr.self_loops import loop_weights
+from weft.ops.csr.adjacency import loop_weights, offset_dtype
 from weft.ops.csr.worklist import build_worklist
 
 

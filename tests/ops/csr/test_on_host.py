@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.graphs_for_tests import tiny_graph
-from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.self_loops import row_sums
+from weft.ops.csr.adjacency import Adjacency, row_sums
 from weft.ops.csr.worklist import WorkList, build_worklist, worklist_by_length
 
 
@@ -50,7 +49,7 @@ def check_same(mine: Adjacency, other: Adjacency) -> None:
 def test_the_arrays_are_those_derived_in_place(symmetric, weighted, monkeypatch):
     mine = matrix(symmetric, weighted)
     mine.on_host = mine.structure_on_host = matrix(symmetric, weighted)
-    monkeypatch.setattr(mine, "_build_loops", None)  # never called in place
+    monkeypatch.setattr(mine, "_loop_arrays", None)  # never called in place
     check_same(mine, matrix(symmetric, weighted))
 
 

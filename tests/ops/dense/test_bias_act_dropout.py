@@ -12,8 +12,8 @@ from tests.ops.comparing import assert_agrees, assert_near, assert_registered, v
 from tests.ops.contract import TYPES
 from weft.core.errors import InputError
 from weft.ops import bias_act_dropout, dropout
-from weft.ops.cpu import calls as threads
-from weft.ops.random.torch_bits import keep_mask_rows
+from weft.ops import cpu as threads
+from weft.ops.random_bits import keep_mask_rows
 
 ACTIVATE = {"none": lambda x: x, "relu": relu, "elu": elu}
 CLOCK, SITE = torch.tensor([5, 6]), 9
@@ -139,7 +139,7 @@ def test_masks_of_many_rows_and_of_wide_ones(rows, width):
 
 def test_features_that_tasks_share_are_not_copied(monkeypatch):
     """A shared ``x`` arrives at the kernel as one task's memory."""
-    from weft.ops.cpu import calls as dense_calls
+    from weft.ops import cpu as dense_calls
 
     x, clocks, rates = make(6, 5).float(), torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([0.2, 0.5, 0.8])
     sizes = []

@@ -11,9 +11,13 @@ from tests.graphs_for_tests import empty, from_pairs
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention import gat_triton as attention_backward
 from weft.ops.attention import gat_triton as attention_forward
-from weft.ops.attention.gat import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
+from weft.ops.attention.gat import (
+    attention_backward_torch,
+    attention_forward_torch,
+    attention_row_gradient_torch,
+    take_apart,
+)
 from weft.ops.attention.gat_gather_triton import GatherLaunch, choose_gather_launch
-from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gat_triton import (
     RowGradientLaunch,
     attention_backward_triton,
@@ -21,8 +25,12 @@ from weft.ops.attention.gat_triton import (
     attention_row_gradient_triton,
 )
 from weft.ops.attention.gat_two_pass_triton import suits_one_pass
-from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
-from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+from weft.ops.attention.gatv2 import (
+    attention_v2_backward_torch,
+    attention_v2_backward_triton,
+    attention_v2_forward_torch,
+    attention_v2_forward_triton,
+)
 from weft.ops.attention.mean_heads import mean_heads_torch, mean_heads_triton
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.csr.worklist import build_worklist

@@ -6,17 +6,23 @@ import pytest
 import torch
 
 from tests.ops.interpreted.packed import assert_same, numbers
+from weft.ops.dense.adam import adam_torch, adam_triton
 from weft.ops.dense.bias_act_dropout import (
     bias_act_dropout_backward_bias_torch,
-    bias_act_dropout_backward_torch,
-    bias_act_dropout_torch,
-)
-from weft.ops.dense.bias_act_dropout_triton import (
     bias_act_dropout_backward_bias_triton,
+    bias_act_dropout_backward_torch,
     bias_act_dropout_backward_triton,
+    bias_act_dropout_torch,
     bias_act_dropout_triton,
 )
 from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
+from weft.ops.dense.cross_entropy import (
+    cross_entropy_parts_triton,
+    cross_entropy_rows_backward_torch,
+    cross_entropy_rows_backward_triton,
+    cross_entropy_rows_torch,
+    cross_entropy_rows_triton,
+)
 from weft.ops.dense.linear import linear_backward_torch, linear_torch, weight_grad_torch
 from weft.ops.dense.linear_triton import (
     LinearBackwardLaunch,
@@ -28,15 +34,7 @@ from weft.ops.dense.linear_triton import (
 from weft.ops.dense.linear_triton import choose_weight_grad_launch as choose_weight_launch
 from weft.ops.dense.tiles_triton import add_parts
 from weft.ops.launch.hooks import intercepted
-from weft.ops.random.torch_bits import keep_mask_rows
-from weft.ops.train.adam import adam_torch
-from weft.ops.train.adam_triton import adam_triton
-from weft.ops.train.cross_entropy import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
-from weft.ops.train.cross_entropy_triton import (
-    cross_entropy_parts_triton,
-    cross_entropy_rows_backward_triton,
-    cross_entropy_rows_triton,
-)
+from weft.ops.random_bits import keep_mask_rows
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16]
 

@@ -9,17 +9,23 @@ import torch
 
 from tests.ops.interpreted.packed import numbers
 from tests.ops.interpreted.test_dense_kernels import TYPES, clocks
-from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_triton
-from weft.ops.launch.backend import H200, assume_limits
-from weft.ops.norm.batch_norm import batch_norm_backward_torch, batch_norm_torch, normalise_torch
-from weft.ops.norm.batch_norm_triton import (
+from weft.ops.dense.batch_norm import (
+    batch_norm_backward_torch,
     batch_norm_backward_triton,
+    batch_norm_torch,
     batch_norm_triton,
     moments_triton,
+    normalise_torch,
     normalise_triton,
 )
-from weft.ops.norm.layer_norm import layer_norm_backward_torch, layer_norm_torch
-from weft.ops.norm.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
+from weft.ops.dense.bias_act_dropout import bias_act_dropout_triton
+from weft.ops.dense.layer_norm import (
+    layer_norm_backward_torch,
+    layer_norm_backward_triton,
+    layer_norm_torch,
+    layer_norm_triton,
+)
+from weft.ops.launch.backend import H200, assume_limits
 
 SHAPES = [(9, 3), (3, 70, 17), (300, 130)]
 ENDINGS = [("none", None), ("none", 0.4), ("relu", None), ("relu", 0.4), ("elu", None), ("elu", 0.4)]

@@ -9,12 +9,12 @@ import torch
 
 from tests.ops.interpreted.packed import both_csr, numbers, small
 from weft.ops.attention.gat_triton import attention_backward_triton, attention_forward_triton
-from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+from weft.ops.attention.gatv2 import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.csr.worklist import build_worklist
-from weft.ops.sparse.edge_softmax_triton import edge_softmax_triton
-from weft.ops.sparse.sddmm_triton import sddmm_triton
-from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
-from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.ops.sparse.edge_softmax import edge_softmax_triton
+from weft.ops.sparse.sddmm import sddmm_triton
+from weft.ops.sparse.spmm import spmm_triton
+from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
 from weft.weave.merged_launch import OpCall, together_triton
 
 SIZE, LIGHT, CHUNK = 23, 4, 8

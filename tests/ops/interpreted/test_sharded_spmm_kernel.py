@@ -12,8 +12,13 @@ from tests.ops.interpreted.packed import assert_same, numbers
 from weft.core.errors import InputError
 from weft.dist.partition import own_rows
 from weft.dist.shard_csr import shard_csr
-from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
-from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
+from weft.ops.sharded.sharded_spmm import (
+    SCHEDULES,
+    ShardedLaunch,
+    address_table,
+    sharded_spmm_torch,
+    sharded_spmm_triton,
+)
 from weft.ops.sparse.spmm import spmm
 
 BOUNDS = (0, 7, 7, 13, 20)

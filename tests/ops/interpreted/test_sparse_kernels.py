@@ -7,14 +7,15 @@ import torch
 
 from tests.graphs_for_tests import empty, no_rows
 from tests.ops.interpreted.packed import CHUNK, LIGHT, assert_same, both_csr, numbers, small
-from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
-from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
-from weft.ops.sparse.sddmm import sddmm_torch
-from weft.ops.sparse.sddmm_triton import sddmm_triton
-from weft.ops.sparse.spmm import spmm_torch
-from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
-from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
-from weft.ops.sparse.spmm_triton import SpmmLaunch, spmm_triton
+from weft.ops.sparse.edge_softmax import (
+    edge_softmax_backward_torch,
+    edge_softmax_backward_triton,
+    edge_softmax_torch,
+    edge_softmax_triton,
+)
+from weft.ops.sparse.sddmm import sddmm_torch, sddmm_triton
+from weft.ops.sparse.spmm import SpmmLaunch, spmm_torch, spmm_triton
+from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_backward_triton, spmm_max_torch, spmm_max_triton
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -10,7 +10,7 @@ from tests.ops.interpreted.test_sharded_spmm_kernel import BOUNDS, graph, parts
 from weft.core.errors import InputError
 from weft.dist.partition import own_rows
 from weft.dist.shard_csr import tiled_csr
-from weft.ops.sharded.shard import sharded_spmm_torch
+from weft.ops.sharded.sharded_spmm import sharded_spmm_torch
 from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 from weft.ops.sparse.spmm import spmm
 

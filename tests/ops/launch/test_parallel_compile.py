@@ -12,9 +12,9 @@ import torch
 
 import weft
 from weft.graph.catalog.names import stats
+from weft.ops.dense.adam import _adam_kernel
 from weft.ops.launch.hooks import KernelVersion, Pointer, kernel_versions
 from weft.ops.launch.triton_lang import COUNTS, LazyKernel, tl, triton
-from weft.ops.train.adam_triton import _adam_kernel
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.dry_run import capture
 
@@ -65,7 +65,7 @@ def test_a_step_names_its_kernels_before_it_runs():
 
 
 def test_a_kernel_is_lazy_until_it_is_needed():
-    code = "import sys; from weft.ops.train.adam_triton import _adam_kernel as k; assert 'triton' not in sys.modules\n"
+    code = "import sys; from weft.ops.dense.adam import _adam_kernel as k; assert 'triton' not in sys.modules\n"
     code += "k.arg_names; assert 'triton' in sys.modules; assert type(k).__mro__[1].__name__ == 'JITFunction'"
     pytest.importorskip("triton")
     env = {**os.environ, "TRITON_INTERPRET": "0"}

@@ -11,7 +11,7 @@ from tests.ops.comparing import assert_agrees, assert_near, assert_registered
 from tests.ops.contract import TYPES
 from tests.ops.dense.test_bias_act_dropout import ACTIVATE, CLOCK, SITE, make
 from weft.core.errors import InputError
-from weft.ops.norm.batch_norm import batch_norm_act_dropout, batch_norm_backward_torch, normalise_act_dropout
+from weft.ops.dense.batch_norm import batch_norm_act_dropout, batch_norm_backward_torch, normalise_act_dropout
 
 
 def batch_norm(x, weight, bias, *ending):

@@ -11,7 +11,7 @@ from tests.ops.contract import TYPES
 from tests.ops.dense.test_bias_act_dropout import ACTIVATE, CLOCK, SITE, make
 from tests.ops.norm.test_batch_norm import ended
 from weft.core.errors import InputError
-from weft.ops.norm.layer_norm import layer_norm_act_dropout
+from weft.ops.dense.layer_norm import layer_norm_act_dropout
 
 
 def layer_norm(x, weight, shift, b=None, *ending):
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_clock_that_is_not_that_of_the_columns_is_refused():
     x, columns = torch.randn(3, 5, 4), torch.ones(3, 4)
-    with pytest.raises(InputError, match=r"a clock of shape \[2\] beside columns of shape \[3, 4\]"):
+    with pytest.raises(InputError, match=r"a clock of shape \[2\] for columns of shape \[3, 4\]"):
         layer_norm_act_dropout(x, None, columns, columns, p=0.5, clock=torch.tensor([1, 2]))
     with pytest.raises(InputError, match=r"a clock of shape \[3, 2\]"):
         layer_norm_act_dropout(x, None, columns[0], columns[0], p=0.5, clock=torch.ones(3, 2, dtype=torch.int64))

@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 from tests.ops.bits import bits_of, key_of
+from weft.ops import random_bits as random
 from weft.ops.dense.bias_act_dropout import dropout
-from weft.ops.random import torch_bits as random
-from weft.ops.random.torch_bits import keep_mask_rows, mix_key, random_bits, row_elements, uniform
+from weft.ops.random_bits import keep_mask_rows, mix_key, random_bits, row_elements, uniform
 
 CASES = [
     (0, 0, 0, 0),
@@ -46,7 +46,7 @@ def test_torch_equals_plain_integers(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_numba_equals_plain_integers(case):
-    from weft.ops.random import numba_bits as random_cpu
+    from weft.ops.cpu import random_bits as random_cpu
 
     seed, step, site, element = case
     key = np.uint64(random_cpu.mix_key(np.int64(seed), np.int64(step), np.int64(site)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.reference import make_clock
 
 
 def random_csr(num_nodes: int = 60, most: int = 20, seed: int = 0, dtype=torch.int64) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_c
 from weft.core.errors import GraphError, InputError
 from weft.ops.sampling import cpu
 from weft.ops.sampling.cpu import ArrayPool, CpuSampler, sample_cpu, transpose_cpu
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.reference import check_seeds, relabel_torch, sample_torch
+from weft.ops.sampling.reference import check_seeds, make_clock, relabel_torch, sample_torch
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])

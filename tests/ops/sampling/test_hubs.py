@@ -9,8 +9,7 @@ import torch
 from tests.ops.sampling.chi_square import normal_score
 from tests.ops.sampling.graphs import CLOCK, shared_hubs, star
 from weft.ops.sampling.cpu import CpuSampler, sample_cpu
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reference import make_clock, sample_reservoir_torch, sample_torch
 
 MILLION, STRETCHES = 1_000_000, 500
 

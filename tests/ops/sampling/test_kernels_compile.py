@@ -63,12 +63,7 @@ def test_reservoir_and_paper(launches, fanout):  # noqa: F811
 
 @pytest.mark.parametrize("width", [1, 47, 100, 602])
 def test_gather(launches, width):  # noqa: F811
-    from weft.ops.sampling.gather_rows_triton import (
-        GatherLaunch,
-        clear_rows_triton,
-        gather_cached_triton,
-        gather_rows_triton,
-    )
+    from weft.ops.sampling.gather_rows import GatherLaunch, clear_rows_triton, gather_cached_triton, gather_rows_triton
 
     gather_rows_triton(torch.zeros(60, width), SEEDS)
     gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))

@@ -10,8 +10,14 @@ import torch
 from tests.ops.sampling.chi_square import normal_score
 from tests.ops.sampling.graphs import many_stars, random_csr, star
 from weft.ops.sampling.cpu import CpuSampler, sample_cpu
-from weft.ops.sampling.draws import draw_exponential, hop_key, make_clock, node_streams
-from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reference import (
+    draw_exponential,
+    hop_key,
+    make_clock,
+    node_streams,
+    sample_reservoir_torch,
+    sample_torch,
+)
 
 
 def floyd(*given, **options):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.graphs_for_tests import GRAPHS, adjacencies, from_pairs, mixed
 from weft import ops
 from weft.graph.generate import citation
-from weft.nn.normalisation import with_identity
+from weft.nn.conv import with_identity
 from weft.ops import Adjacency
 from weft.ops.csr.worklist import build_worklist, worklist, worklist_by_length
 from weft.ops.sparse.row_clusters import BLOCK, SEEDS, _best_column, chain, clusters, order_rows, ordered_rows

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import weft
 from weft.core.errors import SpecError
-from weft.ops.random.torch_bits import keep_mask_rows
+from weft.ops.random_bits import keep_mask_rows
 from weft.runtime.modules.convert import Measures, Trials, try_conversion
 from weft.runtime.step import conversion
 

@@ -18,7 +18,7 @@ import weft
 from tests.runtime.operator_names import Names
 from weft.capture.observer import watched_launches
 from weft.core.task import Task
-from weft.graph.catalog.shape_stats import shape_stats
+from weft.graph.catalog.names import shape_stats
 from weft.graph.catalog.shapes import find
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.dry_run import capture

@@ -7,13 +7,11 @@ import torch
 
 from tests.graphs_for_tests import empty, no_rows
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
-from weft.ops.attention.gat import attention_forward_torch
-from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gat import attention_forward_torch, take_apart
 from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
-from weft.ops.sparse.spmm import spmm_torch
+from weft.ops.sparse.spmm import spmm_torch, spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
-from weft.ops.sparse.spmm_triton import spmm_triton
 from weft.weave.lab import multi as multi_autograd
 from weft.weave.lab.multi import Ends, Source, multi_sddmm_torch, multi_spmm_torch, push_torch
 from weft.weave.merged_launch import (

@@ -24,8 +24,8 @@ from weft.core.host_memory import advise_huge_pages
 from weft.graph.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
-from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import absent_cpu, gather_rows_cpu
+from weft.ops.sampling.reference import make_clock
 
 
 class HostSide(Protocol):

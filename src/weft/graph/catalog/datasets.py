@@ -53,11 +53,11 @@ def pyg(name: str, folder: Path) -> Graph:
     datasets = _pyg_datasets(f"pyg:{name}")
     make = getattr(datasets, kind, None)
     if make is None:
-        known = [entry for entry in dir(datasets) if entry[:1].isupper()]
-        raise GraphError(f"pyg:{name}: torch_geometric.datasets has no {kind!r}{nearest_names(kind, known)}")
-    place = folder / "pyg" / name.lower().replace("/", "-")
+        classes = [entry for entry in dir(datasets) if entry[:1].isupper()]
+        raise GraphError(f"pyg:{name}: torch_geometric.datasets has no {kind!r}{nearest_names(kind, classes)}")
+    path = folder / "pyg" / name.lower().replace("/", "-")
     options = {"name": part} if part else {}
-    dataset = _fetch(f"pyg:{name}", PYG_HOST, place, lambda: make(str(place), **options))
+    dataset = _fetch(f"pyg:{name}", PYG_HOST, path, lambda: make(str(path), **options))
     return _from_dataset(dataset, name.lower())
 
 
@@ -67,17 +67,17 @@ def ogb(name: str, folder: Path) -> Graph:
     ogbn-products and ogbn-proteins come with both directions of every edge, the others as published.
     """
     chosen = check_published("ogb", name)
-    place = folder / "ogb" / chosen
-    if not (place / "raw").is_dir():
-        _fetch_archive(f"ogb:{chosen}", f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip", place)
-    return readers.read(place, name=chosen)
+    path = folder / "ogb" / chosen
+    if not (path / "raw").is_dir():
+        _fetch_archive(f"ogb:{chosen}", f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip", path)
+    return readers.read(path, name=chosen)
 
 
 def reachable(address: str, seconds: float = ANSWER_SECONDS) -> bool:
     """Whether a web host answers at all; gives up after ``seconds``, name look-up included."""
     answers: list[bool] = []
 
-    def ask() -> None:
+    def request_head() -> None:
         request = urllib.request.Request(address, method="HEAD")
         try:
             urllib.request.urlopen(request, timeout=seconds).close()
@@ -88,7 +88,7 @@ def reachable(address: str, seconds: float = ANSWER_SECONDS) -> bool:
             answers.append(False)
 
     # In a thread of its own, because looking up a name has no time limit.
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=request_head, daemon=True)
     thread.start()
     thread.join(seconds)
     return bool(answers and answers[0])
@@ -102,9 +102,9 @@ def _pyg_datasets(what: str) -> Any:
     return datasets
 
 
-def _fetch(what: str, host: str, place: Path, load: Callable[[], Any]) -> Any:
+def _fetch(what: str, host: str, path: Path, load: Callable[[], Any]) -> Any:
     """What ``load`` returns; without files from an earlier time the host must answer first."""
-    if not any(place.rglob("processed/*.pt")) and not reachable(host):
+    if not any(path.rglob("processed/*.pt")) and not reachable(host):
         raise GraphError(f"{what} is not on this machine yet and {host} does not answer; {_instead(what)}")
     try:
         return load()
@@ -112,28 +112,24 @@ def _fetch(what: str, host: str, place: Path, load: Callable[[], Any]) -> Any:
         raise GraphError(f"{what} could not be loaded: {_reason(error)}; {_instead(what)}") from error
 
 
-def _fetch_archive(what: str, url: str, place: Path) -> None:
-    """Download and unpack beside ``place``, then rename: the folder is whole or absent."""
-    draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+def _fetch_archive(what: str, url: str, path: Path) -> None:
+    """Download and unpack into a draft folder, then rename it to ``path``: the folder is whole or absent."""
+    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     try:
         if not reachable(url):
             raise GraphError(f"{what} is not on this machine yet and {url} does not answer; {_instead(what)}")
         draft.mkdir(parents=True)
-        _download(url, draft / "archive.zip")
+        with urllib.request.urlopen(url, timeout=STALL_SECONDS) as answer, (draft / "archive.zip").open("wb") as file:
+            shutil.copyfileobj(answer, file, 2**20)
         with zipfile.ZipFile(draft / "archive.zip") as archive:
             archive.extractall(draft / "unpacked")
-        (found,) = (raw.parent for raw in (draft / "unpacked").glob("*/raw"))
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(found, place)
+        (dataset,) = (raw.parent for raw in (draft / "unpacked").glob("*/raw"))
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(dataset, path)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise GraphError(f"{what} could not be fetched: {_reason(error)}; {_instead(what)}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _download(url: str, target: Path) -> None:
-    with urllib.request.urlopen(url, timeout=STALL_SECONDS) as answer, target.open("wb") as file:
-        shutil.copyfileobj(answer, file, 2**20)
 
 
 def _reason(error: Exception) -> str:
@@ -146,7 +142,7 @@ def _instead(what: str) -> str:
     from weft.graph.catalog.shapes import SHAPES
 
     name = what.partition(":")[2].lower()
-    shape = next((known for known in SHAPES if known.lower() == name), None)
+    shape = next((shape for shape in SHAPES if shape.lower() == name), None)
     generated = f'use the generated "shape:{shape}"' if shape else 'use the embedded "demo"'
     file = f"{name.replace('/', '-')}.npz"
     return f"connect to the internet, put {file} into $WEFT_DATA or ~/.cache/weft/data, or {generated}"
@@ -158,14 +154,11 @@ def _from_dataset(dataset: Any, name: str) -> Graph:
         graph = Graph.from_pyg(dataset[0], name=name)
     except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise GraphError(f"{name} does not hold one graph of nodes to classify: {_reason(error)}") from error
-    if isinstance(graph.x, torch.Tensor) and _filled(graph.x) < SPARSE_BELOW:
+    dense = isinstance(graph.x, torch.Tensor)
+    if dense and float(torch.count_nonzero(graph.x)) / max(1, graph.x.numel()) < SPARSE_BELOW:
         features = SparseFeatures.from_torch(graph.x)
         fields = (graph.y, graph.train, graph.val, graph.test, graph.relation, name)
         graph = Graph(graph.adj, features, *fields, num_relations=graph.num_relations, numbers=graph.regression)
     if graph.y is not None and graph.train.numel() == 0:
         graph = graph.random_split(0.6, 0.2, seed=0)
     return graph
-
-
-def _filled(x: torch.Tensor) -> float:
-    return float(torch.count_nonzero(x)) / max(1, x.numel())

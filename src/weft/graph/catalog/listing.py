@@ -41,17 +41,26 @@ class Entry:
 
 
 def data_folders(root: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Where named graphs are looked for, in order; downloads go to the first."""
-    given = [root, os.environ.get(DATA_VARIABLE) or None]
-    folders = [Path(folder).expanduser() for folder in given if folder is not None]
+    """Folders that are searched for named graphs, in order; downloads go to the first."""
+    chosen = [root, os.environ.get(DATA_VARIABLE) or None]
+    folders = [Path(folder).expanduser() for folder in chosen if folder is not None]
     return [*folders, Path("~/.cache/weft/data").expanduser()]
 
 
 def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
     """Everything that can be loaded by name: embedded, in the data folders, generated, downloadable."""
     listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
-    listed += _found_entries(root)
-    listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
+    files: dict[str, Path] = {}
+    for folder in data_folders(root):
+        for path in _graphs_in(folder):
+            files.setdefault(path.stem if path.suffix == ".npz" else path.name, path)
+    listed += [Entry(name, "file", note=str(path)) for name, path in files.items()]
+    for shape in shapes.SHAPES.values():
+        sizes = (shape.num_nodes, shape.num_edges, shape.num_features, shape.num_classes)
+        kinds = ["directed" if shape.directed else "undirected"]
+        kinds += [f"{shape.relations} relations"] if shape.relations else []
+        kinds += ["several labels per node"] if shape.multilabel else []
+        listed.append(Entry(f"shape:{shape.name}", "generated", *sizes, note=f"{', '.join(kinds)}; {shape.source}"))
     listed.append(Entry("planted:relations", "generated", note="classes that only the relations of edges tell"))
     listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in PLANETOID]
     listed += [Entry(f"ogb:{name}", "download", note="Open Graph Benchmark") for name in OGB_ARCHIVES]
@@ -61,9 +70,8 @@ def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
 
 def prefixed() -> Iterator[tuple[str, str]]:
     """Names that need a kind before them, each with its kind."""
-    yield from (("shape:", known) for known in shapes.SHAPES)
-    yield from (("planetoid:", known) for known in PLANETOID)
-    yield from (("ogb:", known) for known in OGB_ARCHIVES)
+    for kind, names in (("shape:", shapes.SHAPES), ("planetoid:", PLANETOID), ("ogb:", OGB_ARCHIVES)):
+        yield from ((kind, name) for name in names)
 
 
 def check_name(name: str) -> None:
@@ -84,53 +92,33 @@ def check_name(name: str) -> None:
 
 def check_published(kind: str, name: str) -> str:
     """``name`` as the collection spells it."""
-    known = COLLECTIONS[kind]
-    for spelt in known:
-        if spelt.lower() == name.lower():
-            return spelt
-    raise GraphError(f"{kind}:{name} is not one of {', '.join(known)}{nearest_names(name, known)}")
+    names = COLLECTIONS[kind]
+    for spelling in names:
+        if spelling.lower() == name.lower():
+            return spelling
+    raise GraphError(f"{kind}:{name} is not one of {', '.join(names)}{nearest_names(name, names)}")
 
 
 def found_in(folders: list[Path], name: str) -> Path | None:
     """The file or folder of a named graph in the first data folder that has it."""
-    places = (place for folder in folders for place in (folder / f"{name}.npz", folder / name))
-    return next((place for place in places if os.path.exists(place)), None)  # no error for a name that is too long
+    paths = (path for folder in folders for path in (folder / f"{name}.npz", folder / name))
+    return next((path for path in paths if os.path.exists(path)), None)  # no error for a name that is too long
 
 
 def unknown_name(name: str, folders: list[Path]) -> str:
-    """A sentence on where ``name`` was looked for, and what may have been meant."""
-    places = ", ".join(str(folder) for folder in folders)
-    missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {places}"
-    choices = [f"{kind}{known}" for kind, known in prefixed() if known.lower() == name.lower()]
+    """A sentence on the folders that were searched for ``name``, with the nearest names."""
+    searched = ", ".join(str(folder) for folder in folders)
+    missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {searched}"
+    choices = [f"{kind}{published}" for kind, published in prefixed() if published.lower() == name.lower()]
     if choices:
         return f"{missing}; choose {' or '.join(repr(choice) for choice in choices)}"
-    return f"{missing}{nearest_names(name, all_names(folders))}; `weft data ls` lists what can be loaded"
-
-
-def all_names(folders: list[Path]) -> list[str]:
-    """Every name there is, for suggestions."""
-    found = [place.stem for folder in folders for place in _graphs_in(folder)]
-    names = ("demo", *found, *PLANETOID, *(kind + known for kind, known in prefixed()), *shapes.SHAPES)
-    return list(dict.fromkeys(names))
+    files = [path.stem for folder in folders for path in _graphs_in(folder)]
+    names = ("demo", *files, *PLANETOID, *(kind + published for kind, published in prefixed()), *shapes.SHAPES)
+    suggestion = nearest_names(name, list(dict.fromkeys(names)))
+    return f"{missing}{suggestion}; `weft data ls` lists what can be loaded"
 
 
 def _graphs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(place for place in folder.iterdir() if place.suffix == ".npz" or is_saved(place))
-
-
-def _found_entries(root: str | os.PathLike[str] | None) -> list[Entry]:
-    places = {}
-    for folder in data_folders(root):
-        for place in _graphs_in(folder):
-            places.setdefault(place.stem if place.suffix == ".npz" else place.name, place)
-    return [Entry(name, "file", note=str(place)) for name, place in places.items()]
-
-
-def _shape_entry(shape: shapes.Shape) -> Entry:
-    sizes = (shape.num_nodes, shape.num_edges, shape.num_features, shape.num_classes)
-    kinds = ["directed" if shape.directed else "undirected"]
-    kinds += [f"{shape.relations} relations"] if shape.relations else []
-    kinds += ["several labels per node"] if shape.multilabel else []
-    return Entry(f"shape:{shape.name}", "generated", *sizes, note=f"{', '.join(kinds)}; {shape.source}")
+    return sorted(path for path in folder.iterdir() if path.suffix == ".npz" or is_saved(path))

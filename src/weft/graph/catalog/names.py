@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
+import numpy as np
 import torch
 
 from weft.core.errors import GraphError
@@ -26,10 +27,12 @@ from weft.core.graph_stats import GraphStats
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
 from weft.graph.catalog.listing import data_folders, found_in, unknown_name
+from weft.graph.catalog.shapes import Shape
 from weft.graph.graph import Graph
+from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
-PLANTED, PLANTED_NODES, PLANTED_CLASSES = "planted", 1_000, 4
+PLANTED_NODES, PLANTED_CLASSES = 1_000, 4
 
 FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
     {"planetoid": datasets.planetoid, "ogb": datasets.ogb, "pyg": datasets.pyg}
@@ -54,50 +57,38 @@ def load(
     if text == "demo":
         return readers.read(DEMO, name="demo").to(device)
     if colon and kind == "shape":
-        return _shape(rest, seed, device)
-    if colon and kind == PLANTED:
-        return _planted(rest, seed, device)
+        shape, options = _options(text, {"seed": seed, "scale": 1.0})
+        return shapes.make(
+            shape.removeprefix("shape:"), seed=int(options["seed"]), scale=options["scale"], device=device
+        )
+    if colon and kind == "planted":
+        planted, options = _options(text, {"seed": seed, "nodes": PLANTED_NODES})
+        if planted != "planted:relations":
+            raise GraphError(f"there is no graph {planted!r}; planted:relations is the only one planted")
+        from weft.graph.generate import planted_relations
+
+        return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)
+    folders = data_folders(root)
     if colon and kind in FETCHERS:
-        return FETCHERS[kind](rest, data_folders(root)[0]).to(device)
-    if _looks_like_path(text):
+        return FETCHERS[kind](rest, folders[0]).to(device)
+    path_like = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
+    if path_like or readers.is_graph_file(text) or os.path.exists(text):
         return readers.read(Path(text).expanduser()).to(device)
-    return _named(text, root).to(device)
-
-
-def _looks_like_path(text: str) -> bool:
-    marked = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
-    return marked or readers.is_graph_file(text) or os.path.exists(text)
+    path = found_in(folders, text)
+    if path is not None:
+        return readers.read(path).to(device)
+    if text.lower() in datasets.PLANETOID:
+        return datasets.planetoid(text, folders[0]).to(device)
+    raise GraphError(unknown_name(text, folders))
 
 
 def stats(name: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> GraphStats:
     """The summary of the graph that :func:`load` would give; a shape's comes from its table, nothing is generated."""
-    kind, _, rest = os.fspath(name).partition(":")
-    if kind != "shape":
+    text = os.fspath(name)
+    if not text.startswith("shape:"):
         return load(name, root=root).stats()
-    from weft.graph.catalog.shape_stats import shape_stats
-
-    shape, options = _shape_options(rest, 0)
-    return shape_stats(shapes.scaled(shapes.find(shape), options["scale"]))
-
-
-def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:
-    name, options = _shape_options(rest, seed)
-    return shapes.make(name, seed=int(options["seed"]), scale=options["scale"], device=device)
-
-
-def _planted(rest: str, seed: int, device: torch.device | str) -> Graph:
-    name, options = _options(f"{PLANTED}:{rest}", {"seed": seed, "nodes": PLANTED_NODES})
-    if name != f"{PLANTED}:relations":
-        raise GraphError(f"there is no graph {name!r}; planted:relations is the only one planted")
-    from weft.graph.generate import planted_relations
-
-    return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)
-
-
-def _shape_options(rest: str, seed: int) -> tuple[str, dict[str, float]]:
-    """``NAME?scale=0.1&seed=3``."""
-    name, options = _options(f"shape:{rest}", {"seed": seed, "scale": 1.0})
-    return name.removeprefix("shape:"), options
+    shape, options = _options(text, {"seed": 0, "scale": 1.0})
+    return shape_stats(shapes.scaled(shapes.find(shape.removeprefix("shape:")), options["scale"]))
 
 
 def _options(text: str, defaults: Mapping[str, float]) -> tuple[str, dict[str, float]]:
@@ -109,22 +100,51 @@ def _options(text: str, defaults: Mapping[str, float]) -> tuple[str, dict[str, f
             takes = " and ".join(sorted(options))
             kind = "shape" if name.startswith("shape:") else "planted graph"
             raise GraphError(f"{text}: there is no option {key!r}; a {kind} takes {takes}")
-        options[key] = _number(value, key, text, whole=isinstance(options[key], int))
+        whole = isinstance(options[key], int)
+        try:
+            options[key] = int(value) if whole else float(value)
+        except ValueError:
+            raise GraphError(f"{text}: {key}={value!r} is not {'an integer' if whole else 'a number'}") from None
     return name, options
 
 
-def _number(value: str, key: str, text: str, *, whole: bool) -> float:
-    try:
-        return int(value) if whole else float(value)
-    except ValueError:
-        raise GraphError(f"{text}: {key}={value!r} is not {'an integer' if whole else 'a number'}") from None
+def shape_stats(shape: Shape) -> GraphStats:
+    """What ``shapes.make`` would summarise to, up to the scatter of degrees and words (about a per cent)."""
+    from weft.graph.generate.citation import degree_limit, split_sizes
+    from weft.graph.generate.wiring import degree_histogram, relation_shares
 
-
-def _named(name: str, root: str | os.PathLike[str] | None) -> Graph:
-    folders = data_folders(root)
-    place = found_in(folders, name)
-    if place is not None:
-        return readers.read(place)
-    if name.lower() in datasets.PLANETOID:
-        return datasets.planetoid(name, folders[0])
-    raise GraphError(unknown_name(name, folders))
+    nodes, edges = shape.num_nodes, shape.num_edges if shape.directed else shape.num_edges // 2 * 2
+    top = degree_limit(nodes, edges, shape.max_degree)
+    counts = degree_histogram(nodes, edges, exponent=shape.exponent, max_degree=top)  # nodes per degree
+    bit_lengths = [0, *(1 << length for length in range(int(counts.size - 1).bit_length()))]
+    relation_edges, relation_rows = (), 0
+    if shape.relations:
+        shares, degrees = relation_shares(shape.relations), np.flatnonzero(counts)
+        relation_edges = tuple(np.rint(shares * edges).astype(int).tolist())
+        missed = (1.0 - shares)[:, None] ** degrees  # probability that a node has no in-edge of a relation
+        relation_rows = int(((1.0 - missed).sum(0) * counts[degrees]).sum())
+    if shape.split == PLANETOID:
+        train = shape.num_classes * max(1, min(PER_CLASS, nodes // (4 * shape.num_classes)))
+        val = min(PLANETOID_VAL, (nodes - train) // 3)
+        test = min(PLANETOID_TEST, nodes - train - val)
+    else:
+        train, val, test = split_sizes(shape.split, nodes)
+    return GraphStats(
+        name=shape.name,
+        num_nodes=nodes,
+        num_edges=edges,
+        num_features=shape.num_features,
+        feature_nnz=None if shape.density is None else nodes * max(1, round(shape.density * shape.num_features)),
+        feature_dtype=shape.dtype,
+        num_classes=shape.num_classes,
+        multilabel=shape.multilabel,
+        symmetric=not shape.directed,
+        num_relations=shape.relations,
+        relation_edges=relation_edges,
+        relation_rows=relation_rows,
+        max_degree=top,
+        degree_histogram=tuple(np.add.reduceat(counts, bit_lengths).tolist()),
+        num_train=train,
+        num_val=val,
+        num_test=test,
+    )

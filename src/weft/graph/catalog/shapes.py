@@ -169,7 +169,8 @@ def scaled(shape: Shape, scale: float) -> Shape:
     """The shape with ``scale`` times the nodes: equal average degree, hubs shrunk as a power law's would."""
     if scale == 1.0:
         return shape
-    smallest = _smallest_scale(shape)
+    nodes = max(4.0 * shape.num_edges / shape.num_nodes, 4.0 * shape.num_classes, 16.0)
+    smallest = nodes / shape.num_nodes
     if not smallest <= scale < float("inf"):
         raise GraphError(
             f"scale={scale} is too small for the shape {shape.name!r}, whose average degree and classes need "
@@ -188,8 +189,3 @@ def scaled(shape: Shape, scale: float) -> Shape:
         max_degree=max(hub, min(shape.max_degree, 2 * -(-num_edges // num_nodes))),
         split=split,
     )
-
-
-def _smallest_scale(shape: Shape) -> float:
-    needed = max(4.0 * shape.num_edges / shape.num_nodes, 4.0 * shape.num_classes, 16.0)
-    return needed / shape.num_nodes

@@ -5,8 +5,7 @@
 """
 
 from weft.graph.generate.citation import citation
+from weft.graph.generate.classic import rmat, sbm
 from weft.graph.generate.planted_relations import planted_relations
-from weft.graph.generate.rmat import rmat
-from weft.graph.generate.sbm import sbm
 
 __all__ = ["citation", "planted_relations", "rmat", "sbm"]

@@ -25,10 +25,10 @@ from weft.graph.sparse_features import SparseFeatures
 from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL, SHARES, SplitRule
 from weft.ops.csr.adjacency import Adjacency
 
-# ---- Generate node features that are partly informative of the class.
+# ---- Generate node features that are partly informative of the class
 #
-# Dense: a random centre per class plus noise. Sparse: a bag of words, some of them of the class's topic.
-# Noise is a sum of uniform integers, not a logarithm or a cosine, so that every device rounds alike.
+# Dense: a random centre per class plus noise. Sparse: a bag of words, some of them of the class's topic. Noise is a
+# sum of uniform integers, not a logarithm or a cosine, so that every device rounds alike.
 #
 # Shapes: N nodes, F features, C classes.
 
@@ -109,7 +109,7 @@ def _word_counts(num_nodes: int, num_features: int, density: float, seed: int, d
     return below(bits, high - low + 1).add_(low).clamp_(max=num_features).to(torch.int32)
 
 
-# ---- Plant classes, observe some of them, and choose the nodes to train and test on.
+# ---- Plant classes, observe some of them, and choose the nodes to train and test on
 #
 # Shapes: N nodes, C classes (or, for several labels per node, C binary tasks).
 

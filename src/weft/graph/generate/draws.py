@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.ops.random.torch_bits import signed64
+from weft.ops.random_bits import signed64
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_A = 0xBF58476D1CE4E5B9
@@ -106,11 +106,11 @@ def spread_counts(counts: Tensor, seed: int, stream: int) -> Tensor:
     return placed
 
 
-# ---- Draw distinct pairs: propose, keep the new ones, propose again for those still missing.
+# ---- Draw distinct pairs: propose, keep the new ones, propose again for those still missing
 #
-# A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) requests a
-# number of pairs; the draw of its j-th missing pair in round k hashes (k, slot of j). What is accepted depends
-# on the set of keys alone, so the outcome is the same on every device and for every chunking by owners.
+# A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) requests a number of
+# pairs; the draw of its j-th missing pair in round k hashes (k, slot of j). What is accepted depends on the set of
+# keys alone, so the outcome is the same on every device and for every chunking by owners.
 
 MAX_ROUNDS = 96
 
@@ -134,29 +134,40 @@ def distinct_keys(
     of two keys equal except for the tag, the smaller one stays. After ``pass_on`` rounds what an owner still misses
     is drawn by the next one: in a dense graph an owner may have no free place left.
     """
-    total = wanted = int(need.sum())
-    found: list[Tensor] = []
+    total = missing = int(need.sum())
+    accepted: list[Tensor] = []
     for attempt in range(MAX_ROUNDS):
-        if wanted == 0:
+        if missing == 0:
             break
-        owners, slots = _expand(need, first_slot, wanted)
-        fresh = _without_repeats(sort_values(propose(owners, slots, attempt)), tag_bits)
-        del owners, slots
-        for earlier in found:
-            fresh = fresh[~_contains(earlier, fresh, tag_bits)]
-        found.append(fresh)
-        wanted -= fresh.numel()
-        if wanted:
+        # For every missing pair its owner (int32) and its slot ``first_slot[owner] + j`` (int64).
+        ids = torch.arange(need.numel(), dtype=torch.int32, device=need.device)
+        owners = torch.repeat_interleave(ids, need, output_size=missing)
+        shift = first_slot - (torch.cumsum(need, 0) - need)
+        slots = torch.arange(missing, dtype=torch.int64, device=need.device).add_(shift.index_select(0, owners))
+        fresh = sort_values(propose(owners, slots, attempt))
+        del ids, owners, shift, slots
+        pairs = fresh >> tag_bits if tag_bits else fresh
+        distinct = torch.ones_like(fresh, dtype=torch.bool)
+        torch.ne(pairs[1:], pairs[:-1], out=distinct[1:])
+        fresh = fresh[distinct]
+        for earlier in accepted:
+            if earlier.numel():
+                old, new = (earlier >> tag_bits, fresh >> tag_bits) if tag_bits else (earlier, fresh)
+                nearest = torch.searchsorted(old, new).clamp_(max=old.numel() - 1)
+                fresh = fresh[old[nearest] != new]
+        accepted.append(fresh)
+        missing -= fresh.numel()
+        if missing:
             need = need - torch.bincount(owner_of(fresh), minlength=need.numel())
             need = need.roll(1) if attempt >= pass_on else need
-    if wanted:
+    if missing:
         raise GraphError(
-            f"{wanted} of {total} edges found no free place in {MAX_ROUNDS} rounds: the requested graph is too "
-            f"dense for distinct edges; ask for fewer edges, more nodes or a lower max_degree"
+            f"{missing} of {total} edges found no free place in {MAX_ROUNDS} rounds: the requested graph is too "
+            f"dense for distinct edges; choose fewer edges, more nodes or a lower max_degree"
         )
-    if len(found) == 1:
-        return found[0]
-    return sort_values(torch.cat(found)) if found else need.new_empty(0, dtype=torch.int64)
+    if len(accepted) == 1:
+        return accepted[0]
+    return sort_values(torch.cat(accepted)) if accepted else need.new_empty(0, dtype=torch.int64)
 
 
 def sort_values(keys: Tensor) -> Tensor:
@@ -168,31 +179,7 @@ def sort_values(keys: Tensor) -> Tensor:
     return torch.sort(keys).values
 
 
-def _expand(need: Tensor, first_slot: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For every missing pair its owner (int32) and its slot ``first_slot[owner] + j`` (int64)."""
-    ids = torch.arange(need.numel(), dtype=torch.int32, device=need.device)
-    owners = torch.repeat_interleave(ids, need, output_size=total)
-    shift = first_slot - (torch.cumsum(need, 0) - need)
-    slots = torch.arange(total, dtype=torch.int64, device=need.device)
-    return owners, slots.add_(shift.index_select(0, owners))
-
-
-def _without_repeats(keys: Tensor, tag_bits: int) -> Tensor:
-    pairs = keys >> tag_bits if tag_bits else keys
-    new = torch.ones_like(keys, dtype=torch.bool)
-    torch.ne(pairs[1:], pairs[:-1], out=new[1:])
-    return keys[new]
-
-
-def _contains(earlier: Tensor, keys: Tensor, tag_bits: int) -> Tensor:
-    if earlier.numel() == 0:
-        return torch.zeros_like(keys, dtype=torch.bool)
-    known, asked = (earlier >> tag_bits, keys >> tag_bits) if tag_bits else (earlier, keys)
-    place = torch.searchsorted(known, asked).clamp_(max=known.numel() - 1)
-    return known[place] == asked
-
-
-# ---- Draw an item in proportion to its weight, from one class or from all others.
+# ---- Draw an item in proportion to its weight, from one class or from all others
 
 
 @dataclass(frozen=True)
@@ -221,8 +208,8 @@ class Popularity:
 
     def at(self, position: Tensor) -> Tensor:
         """The item int32 whose stretch covers each position of the line."""
-        place = torch.searchsorted(self.ends, position, right=True, out_int32=True)
-        return self.order.index_select(0, place)
+        rank = torch.searchsorted(self.ends, position, right=True, out_int32=True)
+        return self.order.index_select(0, rank)
 
     def draw(self, bits: Tensor, classes: Tensor, same_side: Tensor) -> Tensor:
         """One item per hash: of the given class when its coin falls under ``same_side [C]``, else of another.

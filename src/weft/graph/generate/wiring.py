@@ -143,11 +143,11 @@ def keys_csr(keys: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     return indptr, keys.remainder_(num_nodes).to(torch.int32)
 
 
-# ---- Generate power-law degree sequences with an exact sum.
+# ---- Generate power-law degree sequences with an exact sum
 #
-# The node of rank r has degree ``max_degree * (1 + r / r0) ^ (-1 / (exponent - 1))``, at least ``low``: its
-# tail falls as ``degree ^ -exponent``. ``r0`` is solved for so that the degrees add up to the number of edges.
-# Solved as a histogram of a few thousand bins on the host, so that every device gets the same integers.
+# The node of rank r has degree ``max_degree * (1 + r / r0) ^ (-1 / (exponent - 1))``, at least ``low``: its tail
+# falls as ``degree ^ -exponent``. ``r0`` is solved for so that the degrees add up to the number of edges. Solved as a
+# histogram of a few thousand bins on the host, so that every device gets the same integers.
 
 BISECTIONS = 80
 
@@ -257,7 +257,7 @@ def hub_draws(num_nodes: int, pairs: int, *, exponent: float, max_degree: int, n
     return low
 
 
-# ---- Draw relation numbers for edges, skewed as in knowledge graphs: a few relations hold most edges.
+# ---- Draw relation numbers for edges, skewed as in knowledge graphs: a few relations hold most edges
 
 LINE = 1 << 40
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from weft.graph import saved as store
 from weft.graph.graph import Graph
 from weft.graph.readers.npz import read_npz
 from weft.graph.readers.ogb import read_ogb
-from weft.graph.readers.parquet import read_parquet
-from weft.graph.readers.text import read_text
+from weft.graph.readers.tables import read_parquet, read_text
 
 __all__ = ["is_graph_file", "read", "read_npz", "read_ogb", "read_parquet", "read_text"]
 
@@ -44,8 +43,23 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
     path = Path(path)
     if not path.exists():
         raise GraphError(f"{path} does not exist; check the path")
-    reader = _reader_of(path)
-    _check_options(reader, options, path)
+    ending = _ending(path.name)
+    if path.is_dir():
+        reader = store.open_saved if (path / store.META).is_file() else read_ogb
+    elif ending in READERS:
+        reader = READERS[ending]
+    else:
+        raise GraphError(
+            f"{path}: {ending or 'no ending'} is not a known kind of graph file; known are a saved folder, "
+            f"an OGB folder and {', '.join(READERS)} (text also as .gz)"
+        )
+    takes = set(inspect.signature(reader).parameters)
+    if "fields" in takes:
+        takes |= set(inspect.signature(Graph.from_edges).parameters) - {"src", "dst"}
+    takes -= {"path", "fields"}
+    unknown = sorted(set(options) - takes)
+    if unknown:
+        raise GraphError(f"{path} takes no option {unknown[0]!r}; its options are {', '.join(sorted(takes))}")
     try:
         return reader(path, **options)
     except OSError as error:
@@ -53,7 +67,7 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
     except GraphError as error:
         if path.name in str(error):
             raise
-        raise GraphError(f"{path}: {error}") from None  # what a check of arrays found, and where they came from
+        raise GraphError(f"{path}: {error}") from None  # a check of arrays, with the file they came from
 
 
 def is_graph_file(name: str) -> bool:
@@ -63,25 +77,3 @@ def is_graph_file(name: str) -> bool:
 
 def _ending(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
-
-
-def _reader_of(path: Path) -> Callable[..., Graph]:
-    if path.is_dir():
-        return store.open_saved if (path / store.META).is_file() else read_ogb
-    ending = _ending(path.name)
-    if ending not in READERS:
-        raise GraphError(
-            f"{path}: {ending or 'no ending'} is not a known kind of graph file; known are a saved folder, "
-            f"an OGB folder and {', '.join(READERS)} (text also as .gz)"
-        )
-    return READERS[ending]
-
-
-def _check_options(reader: Callable[..., Graph], options: Iterable[str], path: Path) -> None:
-    known = set(inspect.signature(reader).parameters)
-    if "fields" in known:
-        known |= set(inspect.signature(Graph.from_edges).parameters) - {"src", "dst"}
-    known -= {"path", "fields"}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise GraphError(f"{path} takes no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")

@@ -18,7 +18,7 @@ import numpy as np
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
 from weft.graph.readers.npz import load_archive
-from weft.graph.readers.text import load_table
+from weft.graph.readers.tables import load_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 READ = {
@@ -27,6 +27,7 @@ READ = {
 }
 # OGB stores these with one direction of every edge and adds the other when it loads them.
 ONE_WAY = ("products", "proteins")
+COUNTED = ("edge", "num-edge-list", "num-node-list")
 
 
 def read_ogb(
@@ -45,57 +46,36 @@ def read_ogb(
         raise GraphError(f"{path} is an OGB graph with several node types; only those with one are read")
     if directed is None:
         directed = not any(word in path.name for word in ONE_WAY)
-    fields = _binary_fields(raw) if (raw / "data.npz").exists() else _text_fields(raw)
+    if (raw / "data.npz").exists():
+        data, labels = load_archive(raw / "data.npz"), raw / "node-label.npz"
+        src, dst = _key(data, "edge_index", raw / "data.npz")
+        nodes, x = _key(data, "num_nodes_list", raw / "data.npz"), data.get("node_feat")
+        y = _key(load_archive(labels), "node_label", labels) if labels.exists() else None
+    else:
+        edges, declared, nodes = (_table(_required(raw, f"{name}.csv.gz"), np.int64) for name in COUNTED)
+        edges = edges.reshape(-1, 2) if not edges.size else edges
+        if edges.shape != (int(declared.sum()), 2):
+            raise GraphError(
+                f"{raw / 'edge.csv.gz'} holds {list(edges.shape)} values but num-edge-list.csv.gz says "
+                f"{int(declared.sum())} edges of 2 ends; fetch the dataset again"
+            )
+        src, dst, features, labels = edges[:, 0], edges[:, 1], raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
+        x = _table(features, np.float32) if features.exists() else None
+        y = _table(labels, np.float64) if labels.exists() else None
+    if y is not None and y.dtype.kind == "f":  # NaN marks a node without a label
+        several = y.ndim == 2 and y.shape[1] > 1
+        y = y.astype(np.float32) if several else np.where(np.isnan(y), -1, y).astype(np.int64)
+    fields = {"src": src, "dst": dst, "num_nodes": int(np.sum(nodes)), "x": x, "y": y}
     splits = _splits(path / "split", split)
     graph = Graph.from_edges(**fields, **splits, directed=directed, name=name or path.name)
     unread = sorted(file.name for file in raw.iterdir() if file.name not in READ)
     return graph.noted(f"{path.name}: not read: {', '.join(unread)}") if unread else graph
 
 
-def _text_fields(raw: Path) -> dict[str, Any]:
-    edges = _table(_required(raw, "edge.csv.gz"), np.int64)
-    edges = edges.reshape(-1, 2) if not edges.size else edges
-    declared = _table(_required(raw, "num-edge-list.csv.gz"), np.int64)
-    if edges.shape != (int(declared.sum()), 2):
-        raise GraphError(
-            f"{raw / 'edge.csv.gz'} holds {list(edges.shape)} values but num-edge-list.csv.gz says "
-            f"{int(declared.sum())} edges of 2 ends; fetch the dataset again"
-        )
-    nodes = _table(_required(raw, "num-node-list.csv.gz"), np.int64)
-    features, labels = raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
-    return {
-        "src": edges[:, 0],
-        "dst": edges[:, 1],
-        "num_nodes": int(nodes.sum()),
-        "x": _table(features, np.float32) if features.exists() else None,
-        "y": _labels(_table(labels, np.float64)) if labels.exists() else None,
-    }
-
-
-def _binary_fields(raw: Path) -> dict[str, Any]:
-    data = load_archive(raw / "data.npz")
-    edges = _key(data, "edge_index", raw / "data.npz")
-    nodes = _key(data, "num_nodes_list", raw / "data.npz")
-    fields = {"src": edges[0], "dst": edges[1], "num_nodes": int(np.sum(nodes)), "x": data.get("node_feat")}
-    file = raw / "node-label.npz"
-    if file.exists():
-        fields["y"] = _labels(_key(load_archive(file), "node_label", file))
-    return fields
-
-
 def _key(arrays: Mapping[str, np.ndarray], key: str, path: Path) -> np.ndarray:
     if key not in arrays:
         raise GraphError(f"{path} has no {key!r} among its keys {sorted(arrays)}")
     return arrays[key]
-
-
-def _labels(labels: np.ndarray) -> np.ndarray:
-    """OGB marks a node without a label by NaN; here it is -1."""
-    if labels.dtype.kind != "f":
-        return labels
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        return labels.astype(np.float32)
-    return np.where(np.isnan(labels), -1, labels).astype(np.int64)
 
 
 def _splits(folder: Path, scheme: str | None) -> dict[str, np.ndarray]:

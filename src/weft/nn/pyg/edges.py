@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.nn.normalisation import without_weights
+from weft.nn.conv import without_weights
 from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.nn.conv import AttentionConv, Conv
+from weft.nn.epilogue import BatchNorm, LayerNorm
 from weft.nn.gat import GATConv, GATv2Conv
 from weft.nn.gcn import GCNConv
 from weft.nn.gin import GINConv
-from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.rgcn import RGCNConv
 from weft.nn.sage import AGGREGATORS, SAGEConv
 

@@ -40,9 +40,9 @@ from weft.ops.csr.packed import (
     segment_sum,
     unpack_csr,
 )
-from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
-from weft.ops.random.torch_bits import keep_mask_rows
+from weft.ops.random_bits import keep_mask_rows
+from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 
 
 def coefficient_mask(
@@ -197,12 +197,6 @@ def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     return stats, torch.empty_like(a_dst, memory_format=torch.contiguous_format)
 
 
-@_backward_op.register_fake
-def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
-    contiguous = torch.contiguous_format
-    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
-
-
 def _setup(ctx, inputs, output):
     x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
@@ -221,27 +215,10 @@ def _backward(ctx, grad, *_):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, csr, back):
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
-    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
-    return _op(*lead, slope, rate, clock, site, csr, back), (0, 0, 0, 0)
-
-
-@_row_gradient_op.register_vmap
-def _row_gradient_vmap(info, in_dims, grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
-    tensors = (grad, out, out_plus, alpha_plus, a_dst, log_sum)
-    lead = [lead_task(v, d, info.batch_size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
-    return _row_gradient_op(*lead, slope), (0, 0)
-
-
-@_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, csr, back):
-    lead = [lead_task(v, d, info.batch_size) for v, d in zip((grad, x, a_src, stats), in_dims[:4], strict=True)]
-    rate, clock = lead_task(rate, in_dims[5], info.batch_size), lead_task(clock, in_dims[6], info.batch_size)
-    return _backward_op(*lead, slope, rate, clock, site, csr, back), (0, 0)
+batch_tasks(_op)
+batch_tasks(_row_gradient_op, contiguous=range(6))
+results_like(_backward_op, 1, 2)
+batch_tasks(_backward_op)
 
 
 @supplied_by_adjacency
@@ -264,7 +241,117 @@ def graph_attention(
             f"graph_attention: x has {x.shape[-3]} rows and a_dst {a_dst.shape[-2]};"
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    rate = as_rate(dropout, x.device) if clock is not None else None
-    clock = None if rate is None else clock
+    rate, clock = rate_and_clock(dropout, clock, x.device)
     csr, back = pack_csr(adj), pack_csr_backward(adj)
     return _op(x, a_src, a_dst, slope, rate, clock, site, csr, back)[0]
+
+
+# ---- graph_attention_packed: GAT's attention over one matrix that holds the rows and their scores side by side
+#     packed[n] = [ x[n, 0, :] ... x[n, H-1, :] | a_src[n, :] | a_dst[n, :] ]        H*D + 2H wide
+#
+# One product makes all of it (the scores are linear in the layer's input as well), and the gradient comes back as one
+# matrix, so that the layer's backward is one product and one weight gradient instead of two of each and a sum.
+
+
+def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(x [..., N, H, D], a_src [..., N, H], a_dst [..., N, H])`` as views of ``packed [..., N, H*D + 2H]``."""
+    width = packed.shape[-1] - 2 * heads
+    x, a_src, a_dst = packed.split([width, heads, heads], -1)
+    return x.unflatten(-1, (heads, width // heads)), a_src, a_dst
+
+
+@custom_op(
+    "weft::graph_attention_packed",
+    mutates_args=(),
+    schema=(
+        "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def _packed_op(packed, heads, slope, rate, clock, site, csr, back):
+    x, a_src, a_dst = take_apart(packed.contiguous(), heads)
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
+
+
+@custom_op(
+    "weft::graph_attention_packed_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
+        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor"
+    ),
+)
+def _packed_backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
+    heads = grad.shape[-2]
+    packed = packed.contiguous()
+    x, a_src, a_dst = take_apart(packed, heads)
+    result = torch.empty_like(packed)
+    into_x, into_src, into_dst = take_apart(result, heads)
+    if use_triton(grad):
+        stats, _ = attention_row_gradient_triton(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope, into=into_dst)
+        attention_backward_triton(
+            grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
+        )
+        return result
+    saved = (out, out_plus, alpha_plus, log_sum)
+    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
+    for into, value in zip((into_x, into_src, into_dst), grads, strict=True):
+        into.copy_(value)
+    return result
+
+
+@_packed_op.register_fake
+def _packed_fake(packed, heads, slope, rate, clock, site, csr, back):
+    width = (packed.shape[-1] - 2 * heads) // heads
+    out = packed.new_empty(*packed.shape[:-1], heads, width)
+    stats = packed.new_empty(*packed.shape[:-1], heads, dtype=accumulate_dtype(packed.dtype))
+    return out, out.new_empty(out.shape), stats, stats.new_empty(stats.shape)
+
+
+def _packed_setup(ctx, inputs, output):
+    packed, _, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
+    ctx.save_for_backward(packed, rate, clock, *output)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
+
+
+def _packed_backward(ctx, grad, *_):
+    packed, rate, clock, *saved = ctx.saved_tensors
+    nothing = None, None, None, None, None, [None] * len(ctx.csr), [None] * len(ctx.back)
+    if grad is None:
+        return None, *nothing
+    grad = _packed_backward_op(grad, packed, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
+    return grad, *nothing
+
+
+_packed_op.register_autograd(_packed_backward, setup_context=_packed_setup)
+batch_tasks(_packed_op)
+results_like(_packed_backward_op, 1)
+batch_tasks(_packed_backward_op, contiguous=range(6))
+
+
+@supplied_by_adjacency
+def graph_attention_packed(
+    adj: Adjacency,
+    packed: Tensor,
+    heads: int,
+    slope: float = 0.2,
+    dropout: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """GAT's attention over ``packed [..., N, H*D + 2H]`` = (rows, source scores, destination scores).
+
+    Returns ``[..., N, H, D]``; the same as :func:`weft.ops.graph_attention` of the three parts.
+    """
+    if packed.shape[-2] != adj.num_rows or adj.num_rows != adj.num_cols:
+        raise InputError(
+            f"graph_attention_packed: packed has {packed.shape[-2]} rows; the adjacency is"
+            f" {adj.num_rows} x {adj.num_cols} and must be square"
+        )
+    if packed.shape[-1] <= 2 * heads or packed.shape[-1] % heads:
+        raise InputError(
+            f"graph_attention_packed: a width of {packed.shape[-1]} is not heads * (D + 2) for heads={heads}"
+        )
+    rate, clock = rate_and_clock(dropout, clock, packed.device)
+    return _packed_op(packed, heads, slope, rate, clock, site, pack_csr(adj), pack_csr_backward(adj))[0]

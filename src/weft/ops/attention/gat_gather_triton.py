@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.worklist_triton import heavy_owner
+from weft.ops.csr.worklist import heavy_owner
 from weft.ops.launch.backend import limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
@@ -162,13 +162,11 @@ def wide_offsets(*sizes: int) -> bool:
     return max(sizes) >= 1 << 31
 
 
-# ---- Triton kernels of ``gat.py``: the highest and the lowest source score of every task and head.
+# ---- Triton kernels of ``gat.py``: the highest and the lowest source score of every task and head
 #
 # With a slope in [0, 1] leaky_relu is monotonic, so ``leaky_relu(highest + a_dst[i])`` bounds every score of row i:
-# the
-# softmax's shift is known before any edge is read. A score is at most ``highest - lowest`` below it, which says
-# whether
-# its exponential still has full precision.
+# the softmax's shift is known before any edge is read. A score is at most ``highest - lowest`` below it, which says
+# whether its exponential still has full precision.
 
 # float32's exponentials err by 1e-6 at a shift of 30 and by twice that at 60; rows of half precision are rounded more
 # coarsely than that, and their coefficients are float32's.

@@ -29,10 +29,10 @@ from weft.ops.attention.gat_gather_triton import (
 )
 from weft.ops.attention.gat_two_pass_triton import backward_in_two_passes, forward_in_two_passes, suits_one_pass
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.worklist_triton import heavy_owner, heavy_row_span
+from weft.ops.csr.worklist import heavy_owner, heavy_row_span
 from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 from weft.ops.sparse.lanes_triton import spaced_rows
 
 
@@ -289,12 +289,10 @@ def attention_forward_triton(
     return out, out_plus, alpha_plus, log_sum
 
 
-# ---- Triton kernels of ``gat.py``, backward: per-row statistics, then one pass over the transpose.
+# ---- Triton kernels of ``gat.py``, backward: per-row statistics, then one pass over the transpose
 #
 # Rows are sources there, and gradients the rows that are gathered (``gat_gather_triton.py``). With ``mix = slope *
-# acc +
-# (1 - slope) * plus`` and the row's own ``x``
-#
+# acc + (1 - slope) * plus`` and the row's own ``x``
 #     d x[j, h]     = acc[j, h]
 #     d a_src[j, h] = <x[j, h], mix[j, h]> - sum over the out-edges of j of alpha * slope(e) * delta
 #

@@ -18,33 +18,28 @@ from torch import Tensor
 
 from weft.ops.attention.gat_gather_triton import leaky, score_bounds, spread_limit, work_items
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, heavy_row_span, light_rows
+from weft.ops.csr.worklist import heavy_owner, heavy_piece, heavy_row_span, light_rows
 from weft.ops.launch.backend import H200, DeviceLimits, accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 
 # ---- Triton kernels of ``gat.py`` in two passes, first pass: the softmax's coefficients, one number per edge and
-# head.
+# head
 #
 # Scores, exponentials and the bits of dropout cost as much for a head of 16 features as for one of 1; inside the loop
-# that
-# gathers rows every thread along the features would repeat them. Here a thread handles one edge and head. The result
-# is
-# ``[E, H]``, small compared with the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's argument (the
-# leaky slope takes two values, and both directions need to know which). Coefficients have the type of the rows that
-# they
-# weight: in half precision they are rounded as those are, and the sums are float32's.
+# that gathers rows every thread along the features would repeat them. Here a thread handles one edge and head. The
+# result is ``[E, H]``, small compared with the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's
+# argument (the leaky slope takes two values, and both directions need to know which). Coefficients have the type of
+# the rows that they weight: in half precision they are rounded as those are, and the sums are float32's.
 #
 # Forward, ``alpha`` is only ``exp(score - shift)``: the pass that writes the coefficients adds up the denominator,
-# and the
-# pass that weights rows with them divides a row's sums by it. The shift is a bound of the row's scores, computed
-# before
-# (``gat_score_bounds_triton.py``); if source scores are too far apart for it, every row finds its maximum first.
+# and the pass that weights rows with them divides a row's sums by it. The shift is a bound of the row's scores,
+# computed before (``gat_score_bounds_triton.py``); if source scores are too far apart for it, every row finds its
+# maximum first.
 #
 # Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that
-# what it
-# reads and writes of them lies side by side; in a heavy row all lanes take edges of the same row (see
+# what it reads and writes of them lies side by side; in a heavy row all lanes take edges of the same row (see
 # ``worklist.py``).
 
 
@@ -389,17 +384,13 @@ def coefficients_back(
     return out, loss, part
 
 
-# ---- Triton kernels of ``gat.py`` in two passes, second pass: rows gathered along the edges, times the coefficients.
-#
+# ---- Triton kernels of ``gat.py`` in two passes, second pass: rows gathered along the edges, times the coefficients
 #     acc[i]  = sum over e of |c[e, h]|        * v[j, h, :]
 #     plus[i] = sum over e of max(c[e, h], 0)  * v[j, h, :]        edges with a positive argument only
 #
 # Forward, these times ``inverse[i, h]`` (one over the softmax's denominator, which the coefficients lack) are the
-# layer's
-# output and the part of it that ``d a_dst`` needs. Backward, over the transpose with gradients as rows, ``acc`` is
-# ``d x``
-# and with the row's own ``x``
-#
+# layer's output and the part of it that ``d a_dst`` needs. Backward, over the transpose with gradients as rows,
+# ``acc`` is ``d x`` and with the row's own ``x``
 #     d a_src[j, h] = <x[j, h], slope * acc + (1 - slope) * plus> - loss[j, h]
 #
 # so no product of two rows is taken per edge. A row of H heads of D features is split into G *groups* of BD features,

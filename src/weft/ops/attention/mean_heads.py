@@ -12,10 +12,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.dense.bias_act_dropout import lead_task
 from weft.ops.dense.column_sum import column_sum
 from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
+from weft.ops.registration import batch_tasks
 
 BLOCK = 1024
 
@@ -88,11 +88,7 @@ def _backward(ctx, grad):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
-
-
-@_op.register_vmap
-def _vmap(info, in_dims, x, bias):
-    return _op(lead_task(x, in_dims[0], info.batch_size), lead_task(bias, in_dims[1], info.batch_size)), 0
+batch_tasks(_op)
 
 
 def mean_heads(x: Tensor, bias: Tensor | None = None) -> Tensor:

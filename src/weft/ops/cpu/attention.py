@@ -24,13 +24,12 @@ from weft.ops.cpu.edges import (
     sum_row,
 )
 from weft.ops.cpu.kernel import first_row, float32s, int32s, int64s, kernel, part, pointer, shift, widest_row
+from weft.ops.cpu.random_bits import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
 from weft.ops.cpu.simd import add, fill, load, madd, mul, spread_pair, store, subtract, where_positive, zero, zeros
-from weft.ops.random.numba_bits import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
 
-# ---- Dropout of attention coefficients on the CPU, and sums of rows weighted by them.
+# ---- Dropout of attention coefficients on the CPU, and sums of rows weighted by them
 #
 # Coefficients are ``values [k, h]``, edge after edge, heads side by side.
-# Shapes: E edges, H heads, D features of a head.
 
 LOW = np.uint64(0xFFFFFFFF)
 

@@ -115,11 +115,10 @@ def forward_share(
     return scratch.size  # a last use: the pointers into the array do not keep it alive
 
 
-# ---- GATv2's attention on the CPU, backward.
+# ---- GATv2's attention on the CPU, backward
 #
-# The pass over the rows keeps two numbers for each edge and head, the change of its score and its coefficient, so
-# the pass over the transpose need not work out scores again. Nothing of size E x D is kept.
-# Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
+# The pass over the rows keeps two numbers for each edge and head, the change of its score and its coefficient, so the
+# pass over the transpose need not work out scores again. Nothing of size E x D is kept.
 
 
 class Change(NamedTuple):

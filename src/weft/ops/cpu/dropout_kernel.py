@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.ops.cpu.kernel import float32s, int64s, kernel, part, pointer
+from weft.ops.cpu.random_bits import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
 from weft.ops.cpu.simd import expm1, zero
-from weft.ops.random.numba_bits import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
 
 PIECE = 2048
 LOW = np.uint64(0xFFFFFFFF)

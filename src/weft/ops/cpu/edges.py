@@ -167,9 +167,7 @@ def spmm_share(
             sum_row(x, task * M * F, F, out, (task * N + row) * F, scale, edges, F)
 
 
-# ---- spmm_max on the CPU.
-#
-# Shapes: T tasks, N rows, M columns, E edges, F features.
+# ---- spmm_max on the CPU
 
 BLOCK = 16  # features of a piece of the backward pass: one cache line of float32
 
@@ -229,9 +227,7 @@ def spmm_max_backward_share(
                     result[(task * M + col) * F + f] += grad[at + f] * weight[edge * weight_step]
 
 
-# ---- sddmm on the CPU, and the dot product that the attention kernels share.
-#
-# Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
+# ---- sddmm on the CPU, and the dot product that the attention kernels share
 
 
 @part
@@ -281,9 +277,7 @@ def sddmm_share(out_at, a_at, b_at, indptr_at, indices_at, T, N, M, E, H, D, lik
                 dots(a, left, b, right, H, D, shift(out, (task * E + edge) * H))
 
 
-# ---- edge_softmax on the CPU, and the softmax of one row that the attention kernels share.
-#
-# Shapes: T tasks, N rows, E edges, H heads.
+# ---- edge_softmax on the CPU, and the softmax of one row that the attention kernels share
 
 SOFTMAX_BLOCK = 2048  # edges worked on at once by the attention kernels: their scores stay in the nearest caches
 

@@ -21,40 +21,35 @@ from numba.extending import intrinsic
 @cache
 def _sources_digest() -> str:
     """Digest of every file that goes into a kernel."""
-    here = Path(__file__).parent
-    files = [*sorted(here.glob("*.py")), here.parent / "random" / "numba_bits.py"]
-    files += sorted((here.parent / "sampling").rglob("*.py"))
+    folder = Path(__file__).parent
+    files = sorted([*folder.glob("*.py"), *(folder.parent / "sampling").glob("*.py")])
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def kernel(function):
-    """Compile on first use, without the GIL, and keep the result on disk for the next process.
+    """Compile on first use, without the GIL, and store the result on disk for the next process.
 
     Numba's own check covers only the file of the function and would miss a change in a module that it
-    calls, so the stamp of the stored code is the digest of all of them. If there is no folder to write to, neither
-    beside the package nor in the user's cache, or no room in it, every process compiles for itself.
+    calls, so the stamp of the stored code is the digest of all of them. If neither the package's folder nor the user's
+    cache can be written to, every process compiles for itself.
     """
     try:
         compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:
         return njit(nogil=True, error_model="numpy")(function)
     store = getattr(compiled, "_cache", None)
-    stored = getattr(store, "_cache_file", None)
-    if hasattr(stored, "_source_stamp"):
-        stored._source_stamp = _sources_digest()
+    cache_file = getattr(store, "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = _sources_digest()
     if hasattr(store, "save_overload"):
-        store.save_overload = _unless_disk_is_full(store.save_overload)
+        save = store.save_overload
+
+        def save_unless_disk_is_full(*arguments):
+            with suppress(OSError):
+                save(*arguments)
+
+        store.save_overload = save_unless_disk_is_full
     return compiled
-
-
-def _unless_disk_is_full(save):
-    """``save``, which may find no room on the disk: the compiled code is there all the same."""
-
-    def tried(*given):
-        with suppress(OSError):
-            save(*given)
-
-    return tried
 
 
 part = njit(nogil=True, error_model="numpy", forceinline=True)  # a device function, compiled into its callers
@@ -91,32 +86,18 @@ def shift(typing, array, count):
     return array(array, types.int64), generate
 
 
-@intrinsic
-def int32s(typing, address):
-    """A pointer to int32 numbers."""
-    result, generate = _to_pointer(types.int32)
-    return result(types.int64), generate
+def _pointer_maker(kind):
+    """An intrinsic ``f(address)`` that gives a pointer to numbers of one type."""
+
+    @intrinsic
+    def pointers(typing, address):
+        result, generate = _to_pointer(kind)
+        return result(types.int64), generate
+
+    return pointers
 
 
-@intrinsic
-def uint8s(typing, address):
-    """A pointer to bytes."""
-    result, generate = _to_pointer(types.uint8)
-    return result(types.int64), generate
-
-
-@intrinsic
-def int64s(typing, address):
-    """A pointer to int64 numbers."""
-    result, generate = _to_pointer(types.int64)
-    return result(types.int64), generate
-
-
-@intrinsic
-def float32s(typing, address):
-    """A pointer to float32 numbers."""
-    result, generate = _to_pointer(types.float32)
-    return result(types.int64), generate
+int32s, uint8s, int64s, float32s = map(_pointer_maker, (types.int32, types.uint8, types.int64, types.float32))
 
 
 @part

@@ -101,24 +101,20 @@ def store(typing, array, position, value):
     return types.void(array, types.int64, value), generate
 
 
-@intrinsic
-def add(typing, left, right):
-    """``left + right``."""
+def _elementwise(instruction: str):
+    """An intrinsic ``f(left, right)``: one instruction of LLVM on all lanes."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.fadd(*arguments)
+    @intrinsic
+    def apply(typing, left, right):
+        def generate(context, builder, signature, arguments):
+            return getattr(builder, instruction)(*arguments)
 
-    return left(left, right), generate
+        return left(left, right), generate
+
+    return apply
 
 
-@intrinsic
-def subtract(typing, left, right):
-    """``left - right``."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fsub(*arguments)
-
-    return left(left, right), generate
+add, subtract, mul = map(_elementwise, ("fadd", "fsub", "fmul"))
 
 
 @intrinsic
@@ -128,16 +124,6 @@ def larger(typing, left, right):
     def generate(context, builder, signature, arguments):
         above = builder.fcmp_ordered(">", arguments[1], arguments[0])
         return builder.select(above, arguments[1], arguments[0])
-
-    return left(left, right), generate
-
-
-@intrinsic
-def mul(typing, left, right):
-    """``left * right``."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fmul(*arguments)
 
     return left(left, right), generate
 
@@ -210,15 +196,15 @@ def half_sums(typing, value):
             swap = ir.Constant(order, [lane ^ distance for lane in range(value.lanes)])
             total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
             distance //= 2
-        places = (ir.Constant(ir.IntType(32), place) for place in (0, value.lanes // 2))
-        return cgutils.pack_array(builder, [builder.extract_element(total, place) for place in places])
+        lanes = (ir.Constant(ir.IntType(32), lane) for lane in (0, value.lanes // 2))
+        return cgutils.pack_array(builder, [builder.extract_element(total, lane) for lane in lanes])
 
     return pair(value), generate
 
 
 @intrinsic
 def prefetch(typing, array, position):
-    """Ask for the cache line of ``array[position]``; a hint that never faults."""
+    """Request the cache line of ``array[position]``; a hint that never faults."""
 
     def generate(context, builder, signature, arguments):
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -231,11 +217,11 @@ def prefetch(typing, array, position):
     return types.void(array, types.int64), generate
 
 
-# ---- exp and expm1 that the compiler can inline and vectorise; the C library's are calls, one element each.
+# ---- exp and expm1 that the compiler can inline and vectorise; the C library's are calls, one element each
 #
 # float32 uses the classic reduction ``e^x = 2^n e^r`` with ``|r| <= ln(2) / 2`` and a polynomial (relative error
-# below 2e-7); float64 calls the C library. Arguments above 88 are cut there: every caller passes a difference
-# to a maximum or a negative number. NaN passes, minus infinity gives 0 (or -1).
+# below 2e-7); float64 calls the C library. Arguments above 88 are cut there: every caller passes a difference to a
+# maximum or a negative number. NaN passes, minus infinity gives 0 (or -1).
 
 _LOG2_E = np.float32(1.44269504088896341)
 _LN2_HIGH = np.float32(0.693359375)

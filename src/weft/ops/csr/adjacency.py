@@ -19,46 +19,73 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops, row_sums
 
-# ---- Where arrays that take long to derive from a matrix may be remembered between processes.
-#
-# A matrix whose ``keep`` is set asks it for such arrays, by the name of the form and a function that makes them.
+CHUNK = 1 << 27  # edges per chunk, whose 8-byte positions are held at once
+
+
+def loop_weights(rows: Tensor, weight: Tensor, num_rows: int) -> Tensor:
+    """The weight of every row's loop ``[N]``: 1 if it has none, that of the last if it has several.
+
+    ``rows`` and ``weight``: of the loops that there are, by row. Only one of them is written, since on a GPU writes to
+    one element end in any order.
+    """
+    last = torch.ones_like(rows, dtype=torch.bool)
+    last[:-1] = rows[1:] != rows[:-1]
+    chosen = last.nonzero().squeeze(1)
+    return weight.new_ones(num_rows).index_copy(0, rows[chosen].long(), weight[chosen])
+
+
+def insert_loops(
+    indptr: Tensor, rows: Tensor, cols: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``(indptr, indices, weight)`` of a loop-free CSR with a loop of weight 1 in every row.
+
+    Nothing is sorted: an edge moves up by the loops of the rows before it, and by its own row's loop if that comes
+    first. A graph of 1.6 billion edges needs little more than its result.
+    """
+    num_rows = indptr.numel() - 1
+    wide = indptr.long() + torch.arange(num_rows + 1, device=indptr.device)
+    ids = torch.arange(num_rows, dtype=cols.dtype, device=cols.device)
+    # Every slot that no edge takes is its row's loop, and holds the row's own id already.
+    indices = torch.repeat_interleave(ids, wide.diff(), output_size=cols.numel() + num_rows)
+    weights = None if weight is None else weight.new_ones(indices.numel())
+    for first in range(0, cols.numel(), CHUNK):
+        part = slice(first, first + CHUNK)
+        position = torch.arange(first, first + cols[part].numel(), device=cols.device)
+        position += rows[part]
+        position += cols[part] > rows[part]
+        indices[position] = cols[part]
+        if weights is not None:
+            weights[position] = weight[part]
+    return wide, indices, weights
+
+
+def row_sums(values: Tensor, indptr: Tensor) -> Tensor:
+    """The sums ``[N]`` of ``values [E]``, of which ``indptr [N+1]`` says where rows begin; 0 for a row without.
+
+    In an order that a device keeps: ``index_add_`` on a GPU adds in the order in which threads arrive.
+    """
+    if values.is_meta:
+        return values.new_empty(indptr.numel() - 1)
+    return torch.segment_reduce(values, "sum", offsets=indptr.long(), axis=0, initial=0)
+
 
 Arrays = Mapping[str, Tensor]
 Build = Callable[[], Arrays]
-Keep = Callable[[str, Build], Arrays]
+Keep = Callable[[str, Build], Arrays]  # stores arrays that take long to derive, by name, between processes
 BLOCK = 1 << 24  # values that are digested at once
 
 
-def kept(keep: Keep | None, form: str, build: Build) -> Arrays:
-    """The arrays of ``form``: remembered ones, else those that ``build`` makes."""
-    return build() if keep is None else keep(form, build)
-
-
-def below(keep: Keep | None, form: str) -> Keep | None:
-    """For a matrix that is itself a ``form``: what is derived from it is remembered under both names."""
-    if keep is None:
-        return None
-    return lambda inner, build: keep(f"{form}/{inner}", build)
-
-
-def content_digest(tensors: Iterable[Tensor | None], *about: object) -> str:
-    """A digest of the types, shapes and values of tensors on the host, and of what else they are."""
-    digest = hashlib.sha256(repr(about).encode())
+def content_digest(tensors: Iterable[Tensor | None], *facts: object) -> str:
+    """A digest of the types, shapes and values of tensors on the host, and of further ``facts``."""
+    digest = hashlib.sha256(repr(facts).encode())
     for tensor in tensors:
         digest.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         if tensor is not None:
-            for block in _blocks(tensor):
-                digest.update(block)
+            flat = tensor.detach().reshape(-1)
+            for start in range(0, flat.numel(), BLOCK):  # without a copy of more than a block
+                digest.update(memoryview(flat[start : start + BLOCK].contiguous().view(torch.uint8).numpy()))
     return digest.hexdigest()
-
-
-def _blocks(tensor: Tensor) -> Iterable[memoryview]:
-    """The values as bytes, without a copy of more than a block."""
-    flat = tensor.detach().reshape(-1)
-    for start in range(0, flat.numel(), BLOCK):
-        yield memoryview(flat[start : start + BLOCK].contiguous().view(torch.uint8).numpy())
 
 
 INT32_LIMIT = 2**31
@@ -89,7 +116,7 @@ class Adjacency:
     relation: Tensor | None = None
     num_relations = 0
     edge_attr: Tensor | None = None
-    keep: Keep | None = None  # where arrays that take long to derive are remembered
+    keep: Keep | None = None
     on_host: Adjacency | None = None  # the same matrix, from which forms are derived in its place
     structure_on_host: Adjacency | None = None  # the same rows and columns, whatever the weights
 
@@ -158,6 +185,10 @@ class Adjacency:
             self._derived[key] = build()
         return self._derived[key]
 
+    def _arrays(self, form: str, build: Build) -> Arrays:
+        """The arrays of ``form``: stored ones, else those that ``build`` makes."""
+        return build() if self.keep is None else self.keep(form, build)
+
     def own_worklist(self) -> Any:
         """The work list of a matrix that knows it without looking at its arrays; None: it is built from them."""
         return None
@@ -166,16 +197,8 @@ class Adjacency:
         """The same matrix on another device (derived matrices are rebuilt there on demand)."""
         if torch.device(device) == self.device:
             return self
-        moved = {
-            name: value.to(device) if value is not None else None
-            for name, value in (
-                ("weight", self.weight),
-                ("row_scale", self.row_scale),
-                ("col_scale", self.col_scale),
-                ("perm", self.perm),
-                ("source_scale", self.source_scale),
-            )
-        }
+        values = {name: getattr(self, name) for name in ("weight", "row_scale", "col_scale", "perm", "source_scale")}
+        moved = {name: None if value is None else value.to(device) for name, value in values.items()}
         there = Adjacency(
             self.indptr.to(device), self.indices.to(device), self.num_cols, symmetric=self.symmetric, **moved
         )
@@ -183,7 +206,7 @@ class Adjacency:
         return there if self.edge_attr is None else there.attributed(self.edge_attr.to(device))
 
     def moved(self, device: torch.device | str) -> Adjacency:
-        """As :meth:`to`, for a matrix whose arrays nobody changes; a small one stays at hand for what is derived.
+        """As :meth:`to`, for a matrix whose arrays never change; a small one stays on the host, to derive forms from.
 
         A process that uses some twenty operators of torch for the first time waits 0.2 s for a GPU to load them.
         """
@@ -286,22 +309,24 @@ class Adjacency:
             # A stable sort keeps destinations ascending inside each row of the transpose.
             return {"perm": torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))}
 
-        return self.derived("by source", lambda: kept(self.keep, "by source", build)["perm"])
+        return self.derived("by source", lambda: self._arrays("by source", build)["perm"])
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
-        found = kept(self.keep, "transposed", self._build_transposed)
-        return found["indptr"], found["indices"]
+        """``(indptr [M+1], indices [E])`` of the transpose."""
 
-    def _build_transposed(self) -> dict[str, Tensor]:
-        if self.structure_on_host is not None:
-            host = self.structure_on_host
-            arrays = host.derived("transposed arrays", host._transposed_arrays)
-            return {name: array.to(self.device) for name, array in zip(("indptr", "indices"), arrays, strict=True)}
-        counts = torch.bincount(self.indices, minlength=self.num_cols)
-        indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(counts, 0, out=indptr[1:])
-        indices = self.rows()[self._sort_by_source()]
-        return {"indptr": indptr.to(offset_dtype(self.num_edges)), "indices": indices}
+        def build() -> dict[str, Tensor]:
+            if self.structure_on_host is not None:
+                host = self.structure_on_host
+                indptr, indices = host.derived("transposed arrays", host._transposed_arrays)
+                return {"indptr": indptr.to(self.device), "indices": indices.to(self.device)}
+            counts = torch.bincount(self.indices, minlength=self.num_cols)
+            indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
+            torch.cumsum(counts, 0, out=indptr[1:])
+            indices = self.rows()[self._sort_by_source()]
+            return {"indptr": indptr.to(offset_dtype(self.num_edges)), "indices": indices}
+
+        arrays = self._arrays("transposed", build)
+        return arrays["indptr"], arrays["indices"]
 
     def with_self_loops(self) -> Adjacency:
         """Every node with exactly one self loop: an existing one keeps its weight, added ones weigh 1."""
@@ -312,22 +337,33 @@ class Adjacency:
             looped = self.on_host.with_self_loops().moved(self.device)
             looped.nodes = self.nodes
             return looped
-        found = kept(self.keep, "self loops", self._build_loops)
+        arrays, keep = self._arrays("self loops", self._loop_arrays), self.keep
         looped = Adjacency(
-            found["indptr"], found["indices"], self.num_cols, weight=found.get("weight"), symmetric=self.symmetric
+            arrays["indptr"], arrays["indices"], self.num_cols, weight=arrays.get("weight"), symmetric=self.symmetric
         )
-        looped.nodes, looped.keep = self.nodes, below(self.keep, "self loops")
+        looped.nodes = self.nodes
+        looped.keep = None if keep is None else lambda form, build: keep(f"self loops/{form}", build)
         return looped
 
-    def _build_loops(self) -> dict[str, Tensor]:
-        rows = self.rows()
-        if has_loops(rows, self.indices):
-            arrays = replace_loops(rows, self.indices, self.weight, self.num_rows, self.num_cols)
+    def _loop_arrays(self) -> dict[str, Tensor]:
+        """The CSR with one loop per row, its columns sorted."""
+        rows, cols, weight = self.rows(), self.indices, self.weight
+        if any(bool((r == c).any()) for r, c in zip(rows.split(CHUNK), cols.split(CHUNK), strict=True)):
+            is_loop = rows == cols
+            plain, looped = (~is_loop).nonzero().squeeze(1), is_loop.nonzero().squeeze(1)
+            loops = torch.arange(self.num_rows, dtype=cols.dtype, device=cols.device)
+            all_rows, all_cols = torch.cat([rows[plain], loops]), torch.cat([cols[plain], loops])
+            order = torch.sort(all_rows.long() * self.num_cols + all_cols).indices
+            indptr = torch.zeros(self.num_rows + 1, dtype=torch.int64, device=cols.device)
+            torch.cumsum(torch.bincount(all_rows, minlength=self.num_rows), 0, out=indptr[1:])
+            if weight is not None:
+                loop_weight = loop_weights(rows[looped], weight[looped], self.num_rows)
+                weight = torch.cat([weight[plain], loop_weight])[order]
+            indices = all_cols[order]
         else:
-            arrays = insert_loops(self.indptr, rows, self.indices, self.weight)
-        indptr, indices, weight = arrays
-        found = {"indptr": indptr.to(offset_dtype(indices.numel())), "indices": indices}
-        return found if weight is None else {**found, "weight": weight}
+            indptr, indices, weight = insert_loops(self.indptr, rows, cols, weight)
+        arrays = {"indptr": indptr.to(offset_dtype(indices.numel())), "indices": indices}
+        return arrays if weight is None else {**arrays, "weight": weight}
 
     def gcn(self) -> Adjacency:
         """GCN's ``D^-1/2 (A + I) D^-1/2``, D counting weighted in-edges as PyG does."""
@@ -365,22 +401,18 @@ class Adjacency:
         return self.derived("mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees()))
 
 
-# ---- Dispatch an operator to a method of the adjacency, if its class has one.
-#
-# ``spmm(adj, x)`` runs Weft's kernels for a plain :class:`~weft.ops.csr.adjacency.Adjacency`. A subclass with a
-# method of
-# the operator's name (a shard that reads remote rows, a matrix with kernels of its own) gets the call instead.
-
 Result = TypeVar("Result")
 
 
 def supplied_by_adjacency(operator: Callable[..., Result]) -> Callable[..., Result]:
-    """``operator(adj, ...)``, or the method of that name on the class of ``adj`` if it has one."""
+    """``operator(adj, ...)``, or the method of that name on the class of ``adj`` if it has one.
+
+    A shard that reads remote rows, or a matrix with its own kernels, is such a class.
+    """
     name = operator.__name__
 
     @wraps(operator)
     def call(adj: Adjacency, *args: Any, **options: Any) -> Result:
-        own = getattr(type(adj), name, None)
-        return operator(adj, *args, **options) if own is None else own(adj, *args, **options)
+        return getattr(type(adj), name, operator)(adj, *args, **options)
 
     return call

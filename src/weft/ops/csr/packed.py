@@ -82,7 +82,7 @@ def pack_csr_backward(adj: Adjacency, *, rows: bool = False, perm: bool = True) 
     return pack_csr(adj.transposed(), rows=rows, perm=perm) if torch.is_grad_enabled() else []
 
 
-# ---- Reductions of per-edge values over the in-edges of a row, in plain torch.
+# ---- Reductions of per-edge values over the in-edges of a row, in plain torch
 #
 # Shapes: E edges, N rows, H heads. Values are ``[..., E, H]``; results are ``[..., N, H]``.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.ops.dense.tiles_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, on_gpu, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks
 
 
 def column_sum_torch(x: Tensor) -> Tensor:
@@ -69,9 +70,7 @@ def _fake(x):
     return x.new_empty(*x.shape[:-2], x.shape[-1])
 
 
-@_op.register_vmap
-def _vmap(info, in_dims, x):
-    return _op(x.movedim(in_dims[0], 0)), 0
+batch_tasks(_op)
 
 
 def column_sum(x: Tensor) -> Tensor:

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import (
-    as_rate,
     bias_act_dropout,
     bias_act_dropout_backward_torch,
     bias_act_dropout_torch,
+    bias_act_dropout_triton,
     epilogue_gradients,
-    lead_task,
 )
-from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_triton
 from weft.ops.dense.linear_triton import (
     choose_backward_launch,
     linear_backward_triton,
@@ -35,6 +33,7 @@ from weft.ops.dense.linear_triton import (
 )
 from weft.ops.launch.backend import custom_op, limits_of, on_gpu, use_triton
 from weft.ops.launch.triton_lang import common_lead
+from weft.ops.registration import batch_tasks, lead_task, rate_and_clock
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -269,10 +268,7 @@ def _product_fake(x, weight):
     return x.new_empty(*x.shape[:-1], weight.shape[-2])
 
 
-@product.register_vmap
-def _product_vmap(info, in_dims, x, weight):
-    x, weight = lead_task(x, in_dims[0], info.batch_size), lead_task(weight, in_dims[1], info.batch_size)
-    return product(x, weight), 0
+batch_tasks(product)
 
 
 def linear(
@@ -296,8 +292,7 @@ def linear(
         out = torch.nn.functional.linear(x, weight, fused_bias)
         out = out if add is None else out + add
         return out if fused_bias is not None else bias_act_dropout(out, bias, act, p, clock, site)
-    rate = as_rate(p, x.device) if clock is not None else None
-    return _linear_op(x, weight, bias, add, act, rate, None if rate is None else clock, site)
+    return _linear_op(x, weight, bias, add, act, *rate_and_clock(p, clock, x.device), site)
 
 
 def needs_gradient(x: Tensor) -> bool:
@@ -346,15 +341,11 @@ def linear_keep_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return _LinearAndPass.apply(x, weight)
 
 
-# ---- split_rows: copy the parameters of T tasks out of their flat rows, each contiguous, in one pass.
-#
+# ---- split_rows: copy the parameters of T tasks out of their flat rows, each contiguous, in one pass
 #     parts[k][t] = flat[t, begin_k : begin_k + sizes[k]]
 #
 # In a view of ``flat [T, P]`` a parameter's tasks are P numbers apart, and every kernel that reads it would first
-# make it
-# contiguous: one launch per parameter and use, instead of one for all of them.
-#
-# Shapes: T tasks, P parameters in all.
+# make it contiguous: one launch per parameter and use, instead of one for all of them.
 
 
 def split_rows_torch(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:

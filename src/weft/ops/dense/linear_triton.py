@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.ops.dense.tiles_triton import activate, add_parts
 from weft.ops.launch.backend import H200, DeviceLimits, limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import common_lead, per_task_stride, tl, triton
-from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 
 
 @triton.jit
@@ -170,16 +170,15 @@ def linear_triton(
     return out
 
 
-# ---- Triton kernel of ``linear.py``, backward: all gradients of a dense layer in one pass over its rows.
-#
+# ---- Triton kernel of ``linear.py``, backward: all gradients of a dense layer in one pass over its rows
 #     g       = grad through dropout and activation            [N, O]   written only on request
 #     grad_x  = g W (+ passed)                                 [N, I]
 #     grad_W  = g^T x                                          [O, I]   inner dimension N: split over the whole device
 #     grad_b  = column sums of g                               [O]
 #
-# As separate kernels, ``g`` would be written once and read twice, and cuBLAS would give the tall product ``g^T x`` few
-# tiles. Programs loop over ranges of rows and keep their part of ``grad_W`` and ``grad_b`` in registers; the parts are
-# added in a fixed order.
+# As separate kernels, ``g`` would be written once and read twice, and cuBLAS would give the tall product ``g^T x``
+# few tiles. Programs loop over ranges of rows and keep their part of ``grad_W`` and ``grad_b`` in registers; the
+# parts are added in a fixed order.
 
 
 @triton.jit
@@ -335,7 +334,7 @@ def linear_backward_triton(
     return grad_in, grad_x, grad_weight.reshape(*lead, O, I), grad_bias.reshape(*lead, O)
 
 
-# ---- Triton kernel of ``linear.py``: ``grad^T x`` as a split-K product, rows split over the whole device.
+# ---- Triton kernel of ``linear.py``: ``grad^T x`` as a split-K product, rows split over the whole device
 
 
 @triton.jit

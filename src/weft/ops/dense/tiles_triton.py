@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.triton_lang import tl, triton
-from weft.ops.random.triton_bits import keep_scale, mask_row
+from weft.ops.random_bits_triton import keep_scale, mask_row
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def drop_scale(key, fraction, n, f, F: tl.constexpr, W: tl.constexpr):
         return keep_scale(mask_row(key, n[:, None] * (F // W) + f[None, :] // W), fraction, f[None, :] % W)
 
 
-# ---- Second stage of split-K: sum partial results in a fixed order.
+# ---- Second stage of split-K: sum partial results in a fixed order
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.host_memory import advise_huge_pages
-from weft.ops.cpu.calls import run_shares
+from weft.ops.cpu import run_shares
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.sampling.reference import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
 
@@ -28,16 +29,16 @@ MOST_STAMP = 2**31 - 1
 
 
 @cache
-def _kernels() -> ModuleType:
+def kernels() -> ModuleType:
     """The compiled kernels; the first call imports numba."""
-    from weft.ops.sampling import cpu_kernels as hops
+    from weft.ops.sampling import cpu_kernels
 
-    return hops
+    return cpu_kernels
 
 
-def _references(arrays: list[np.ndarray], place: int) -> int:
+def _references(arrays: list[np.ndarray], index: int) -> int:
     """References to one array of a list, as ``sys.getrefcount`` counts them from here."""
-    return sys.getrefcount(arrays[place])
+    return sys.getrefcount(arrays[index])
 
 
 @cache
@@ -60,15 +61,24 @@ class ArrayPool:
     def take(self, count: int, dtype: type) -> np.ndarray:
         """An array of at least ``count`` elements that no batch holds."""
         idle = _idle_references()
-        for place in range(len(self._arrays)):
-            if _references(self._arrays, place) > idle:
+        for index in range(len(self._arrays)):
+            if _references(self._arrays, index) > idle:
                 continue
-            if self._arrays[place].dtype == dtype and self._arrays[place].size >= count:
-                return self._arrays[place]
+            if self._arrays[index].dtype == dtype and self._arrays[index].size >= count:
+                return self._arrays[index]
         array = np.empty(next_power_of_2(max(count, 1)), dtype)
-        self._arrays = [kept for kept in self._arrays if kept.size >= count or kept.dtype != dtype] + [array]
+        self._arrays = [other for other in self._arrays if other.size >= count or other.dtype != dtype] + [array]
         self.made += 1
         return array
+
+
+class _HopArrays(NamedTuple):
+    """Where the kernels of a hop write: a sample, and the nodes of the batch."""
+
+    indptr: np.ndarray
+    sources: np.ndarray
+    edges: np.ndarray
+    nodes: np.ndarray
 
 
 def _address(array: np.ndarray) -> int:
@@ -115,7 +125,7 @@ class CpuSampler:
         self._clock, self._count = clock.numpy().copy(), seeds.numel()
         self._nodes = self.pool.take(seeds.numel(), np.int32)
         self._nodes[: seeds.numel()] = seeds.numpy()
-        _kernels().label_seeds(_address(self._nodes), self._count, _address(self._table), self._stamp)
+        kernels().label_seeds(_address(self._nodes), self._count, _address(self._table), self._stamp)
 
     @property
     def nodes(self) -> Tensor:
@@ -123,80 +133,74 @@ class CpuSampler:
         return torch.from_numpy(self._nodes[: self._count])
 
     def hop(self, fanout: int, hop: int, first: int = 0) -> tuple[HopSample, Relabelled]:
-        """Sample for the nodes ``first .. M`` of the batch and relabel what was found.
+        """Sample for the nodes ``first .. M`` of the batch and relabel the result.
 
         In the sample ``sources`` are local ids already (the array of ``Relabelled.indices``).
         """
         check_fanout(fanout, self.replace, self.weight is not None)
         rows, num_rows = self._nodes[first : self._count], self._count - first
         most = self._most_edges(rows, num_rows, fanout)
-        out_indptr = self.pool.take(num_rows + 1, np.int32)
-        sources, edges = self.pool.take(most, np.int32), self.pool.take(most, np.int64)
-        nodes = self._room_for(self._count + min(most, self.num_nodes))
-        self._count = self._launch(rows, num_rows, fanout, hop, out_indptr, sources, edges, nodes)
-        self._nodes, count = nodes, int(out_indptr[num_rows])
-        local = torch.from_numpy(sources[:count])
-        sample = HopSample(torch.from_numpy(out_indptr[: num_rows + 1]), local, torch.from_numpy(edges[:count]))
-        return sample, Relabelled(self.nodes, local)
+        out = self._room(num_rows, most)
+        weighted = self.weight is not None and fanout != FULL  # all neighbours need no odds
+        weights = (self.weight.data_ptr() if weighted else 0, weighted)
+        shares = 1 if self.threads == 1 else max(1, min(4 * self.threads, num_rows // ROWS_OF_A_SHARE))
+        size = next_power_of_2(2 * max(fanout, 1))
+        scratch = self.pool.take(shares * size, np.int32)
+        graph = (self.indptr.data_ptr(), self._like)
+        work = (_address(rows), num_rows, fanout, self.replace)
+        made = (_address(out.indptr), _address(out.sources), _address(out.edges))
+        labels = (_address(out.nodes), self._count, _address(self._table), self._stamp)
+        picking = (*graph, self.indices.data_ptr(), *weights, *work, _address(self._clock), hop, *made)
+        if shares == 1:
+            self._count = kernels().hop_fused(*picking, _address(scratch), size - 1, *labels)
+        else:
+            kernels().hop_offsets(*graph, *weights, *work, made[0])
+            run_shares(kernels().hop_share, (*picking, _address(scratch), 4 * size, size - 1), shares)
+            self._count = kernels().relabel(made[1], int(out.indptr[num_rows]), *labels)
+        return self._results(out, num_rows)
 
     def hop_of_relations(self, fanouts: tuple[int, ...], hop: int, first: int = 0) -> tuple[HopSample, Relabelled]:
         """As :meth:`hop`, with a fan-out per relation (0: none, -1: all); one thread."""
         rows, num_rows = self._nodes[first : self._count], self._count - first
         total = self._most_edges(rows, num_rows, FULL)
         most = total if min(fanouts) < 0 else min(total, num_rows * sum(fanouts))
-        out_indptr = self.pool.take(num_rows + 1, np.int32)
-        sources, edges = self.pool.take(most, np.int32), self.pool.take(most, np.int64)
-        nodes, counts = self._room_for(self._count + min(most, self.num_nodes)), np.array(fanouts, np.int64)
+        out, counts = self._room(num_rows, most), np.array(fanouts, np.int64)
         size = next_power_of_2(2 * max(*fanouts, 1))
         scratch = self.pool.take(size, np.int32)
-        self._count = _kernels().hop_relations(
+        self._count = kernels().hop_relations(
             self._by_relation.data_ptr(), self._like, self.indices.data_ptr(), _address(rows), num_rows,
             _address(counts), self.relations, _address(self._clock), hop,
-            _address(out_indptr), _address(sources), _address(edges), _address(scratch), size - 1,
-            _address(nodes), self._count, _address(self._table), self._stamp,
+            _address(out.indptr), _address(out.sources), _address(out.edges), _address(scratch), size - 1,
+            _address(out.nodes), self._count, _address(self._table), self._stamp,
         )  # fmt: skip
-        self._nodes, count = nodes, int(out_indptr[num_rows])
-        local = torch.from_numpy(sources[:count])
-        sample = HopSample(torch.from_numpy(out_indptr[: num_rows + 1]), local, torch.from_numpy(edges[:count]))
-        return sample, Relabelled(self.nodes, local)
+        return self._results(out, num_rows)
 
     def _most_edges(self, rows: np.ndarray, num_rows: int, fanout: int) -> int:
         if fanout != FULL:
             check_slots(num_rows, fanout)
             return num_rows * fanout
-        total = _kernels().total_degree(self.indptr.data_ptr(), self._like, _address(rows), num_rows)
+        total = kernels().total_degree(self.indptr.data_ptr(), self._like, _address(rows), num_rows)
         if total > MOST_SLOTS:
             raise InputError(
                 f"{num_rows:,} nodes have {total:,} in-edges, over 2^31 for one batch; use a smaller batch"
             )
         return total
 
-    def _room_for(self, count: int) -> np.ndarray:
-        """The node list with room for ``count`` nodes; earlier hops keep the array they refer to."""
-        if self._nodes.size >= count:
-            return self._nodes
-        larger = self.pool.take(count, np.int32)
-        larger[: self._count] = self._nodes[: self._count]
-        return larger
+    def _room(self, num_rows: int, most: int) -> _HopArrays:
+        """Arrays for a hop with at most ``most`` edges; earlier hops keep the node list that they refer to."""
+        arrays = [(num_rows + 1, np.int32), (most, np.int32), (most, np.int64)]
+        indptr, sources, edges = (self.pool.take(count, dtype) for count, dtype in arrays)
+        nodes, count = self._nodes, self._count + min(most, self.num_nodes)
+        if nodes.size < count:
+            nodes = self.pool.take(count, np.int32)
+            nodes[: self._count] = self._nodes[: self._count]
+        return _HopArrays(indptr, sources, edges, nodes)
 
-    def _launch(self, rows, num_rows, fanout, hop, out_indptr, sources, edges, nodes) -> int:
-        """Run the kernels of one hop; the number of nodes then known."""
-        weighted = self.weight is not None and fanout != FULL  # all neighbours need no odds
-        weight = self.weight.data_ptr() if weighted else 0
-        shares = 1 if self.threads == 1 else max(1, min(4 * self.threads, num_rows // ROWS_OF_A_SHARE))
-        size = next_power_of_2(2 * max(fanout, 1))
-        scratch = self.pool.take(shares * size, np.int32)
-        graph = (self.indptr.data_ptr(), self._like)
-        weights = (weight, weighted)
-        work = (_address(rows), num_rows, fanout, self.replace)
-        made = (_address(out_indptr), _address(sources), _address(edges))
-        labels = (_address(nodes), self._count, _address(self._table), self._stamp)
-        picking = (*graph, self.indices.data_ptr(), *weights, *work, _address(self._clock), hop, *made)
-        if shares == 1:
-            return _kernels().hop_fused(*picking, _address(scratch), size - 1, *labels)
-        _kernels().hop_offsets(*graph, *weights, *work, made[0])
-        run_shares(_kernels().hop_share, (*picking, _address(scratch), 4 * size, size - 1), shares)
-        return _kernels().relabel(made[1], int(out_indptr[num_rows]), *labels)
+    def _results(self, out: _HopArrays, num_rows: int) -> tuple[HopSample, Relabelled]:
+        self._nodes, count = out.nodes, int(out.indptr[num_rows])
+        local = torch.from_numpy(out.sources[:count])
+        sample = HopSample(torch.from_numpy(out.indptr[: num_rows + 1]), local, torch.from_numpy(out.edges[:count]))
+        return sample, Relabelled(self.nodes, local)
 
 
 def sample_cpu(
@@ -214,17 +218,15 @@ def sample_cpu(
     """One hop of one batch; see :func:`weft.ops.sampling.reference.sample_torch`. ``sources`` are global ids."""
     sampler = CpuSampler(indptr, indices, replace=replace, weight=weight, threads=threads)
     sampler.begin(seeds.to(torch.int32), clock)
-    sample, found = sampler.hop(fanout, hop)
-    return HopSample(sample.indptr, found.nodes[found.indices.long()], sample.edges), found
+    sample, labels = sampler.hop(fanout, hop)
+    return HopSample(sample.indptr, labels.nodes[labels.indices.long()], sample.edges), labels
 
 
 def transpose_cpu(indptr: Tensor, indices: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """``(indptr [M+1], rows [P], perm [P])`` int32 of the transposed CSR, by counting sort: O(P + M)."""
-    from weft.ops.sampling.cpu_kernels import transpose
-
     indptr, indices = indptr.to(torch.int32).contiguous(), indices.contiguous()
     back = torch.zeros(num_cols + 1, dtype=torch.int32)
     rows, perm = torch.empty_like(indices), torch.empty_like(indices)
     addresses = (tensor.data_ptr() for tensor in (back, rows, perm))
-    transpose(indptr.data_ptr(), indices.data_ptr(), indptr.numel() - 1, num_cols, *addresses)
+    kernels().transpose(indptr.data_ptr(), indices.data_ptr(), indptr.numel() - 1, num_cols, *addresses)
     return back, rows, perm

@@ -16,12 +16,12 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from weft.ops import random_bits as torch_bits
 from weft.ops.cpu.kernel import float32s, int32s, int64s, kernel, part, pointer, shift, uint8s
-from weft.ops.random import torch_bits
-from weft.ops.random.numba_bits import splitmix
-from weft.ops.sampling import draws
+from weft.ops.cpu.random_bits import splitmix
+from weft.ops.sampling import reference as draws
 
-# ---- The draws of :mod:`weft.ops.sampling.draws` for numba kernels.
+# ---- The draws of :mod:`weft.ops.sampling.reference` for numba kernels
 
 _GOLDEN64 = np.uint64(torch_bits.GOLDEN64)
 _LOW32 = np.uint64(torch_bits.LOW32)
@@ -74,7 +74,7 @@ def draw_exponential(stream, number):
     return -(np.float64(exponent) * _LOG_2 + series * 2.0)
 
 
-# ---- What numba has no function for: prefetch a cache line, copy bytes, read memory as another type.
+# ---- What numba has no function for: prefetch a cache line, copy bytes, read memory as another type
 
 
 @intrinsic
@@ -116,9 +116,7 @@ def copy_bytes(typing, target, source, count):
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-# ---- Pick the neighbours of rows: different ones, repeated ones, or by weight; as positions of edges.
-#
-# Shapes: K fan-out.
+# ---- Pick the neighbours of rows: different ones, repeated ones, or by weight; as positions of edges
 
 SCAN_LIMIT = 48  # fan-out up to which comparing with every earlier pick is faster than a hash set
 EMPTY = np.int32(-1)
@@ -460,7 +458,7 @@ def total_degree(indptr, like, rows, num_rows):
     return total
 
 
-# ---- Gather rows of a table on the CPU, prefetching those that come next; and find those that a cache does not have.
+# ---- Gather rows of a table on the CPU, prefetching those that come next; and find those that a cache does not have
 
 GATHER_AHEAD = 16  # rows that are prefetched before they are needed
 
@@ -491,9 +489,7 @@ def absent(ids, num_ids, held, places, found):
     return count
 
 
-# ---- Transpose a sampled block on the CPU by counting sort.
-#
-# Shapes: M columns.
+# ---- Transpose a sampled block on the CPU by counting sort
 
 
 @kernel

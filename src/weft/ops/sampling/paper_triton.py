@@ -138,14 +138,11 @@ def sample_paper_triton(
     return HopSample(out_indptr, sources)
 
 
-# ---- Rows of a batch in descending order of their degree class, by a counting sort of two passes.
+# ---- Rows of a batch in descending order of their degree class, by a counting sort of two passes
 #
-# Class c holds the degrees whose highest bit is bit 30 - c; degree 0 is the last class. The order inside of a class is
-# not fixed: programs take their places with atomics. A sampler that writes every row where its CSR has it gives the
-# same
-# result in any order.
-#
-# Shapes: N nodes, S rows, K fan-out.
+# Class c holds the degrees whose highest bit is bit 30 - c; degree 0 is the last class. The order inside of a class
+# is not fixed: programs take their places with atomics. A sampler that writes every row where its CSR has it gives
+# the same result in any order.
 
 CLASSES = 32
 BLOCK = 256
@@ -200,13 +197,13 @@ def order_by_class(indptr: Tensor, seeds: Tensor, fanout: int) -> tuple[Tensor, 
     return counts.cumsum(0, dtype=torch.int32), order, sizes
 
 
-# ---- TurboGNN's sampler with rows ordered by degree class instead of sorted by degree.
+# ---- TurboGNN's sampler with rows ordered by degree class instead of sorted by degree
 #
 # Two samplers, both the reservoir's picks bit for bit:
-#
 # - :func:`sample_classes_triton` is Algorithm 2 as in :mod:`weft.ops.sampling.paper_triton`; a counting sort by degree
 #   class (:mod:`weft.ops.sampling.paper_triton`) takes the place of the sort.
 # - :func:`sample_threads_triton` also divides the work differently: a row below the threshold belongs to one thread,
+#
 # or to
 #   a few that take its edges in turn. Each keeps slots in registers and draws for its edges in ascending order, so a
 #   claim
@@ -215,8 +212,6 @@ def order_by_class(indptr: Tensor, seeds: Tensor, fanout: int) -> tuple[Tensor, 
 #   neighbours in a warp, so its threads end together. A row above the threshold belongs to a block of warps. Both run
 #   in
 #   one launch, the rows of high degree first.
-#
-# Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
 
 
 @dataclass(frozen=True)

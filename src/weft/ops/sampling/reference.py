@@ -15,11 +15,82 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError, InputError
-from weft.ops.sampling.draws import draw_below, draw_exponential, hop_key, node_streams
+from weft.ops.random_bits import GOLDEN64, LOW32, shift_right, signed64, splitmix
 
-# ---- What a sampler of one hop returns, and the checks that all samplers share.
+# ---- Random draws of the samplers: (seed, epoch, batch, hop, node) names a stream, and a stream has draws 0, 1, 2,
 #
-# Shapes: N nodes, E edges, S seeds, K fan-out, P sampled edges.
+# A stream is SplitMix64 started at a 64-bit hash of those five numbers, so a node's draws do not depend on the rest
+# of its batch, on threads, on workers or on the device. The clock is an int64 tensor ``[3] = (seed, epoch, batch)``:
+# a kernel that reads it from memory can be replayed for the next batch.
+#
+# A draw below ``bound`` is the upper half of a 64 x 32 bit product. Its probabilities differ from ``1 / bound`` by
+# less than 2^-64, and it needs no rejection. Bounds are degrees, so they stay below 2^31.
+#
+# The same arithmetic is in ``cpu_kernels/draws.py`` for numba and in ``draws_triton.py`` for Triton; tests compare
+# bits.
+
+LOG_2 = 0.6931471805599453
+SQRT_HALF = 0.7071067811865476
+LOG_TERMS = 21  # of the series of atanh, up to s^21: relative error below 1e-15
+
+
+def make_clock(seed: int, epoch: int, batch: int, device: torch.device | str = "cpu") -> Tensor:
+    """The clock ``[3]`` int64 of one batch."""
+    return torch.tensor([signed64(seed), signed64(epoch), signed64(batch)], dtype=torch.int64, device=device)
+
+
+def epoch_clocks(seed: int, epoch: int, batches: int, device: torch.device | str = "cpu") -> Tensor:
+    """The clocks ``[batches, 3]`` int64 of an epoch; the device writes them itself, nothing is copied there."""
+    batch = torch.arange(batches, dtype=torch.int64, device=device)
+    return torch.stack([torch.full_like(batch, signed64(number)) for number in (seed, epoch)] + [batch], dim=1)
+
+
+def hop_key(clock: Tensor, hop: int) -> Tensor:
+    """Key ``[]`` int64 of one hop of one batch."""
+    key = splitmix(clock[0])
+    for number in (clock[1], clock[2], hop):
+        key = splitmix(key + number)
+    return key
+
+
+def node_streams(key: Tensor, nodes: Tensor) -> Tensor:
+    """The stream ``[S]`` int64 of each node ``[S]``."""
+    return splitmix(splitmix(key) ^ splitmix(nodes.long()))
+
+
+def draw_bits(streams: Tensor, number: int | Tensor) -> Tensor:
+    """64 random bits of draw ``number`` of each stream, as int64."""
+    step = signed64(number * GOLDEN64) if isinstance(number, int) else number * signed64(GOLDEN64)
+    return splitmix(streams + step)
+
+
+def draw_below(streams: Tensor, number: int | Tensor, bound: Tensor) -> Tensor:
+    """Draw ``number`` of each stream: int64 in ``[0, bound)``, all equally likely; 0 where the bound is 0."""
+    bits, bound = draw_bits(streams, number), bound.long()
+    high, low = shift_right(bits, 32), bits & LOW32
+    return (high * bound + ((low * bound) >> 32)) >> 32
+
+
+def draw_exponential(streams: Tensor, number: Tensor) -> Tensor:
+    """Draw ``number`` of each stream from the exponential distribution, float64.
+
+    The logarithm is a series of single additions and multiplications, so every device rounds it alike.
+    """
+    unit = (shift_right(draw_bits(streams, number), 11).to(torch.float64) + 0.5) * 2.0**-53
+    mantissa, exponent = torch.frexp(unit)
+    small = mantissa < SQRT_HALF
+    mantissa = torch.where(small, mantissa * 2.0, mantissa)
+    exponent = torch.where(small, exponent - 1, exponent).to(torch.float64)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square, total = s * s, torch.full_like(s, 1.0 / LOG_TERMS)
+    for term in range(LOG_TERMS - 2, 0, -2):
+        total = total * square
+        total = total + 1.0 / term
+    series = s * total
+    return -(exponent * LOG_2 + series * 2.0)
+
+
+# ---- What a sampler of one hop returns, and the checks that all samplers share
 
 FULL = -1  # a fan-out: every neighbour
 MOST_SLOTS = 2**31 - 1  # positions in a batch are int32
@@ -114,7 +185,12 @@ def sample_torch(
     elif weight is not None:
         edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
     else:
-        offsets, taken = (_with_replacement if replace else _floyd)(degree, fanout, streams)
+        columns, rows = torch.arange(fanout, device=degree.device), degree[:, None]
+        if replace:
+            offsets, taken = draw_below(streams[:, None], columns, rows), (rows > 0).expand(-1, fanout)
+        else:
+            offsets = torch.where(rows <= fanout, columns, floyd(degree, fanout, streams, fanout))
+            taken = columns < rows
         edges, counts = (start[:, None] + offsets)[taken], taken.sum(1)
     return HopSample(offsets_of(counts), indices[edges], edges)
 
@@ -133,22 +209,15 @@ def all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
     return row, torch.arange(row.numel(), device=row.device) + (start - first)[row]
 
 
-def _with_replacement(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
-    columns = torch.arange(fanout, device=degree.device)
-    offsets = draw_below(streams[:, None], columns, degree[:, None])
-    return offsets, (degree > 0)[:, None].expand(-1, fanout)
-
-
-def _floyd(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
-    columns = torch.arange(fanout, device=degree.device)
-    chosen = torch.full((degree.numel(), fanout), -1, dtype=torch.int64, device=degree.device)
-    for slot in range(fanout):
+def floyd(degree: Tensor, fanout: int | Tensor, streams: Tensor, most: int) -> Tensor:
+    """Offsets ``[rows, most]`` by Floyd's algorithm; those beyond a row's ``fanout`` are meaningless."""
+    chosen = torch.full((degree.numel(), most), -1, dtype=torch.int64, device=degree.device)
+    for slot in range(most):
         last = (degree - fanout + slot).clamp(min=0)
         draw = draw_below(streams, slot, last + 1)
         repeated = (chosen == draw[:, None]).any(1)
         chosen[:, slot] = torch.where(repeated, last, draw)
-    all_fit = (degree <= fanout)[:, None]
-    return torch.where(all_fit, columns, chosen), columns < degree[:, None]
+    return chosen
 
 
 def _lightest_keys(

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-from weft.ops.sampling.draws import draw_below, hop_key, node_streams
-from weft.ops.sampling.reference import MOST_SLOTS, HopSample, all_edges, offsets_of
+from weft.ops.sampling.reference import MOST_SLOTS, HopSample, all_edges, floyd, hop_key, node_streams, offsets_of
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,8 @@ def sample_relations_torch(
     edges[indptr[row] + (edge - start[row])] = edge
     some = (~whole).nonzero().squeeze(1)
     streams = node_streams(hop_key(clock, hop), virtual[some])
-    picks = _floyd_rows(degree[some], fanout[some], streams, max(*fanouts, 0))
+    picks = floyd(degree[some], fanout[some], streams, max(*fanouts, 0))
     slots = torch.arange(picks.shape[1], device=device)
     taken = slots < fanout[some][:, None]
     edges[(indptr[some].long()[:, None] + slots)[taken]] = (start[some][:, None] + picks)[taken]
     return HopSample(indptr[::count].contiguous(), rows.indices[edges], edges)
-
-
-def _floyd_rows(degree: Tensor, fanout: Tensor, streams: Tensor, most: int) -> Tensor:
-    """Offsets ``[rows, most]`` by Floyd's algorithm; those beyond a row's own fan-out are meaningless."""
-    chosen = torch.full((degree.numel(), most), -1, dtype=torch.int64, device=degree.device)
-    for slot in range(most):
-        last = (degree - fanout + slot).clamp(min=0)
-        draw = draw_below(streams, slot, last + 1)
-        repeated = (chosen == draw[:, None]).any(1)
-        chosen[:, slot] = torch.where(repeated, last, draw)
-    return chosen

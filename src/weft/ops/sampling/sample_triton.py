@@ -19,10 +19,10 @@ from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
-from weft.ops.random.triton_bits import splitmix
+from weft.ops.random_bits_triton import splitmix
 from weft.ops.sampling.reference import FULL, HopSample, check_fanout, check_slots, sample_torch
 
-# ---- The draws of :mod:`weft.ops.sampling.draws` in Triton.
+# ---- The draws of :mod:`weft.ops.sampling.reference` in Triton
 
 
 @triton.jit

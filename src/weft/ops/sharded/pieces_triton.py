@@ -177,7 +177,7 @@ def add_pieces_kernel(
     tl.store(at, total.to(out.dtype.element_ty), mask=valid[:, None] & in_f[None, :])
 
 
-# ---- Copy remote rows to a staging area, by few programs, so that the sums beside them have the rest of the GPU.
+# ---- Copy remote rows to a staging area, by few programs, so that the sums beside them have the rest of the GPU
 #
 # Shapes: T tasks, h remote rows, F features, G peers.
 
@@ -215,7 +215,7 @@ def copy_rows_triton(
 ) -> None:
     """Rows ``first`` to ``last`` of ``(owner [h], row [h])`` to the same places of ``staging [T, h, F]``.
 
-    ``table [G]`` and ``counts [G]``: addresses and rows of the peers (:func:`weft.ops.sharded.shard.address_table`).
+    ``table [G]`` and ``counts [G]``: addresses and rows of the peers (:func:`weft.ops.sharded.sharded_spmm.address_table`).
     """
     if first >= last:
         return

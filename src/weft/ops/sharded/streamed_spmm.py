@@ -25,8 +25,8 @@ from weft.core.errors import InputError
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import accumulate_dtype
 from weft.ops.sharded.pieces_triton import copy_rows_triton, copying_stream
-from weft.ops.sharded.shard import address_table
-from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.ops.sharded.sharded_spmm import address_table
+from weft.ops.sparse.spmm import spmm_triton
 
 
 @dataclass(frozen=True)

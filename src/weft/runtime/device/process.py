@@ -1,6 +1,6 @@
 """Seed torch's generators for a run, for models that draw from them, and restore them after it.
 
-Weft's layers do not need this (their randomness is counted, see :mod:`weft.ops.random.torch_bits`); a user's may.
+Weft's layers do not need this (their randomness is counted, see :mod:`weft.ops.random_bits`); a user's may.
 """
 
 from __future__ import annotations

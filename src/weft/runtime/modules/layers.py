@@ -17,8 +17,8 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.build import is_named_model
 from weft.nn.dropout import next_mask
+from weft.nn.models import is_named_model
 from weft.nn.pyg.edges import forget, is_bypass
 from weft.ops.dense.bias_act_dropout import dropout, dropout_rows
 from weft.ops.dense.linear import is_tall, linear

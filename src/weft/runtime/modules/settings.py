@@ -34,7 +34,7 @@ from weft.core.task import (
 )
 from weft.core.wording import nearest_names
 from weft.graph.graph import Graph
-from weft.nn.build import check_options
+from weft.nn.models import check_options
 from weft.ops.csr.adjacency import Adjacency
 
 # ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from weft.batches.source import Batch
 from weft.core.errors import SpecError, TrainingError
-from weft.nn.build import is_named_model
+from weft.nn.models import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.modules.copying import copy_module

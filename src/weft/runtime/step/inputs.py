@@ -19,8 +19,7 @@ from weft.core.errors import SpecError
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.models import GNN
-from weft.ops.csr.adjacency import Adjacency, content_digest
-from weft.ops.csr.self_loops import row_sums
+from weft.ops.csr.adjacency import Adjacency, content_digest, row_sums
 from weft.runtime.modules.settings import OF_EDGES, call_style, parameters_of
 
 if TYPE_CHECKING:

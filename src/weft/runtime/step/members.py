@@ -22,7 +22,7 @@ from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
-from weft.nn.norm import BatchNorm, LayerNorm
+from weft.nn.epilogue import BatchNorm, LayerNorm
 from weft.nn.pyg.convert import drawing
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws

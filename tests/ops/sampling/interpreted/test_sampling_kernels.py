@@ -9,9 +9,7 @@ import torch
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
 from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows import gather_rows_torch
-from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.gather_rows import GatherLaunch, gather_cached_triton, gather_rows_torch, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
@@ -21,7 +19,7 @@ from weft.ops.sampling.paper_triton import (
     sample_paper_triton,
     sample_threads_triton,
 )
-from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reference import make_clock, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton
 

@@ -1,4 +1,4 @@
-"""Write demo.npz: ``python -m weft.graph.embedded.make_demo [FILE]``.
+"""Write the embedded graph, demo.npz: ``python -m weft.graph.generate.demo [FILE]``.
 
 A generated citation-like graph of the size of Cora: sparse bag-of-words features, 7 classes, Planetoid's split.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from weft.graph.generate import citation
 from weft.graph.graph import Graph
 
-PLACE = Path(__file__).with_name("demo.npz")
+FILE = Path(__file__).parents[1] / "embedded" / "demo.npz"
 
 
 def demo_graph() -> Graph:
@@ -36,10 +36,5 @@ def demo_arrays() -> dict[str, np.ndarray]:
     return arrays
 
 
-def main(place: Path) -> None:
-    """Write the file."""
-    np.savez_compressed(place, **demo_arrays())
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PLACE)
+    np.savez_compressed(Path(sys.argv[1]) if len(sys.argv) > 1 else FILE, **demo_arrays())

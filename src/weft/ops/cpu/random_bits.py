@@ -1,11 +1,11 @@
-"""The counter-based bits of :mod:`weft.ops.random.torch_bits` for numba kernels; tests compare the bits."""
+"""The counter-based bits of :mod:`weft.ops.random_bits` for numba kernels; tests compare the bits."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from weft.ops.random import torch_bits as random
+from weft.ops import random_bits as random
 
 _GOLDEN64 = np.uint64(random.GOLDEN64)
 _MIX64_A = np.uint64(random.MIX64_A)

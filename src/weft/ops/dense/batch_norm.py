@@ -1,18 +1,43 @@
-"""Triton kernels of ``batch_norm.py``: the columns' moments, the pass that uses them, and the two of the backward.
+"""Batch norm, activation and counter-based dropout: every column to mean 0 and variance 1 over the rows of its task.
 
-Every program takes a range of rows of some columns; the partial sums of ranges are added in a fixed order. The split
-into ranges does not depend on the number of tasks, so that each has the sums it has alone.
+    out[n, f] = keep / (1 - rate) * act((x[n, f] - mean[f]) / sqrt(var[f] + eps) * weight[f] + bias[f])
+
+On a GPU the moments take one pass over ``x`` and everything else another; backward there are two passes over ``x`` and
+the gradient. Only ``x`` and the moments are saved for it: the activation's input is recomputed, and the mask is drawn
+again (``torch_bits.py``). Torch's kernels need the columns of T tasks side by side, ``[N, T F]``, and under ``vmap``
+they copy the activations there and back; its variances take up to eight times the input in buffers of their own.
+``parts`` is as in ``bias_act_dropout.py``.
+
+Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a task.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
+from weft.ops.dense.norm_epilogue import (
+    EPILOGUE,
+    TILE,
+    Epilogue,
+    check_columns,
+    checked_epilogue,
+    drop_key,
+    end,
+    end_backward,
+)
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
+from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.norm.act_dropout_triton import TILE, drop_arguments, drop_key, end, end_backward
+from weft.ops.registration import batch_tasks, results_like
+
+# ---- Triton kernels: the columns' moments, the pass that uses them, and the two of the backward
+#
+# Every program takes a range of rows of some columns; the partial sums of ranges are added in a fixed order. The
+# split into ranges does not depend on the number of tasks, so that each has the sums it has alone.
 
 
 @triton.jit
@@ -194,43 +219,25 @@ def moments_triton(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalise_triton(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> Tensor:
     """``dropout(act((x - mean) / sqrt(var + eps) * weight + bias))`` of ``x [..., N, F]`` by columns ``[..., F]``."""
     x = x.contiguous()
     out = torch.empty_like(x)
     if not x.numel():
         return out
-    tasks, F, tile = weight.shape[:-1].numel(), x.shape[-1], _tile(x)
+    ending, tasks, F, tile = Epilogue(*epilogue), weight.shape[:-1].numel(), x.shape[-1], _tile(x)
     N = x.numel() // (tasks * F)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
-    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+    rates, clocks, *strides = ending.arguments(tasks, x)
     _apply_kernel[(-(-N // tile["BN"]), -(-F // tile["BF"]), tasks)](
-        x, *columns, rates, clocks, out, N, eps, site, *strides, W=F // parts, ACT=act, DROP=rate is not None, **tile
+        x, *columns, rates, clocks, out, N, eps, ending.site, *strides, **ending.constants(F), **tile
     )
     return out
 
 
 def batch_norm_triton(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(out, mean, var)`` of ``x [..., N, F]``: one pass for the moments, one for everything else."""
     x = x.contiguous()
@@ -238,22 +245,11 @@ def batch_norm_triton(
         mean, var = moments_triton(x)
     else:
         mean, var = (x.new_zeros(weight.shape, dtype=accumulate_dtype(x.dtype)) for _ in range(2))
-    return normalise_triton(x, mean, var, weight, bias, eps, act, rate, clock, site, parts), mean, var
+    return normalise_triton(x, mean, var, weight, bias, eps, *epilogue), mean, var
 
 
 def batch_norm_backward_triton(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    act: str,
-    rate: Tensor | None,
-    clock: Tensor | None,
-    site: int,
-    parts: int = 1,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *epilogue: Any
 ) -> tuple[Tensor, Tensor]:
     """Gradients to ``x [..., N, F]``, and to weight and bias ``[..., 2, F]``."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
@@ -261,18 +257,168 @@ def batch_norm_backward_triton(
     grad_x = torch.empty_like(x)
     if not x.numel():
         return grad_x, mean.new_zeros(*lead, 2, F)
-    tasks, tile = lead.numel(), _tile(x)
+    ending, tasks, tile = Epilogue(*epilogue), lead.numel(), _tile(x)
     rows, programs = _ranges(N, tile["BN"], x.device)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
-    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
-    ending = {"W": F // parts, "ACT": act, "DROP": rate is not None}
+    rates, clocks, *strides = ending.arguments(tasks, x)
+    constants = {**ending.constants(F), **tile}
     tiles = -(-F // tile["BF"])
     partial = x.new_empty(tasks, programs, 2 * F, dtype=mean.dtype)
     _sums_kernel[(programs, tiles, tasks)](
-        grad, x, *columns, rates, clocks, partial, N, rows, eps, site, *strides, **ending, **tile
+        grad, x, *columns, rates, clocks, partial, N, rows, eps, ending.site, *strides, **constants
     )
     sums = add_parts(partial, (2 * F, 0), mean.dtype)[0]
     _gradient_kernel[(-(-N // tile["BN"]), tiles, tasks)](
-        grad, x, *columns, rates, clocks, sums, grad_x, N, eps, site, *strides, **ending, **tile
+        grad, x, *columns, rates, clocks, sums, grad_x, N, eps, ending.site, *strides, **constants
     )
     return grad_x, sums.reshape(*lead, 2, F)
+
+
+def batch_norm_torch(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reference: ``(out, mean, var)``; the variance is the biased one."""
+    var, mean = torch.var_mean(x.to(accumulate_dtype(x.dtype)), -2, correction=0)
+    return normalise_torch(x, mean, var, weight, bias, eps, *epilogue), mean, var
+
+
+def normalise_torch(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, *epilogue: Any
+) -> Tensor:
+    """Reference: everything that follows the moments."""
+    out = _before(x, mean, var, weight, bias, eps)
+    return bias_act_dropout_torch(out, None, *Epilogue(*epilogue)).to(x.dtype).contiguous()
+
+
+def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The activation's input, in the accumulation type."""
+    scale = weight * (var + eps).rsqrt()
+    shift = bias - mean * scale
+    return torch.addcmul(shift.unsqueeze(-2), x, scale.unsqueeze(-2))
+
+
+def batch_norm_backward_torch(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, *epilogue: Any
+) -> tuple[Tensor, Tensor]:
+    """Reference: the gradient to ``x``, and those to ``weight`` and ``bias`` side by side ``[..., 2, F]``."""
+    acc = accumulate_dtype(x.dtype)
+    deviation = (var + eps).rsqrt()
+    slope, normal = grad.to(acc), (x.to(acc) - mean.unsqueeze(-2)) * deviation.unsqueeze(-2)
+    act, rate = Epilogue(*epilogue)[:2]
+    if act != "none" or rate is not None:
+        out = bias_act_dropout_torch(_before(x, mean, var, weight, bias, eps).to(acc), None, *epilogue)
+        slope = bias_act_dropout_backward_torch(slope, out, *epilogue)
+    grad_bias, grad_weight = slope.sum(-2), (slope * normal).sum(-2)
+    rows = max(x.shape[-2], 1)
+    centred = slope - (grad_bias / rows).unsqueeze(-2) - normal * (grad_weight / rows).unsqueeze(-2)
+    return (centred * (weight * deviation).unsqueeze(-2)).to(x.dtype), torch.stack([grad_weight, grad_bias], -2)
+
+
+@custom_op(
+    "weft::batch_norm_act_dropout",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
+)
+def _op(x, weight, bias, eps, *epilogue):
+    serve = batch_norm_triton if use_triton(x) else batch_norm_torch
+    return serve(x, weight, bias, eps, *epilogue)
+
+
+@custom_op(
+    "weft::batch_norm_act_dropout_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
+    f"{EPILOGUE}) -> (Tensor, Tensor)",
+)
+def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
+    serve = batch_norm_backward_triton if use_triton(x) else batch_norm_backward_torch
+    return serve(grad, x, weight, bias, mean, var, eps, *epilogue)
+
+
+@custom_op(
+    "weft::normalise_act_dropout",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
+)
+def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
+    serve = normalise_triton if use_triton(x) else normalise_torch
+    return serve(x, mean, var, weight, bias, eps, *epilogue)
+
+
+@_op.register_fake
+def _fake(x, weight, bias, eps, *epilogue):
+    shape = (*x.shape[:-2], x.shape[-1])
+    kept = accumulate_dtype(x.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return out, x.new_empty(shape, dtype=kept), x.new_empty(shape, dtype=kept)
+
+
+@_backward_op.register_fake
+def _backward_fake(grad, x, weight, bias, mean, var, eps, *epilogue):
+    sums = mean.new_empty(*mean.shape[:-1], 2, mean.shape[-1])
+    return torch.empty_like(x, memory_format=torch.contiguous_format), sums
+
+
+def _setup(ctx, inputs, output):
+    x, weight, bias, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
+    _, mean, var = output
+    ctx.save_for_backward(x, weight, bias, mean, var, rate, clock)
+    ctx.mark_non_differentiable(mean, var)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 9
+    *tensors, rate, clock = ctx.saved_tensors
+    _, weight, bias, *_ = tensors
+    grad_x, sums = _backward_op(grad.contiguous(), *tensors, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts)
+    grad_weight, grad_bias = sums.unbind(-2)
+    return grad_x, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), *(None,) * 6
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+batch_tasks(_op)
+batch_tasks(_backward_op, contiguous=range(12))
+results_like(_normalise_op, 0)
+batch_tasks(_normalise_op)
+
+
+def batch_norm_act_dropout(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dropout(act(norm(x)))`` of ``x [..., N, F]`` by its own columns, with ``weight`` and ``bias [..., F]``.
+
+    Returns ``(out [..., N, F], mean [..., F], var [..., F])``; the variance is the biased one. Only ``out`` is
+    differentiable. ``act``, ``p``, ``clock``, ``site`` and ``parts`` are those of
+    :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`.
+    """
+    check_columns("batch_norm_act_dropout", x, x.dim() - 2, weight, bias)
+    return _op(x, weight, bias, eps, *checked_epilogue("batch_norm_act_dropout", weight, act, p, clock, site, parts))
+
+
+def normalise_act_dropout(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """The same with given ``mean`` and ``var [..., F]``. Not differentiable: it serves evaluation."""
+    check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
+    epilogue = checked_epilogue("normalise_act_dropout", weight, act, p, clock, site, parts)
+    return _normalise_op(x, mean, var, weight, bias, eps, *epilogue)

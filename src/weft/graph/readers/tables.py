@@ -1,7 +1,8 @@
-"""Read edge lists in text: CSV, TSV or blanks, gzipped or not.
+"""Read edge lists: text (CSV, TSV or blanks, gzipped or not) and Parquet.
 
-A line per edge: source, destination, and maybe a weight; a first line of names may say which column is
+Text has a line per edge: source, destination, and maybe a weight; a first line of names may say which column is
 which. What follows a # is a comment; in a file that begins with %, what follows a %. Ids are integers.
+Parquet has a row per edge and is read through pyarrow.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import numpy as np
 
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
-
-# ---- Read tables of numbers in text, gzipped or not.
 
 
 @contextmanager
@@ -50,8 +49,6 @@ def load_table(path: Path, dtype: Any, **options: Any) -> np.ndarray:
         return np.loadtxt(file, dtype=dtype, **options)
 
 
-# ---- Find the columns of a table that are sources, destinations, weights and relations of edges.
-
 SOURCES = ("src", "source", "from", "u", "head", "node1", "node_1", "id1", "id_1")
 TARGETS = ("dst", "target", "dest", "destination", "to", "v", "tail", "node2", "node_2", "id2", "id_2")
 WEIGHTS = ("weight", "edge_weight", "w")
@@ -70,24 +67,13 @@ class EdgeColumns:
     def unread(self, names: Sequence[str]) -> list[str]:
         """The names of the other columns, the index of pandas aside."""
         read = (self.src, self.dst, self.weight, self.relation)
-        return [name.strip() for place, name in enumerate(names) if place not in read and not is_index(place, name)]
+        return [name.strip() for at, name in enumerate(names) if at not in read and not is_index(at, name)]
 
 
-def is_index(place: int, name: str) -> bool:
+def is_index(position: int, name: str) -> bool:
     """Whether a column is the index that pandas writes: the first one, without a name."""
     plain = name.strip().strip("\"'").lower()
-    return place == 0 and (plain == "" or plain.startswith("unnamed:"))
-
-
-def unnamed_columns(count: int, where: str) -> EdgeColumns:
-    """Without names: source, destination and, third, the weight."""
-    if count < 2:
-        raise GraphError(f"{where} has {count} column; an edge needs two: source and destination")
-    if count > 3:
-        raise GraphError(
-            f"{where} has {count} columns and no header; name them in a first line: src, dst, weight, relation"
-        )
-    return EdgeColumns(0, 1, 2 if count == 3 else None)
+    return position == 0 and (plain == "" or plain.startswith("unnamed:"))
 
 
 def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
@@ -101,17 +87,17 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
         raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
     src, dst = _position(plain, SOURCES), _position(plain, TARGETS)
     if (src is None) != (dst is None):
-        known, lacking = ("source", TARGETS) if dst is None else ("destination", SOURCES)
+        present, lacking = ("source", TARGETS) if dst is None else ("destination", SOURCES)
         raise GraphError(
-            f"{where}: among the columns {list(names)} only the {known} is recognised; name the other one "
+            f"{where}: among the columns {list(names)} only the {present} is recognised; name the other one "
             f"{lacking[0]!r}"
         )
     ends = (index, index + 1) if src is None or dst is None else (src, dst)
     return EdgeColumns(*ends, _position(plain, WEIGHTS), _position(plain, RELATIONS))
 
 
-def _position(names: Sequence[str], known: Sequence[str]) -> int | None:
-    return next((names.index(name) for name in known if name in names), None)
+def _position(names: Sequence[str], synonyms: Sequence[str]) -> int | None:
+    return next((names.index(name) for name in synonyms if name in names), None)
 
 
 def read_text(path: str | Path, **fields: Any) -> Graph:
@@ -122,8 +108,28 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
     """
     path = Path(path)
     layout = find_layout(path)
-    arrays = read_edge_table(path, layout)
-    _refuse_index(path, layout, arrays)
+    columns = layout.typed_columns()
+    try:
+        table = load_table(
+            path,
+            np.dtype([(key, kind) for key, (_, kind) in columns.items()]),
+            delimiter=layout.delimiter,
+            comments=layout.comment,
+            skiprows=layout.skip,
+            usecols=[position for position, _ in columns.values()],
+            ndmin=1,
+        )
+    except ValueError as error:
+        raise _explain(path, layout, error) from None
+    arrays = {key: np.ascontiguousarray(table[key]) for key in columns}
+    if not layout.skip and "edge_weight" in arrays and len(table) >= 3:
+        # Three columns without names, of which the first counts the lines, are an index and two ends, not a weight.
+        weight, counts = arrays["edge_weight"], np.array_equal(arrays["src"], np.arange(len(table)))
+        if counts and (weight >= 0).all() and (weight == np.floor(weight)).all():
+            raise GraphError(
+                f"{path}: the first of three columns counts the lines, as an index does that pandas writes; write it "
+                "with index=False, or name the columns in a first line: src, dst, weight"
+            )
     stem = Path(path.name.removesuffix(".gz")).stem
     graph = Graph.from_edges(**{"name": stem, **arrays, **fields})
     unread = layout.columns.unread(layout.names)
@@ -141,7 +147,7 @@ class TextLayout:
     columns: EdgeColumns
     names: tuple[str, ...] = ()
 
-    def wanted(self) -> dict[str, tuple[int, type]]:
+    def typed_columns(self) -> dict[str, tuple[int, type]]:
         """Position and type of every column that is read."""
         named = {
             "src": (self.columns.src, np.int64),
@@ -150,24 +156,6 @@ class TextLayout:
             "relation": (self.columns.relation, np.int64),
         }
         return {key: (position, kind) for key, (position, kind) in named.items() if position is not None}
-
-
-def read_edge_table(path: Path, layout: TextLayout) -> dict[str, np.ndarray]:
-    """``src``, ``dst`` and, where the file has them, ``edge_weight`` and ``relation``, each ``[E]``."""
-    wanted = layout.wanted()
-    try:
-        table = load_table(
-            path,
-            np.dtype([(key, kind) for key, (_, kind) in wanted.items()]),
-            delimiter=layout.delimiter,
-            comments=layout.comment,
-            skiprows=layout.skip,
-            usecols=[position for position, _ in wanted.values()],
-            ndmin=1,
-        )
-    except ValueError as error:
-        raise _explain(path, layout, error) from None
-    return {key: np.ascontiguousarray(table[key]) for key in wanted}
 
 
 def find_layout(path: Path) -> TextLayout:
@@ -183,31 +171,26 @@ def find_layout(path: Path) -> TextLayout:
     delimiter = next((mark for mark in ",;" if mark in line), None)
     head = _fields(line, delimiter)
     if any(_parses(field, float) for field in head):
-        return TextLayout(comment, delimiter, len(head), 0, unnamed_columns(len(head), str(path)))
-    if len(first) > 1:
-        _refuse_names(path, delimiter, *first[1])
-    return TextLayout(comment, delimiter, len(head), number, named_columns(head, str(path)), tuple(head))
-
-
-def _refuse_index(path: Path, layout: TextLayout, arrays: dict[str, np.ndarray]) -> None:
-    """Three columns without names, of which the first counts the lines, are an index and two ends, not a weight."""
-    ends = arrays["src"]
-    if layout.skip or "edge_weight" not in arrays or len(ends) < 3:
-        return
-    weight, counting = arrays["edge_weight"], np.arange(len(ends))
-    if np.array_equal(ends, counting) and (weight >= 0).all() and (weight == np.floor(weight)).all():
+        if len(head) < 2:
+            raise GraphError(f"{path} has {len(head)} column; an edge needs two: source and destination")
+        if len(head) > 3:
+            raise GraphError(
+                f"{path} has {len(head)} columns and no header; name them in a first line: src, dst, weight, relation"
+            )
+        return TextLayout(comment, delimiter, len(head), 0, EdgeColumns(0, 1, 2 if len(head) == 3 else None))
+    if len(first) > 1 and not any(_parses(field, float) for field in _fields(first[1][1], delimiter)):
         raise GraphError(
-            f"{path}: the first of three columns counts the lines, as an index does that pandas writes; write it with "
-            "index=False, or name the columns in a first line: src, dst, weight"
+            f"{path} line {first[1][0]}: {first[1][1]!r} holds no integer node ids; number the nodes 0, 1, 2, ... first"
         )
+    return TextLayout(comment, delimiter, len(head), number, named_columns(head, str(path)), tuple(head))
 
 
 def _content(file: TextIO, comment: str) -> Iterator[tuple[int, str]]:
     """Lines with more than a comment, numbered from 1."""
     for number, line in enumerate(file, start=1):
-        kept = line.split(comment, 1)[0].strip()
-        if kept:
-            yield number, kept
+        content = line.split(comment, 1)[0].strip()
+        if content:
+            yield number, content
 
 
 def _fields(line: str, delimiter: str | None) -> list[str]:
@@ -222,30 +205,63 @@ def _parses(field: str, kind: type) -> bool:
     return True
 
 
-def _refuse_names(path: Path, delimiter: str | None, number: int, line: str) -> None:
-    """Where the second line has no number either, the nodes have names instead of ids."""
-    if not any(_parses(field, float) for field in _fields(line, delimiter)):
-        raise GraphError(
-            f"{path} line {number}: {line!r} holds no integer node ids; number the nodes 0, 1, 2, ... first"
-        )
-
-
 def _explain(path: Path, layout: TextLayout, error: ValueError) -> GraphError:
     """Find the line that could not be read and say what is wrong with it."""
     with open_text(path) as file:
         for number, line in _content(file, layout.comment):
-            complaint = _complaint(line, layout) if number > layout.skip else None
+            if number <= layout.skip:
+                continue
+            fields, complaint = _fields(line, layout.delimiter), None
+            if len(fields) != layout.width:
+                complaint = f"{line!r} has {len(fields)} columns where {layout.width} were expected"
+            else:
+                for key, (position, kind) in layout.typed_columns().items():
+                    if not _parses(fields[position], kind):
+                        expected = "a number" if kind is np.float64 else "an integer"
+                        complaint = f"{key} {fields[position]!r} is not {expected}"
+                        break
             if complaint:
                 return GraphError(f"{path} line {number}: {complaint}; correct that line")
     return GraphError(f"{path} is not a readable edge list: {error}")
 
 
-def _complaint(line: str, layout: TextLayout) -> str | None:
-    fields = _fields(line, layout.delimiter)
-    if len(fields) != layout.width:
-        return f"{line!r} has {len(fields)} columns where {layout.width} were expected"
-    for key, (position, kind) in layout.wanted().items():
-        if not _parses(fields[position], kind):
-            what = "a number" if kind is np.float64 else "an integer"
-            return f"{key} {fields[position]!r} is not {what}"
-    return None
+def read_parquet(path: str | Path, **fields: Any) -> Graph:
+    """The graph of a table with a row per edge.
+
+    Columns are found by name (src, dst, weight, relation and their usual synonyms); where the ends are not
+    named so, they are the first two. Other arguments as ``Graph.from_edges``.
+    """
+    path = Path(path)
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise GraphError(f"{path}: reading Parquet needs pyarrow: pip install 'weft-gnn[parquet]'") from None
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise GraphError(
+            f"{path} ({path.stat().st_size} bytes) is not a readable Parquet file: {error}; "
+            f"it may be truncated, fetch or write it again"
+        ) from None
+    names = table.column_names
+    ends = named_columns(names, str(path))
+    columns = {"src": ends.src, "dst": ends.dst, "edge_weight": ends.weight, "relation": ends.relation}
+    arrays = {}
+    for key, position in columns.items():
+        if position is None:
+            continue
+        column = table.column(position)
+        if column.null_count:
+            row = int(np.argmin(column.is_valid().to_numpy()))
+            raise GraphError(f"{path}: row {row} of column {names[position]!r} is empty; every edge needs a value")
+        arrays[key] = column.to_numpy()
+        if key in ("src", "dst") and arrays[key].dtype.kind not in "iu":
+            sample = arrays[key][:1].tolist()
+            raise GraphError(
+                f"{path}: column {names[position]!r} holds {arrays[key].dtype} values, for example {sample}; "
+                f"node ids must be integers"
+            )
+    graph = Graph.from_edges(**{"name": path.stem, **arrays, **fields})
+    unread = ends.unread(names)
+    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph

@@ -1,4 +1,10 @@
-"""Triton kernel of ``cross_entropy.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
+"""cross_entropy_rows: the mean cross-entropy over the labelled rows alone.
+
+    loss[t] = - mean over m of log softmax(logits[t, rows[m]])[labels[rows[m]]]
+
+Only the listed rows are read, in both passes; nothing of their softmax is kept in between.
+Shapes: T tasks, N rows, C classes, M listed rows.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
+from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.registration import batch_tasks, results_like
+
+# ---- Triton kernels: the softmax of the labelled rows, once for the loss, once for its
+# gradient
 
 FEW = 4  # blocks of rows up to which one program takes all: adding up the parts of several would be a second launch
 
@@ -47,7 +57,7 @@ def _cross_entropy_kernel(
 def _launch(
     logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor | None, grad: Tensor | None, few: int = 1
 ) -> Tensor:
-    """Partial losses ``[T, programs]`` (one program for up to ``few`` blocks of rows), or the gradient into ``grad``."""
+    """Partial losses ``[T, programs]`` (one program for up to ``few`` blocks), or the gradient into ``grad``."""
     tasks, N, C = logits_TNC.shape
     block_c = next_power_of_2(C)
     block_m = max(1, 1024 // block_c)
@@ -87,3 +97,59 @@ def cross_entropy_rows_backward_triton(
     grad = zeros(logits_TNC)
     _launch(logits_TNC, labels, rows, grad_loss.contiguous(), grad)
     return grad.reshape(logits.shape)
+
+
+def cross_entropy_rows_torch(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Reference: loss ``[...]``."""
+    log_p = logits.index_select(-2, rows).to(accumulate_dtype(logits.dtype)).log_softmax(-1)
+    target = labels[rows][:, None].expand(*log_p.shape[:-1], 1)
+    return -log_p.gather(-1, target).squeeze(-1).mean(-1)
+
+
+def cross_entropy_rows_backward_torch(grad_loss: Tensor, logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Reference: gradient to the logits ``[..., N, C]``."""
+    p = logits.index_select(-2, rows).to(accumulate_dtype(logits.dtype)).softmax(-1)
+    target = labels[rows][:, None].expand(*p.shape[:-1], 1)
+    slope = p.scatter_add(-1, target, torch.full_like(target, -1, dtype=p.dtype)) / rows.numel()
+    slope = (slope * grad_loss[..., None, None]).to(logits.dtype)
+    return torch.zeros_like(logits).index_copy(-2, rows, slope)
+
+
+@custom_op("weft::cross_entropy_rows", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
+def _op(logits, labels, rows):
+    serve = cross_entropy_rows_triton if use_triton(logits) else cross_entropy_rows_torch
+    return serve(logits, labels, rows)
+
+
+@custom_op(
+    "weft::cross_entropy_rows_backward",
+    mutates_args=(),
+    schema="(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor",
+)
+def _backward_op(grad_loss, logits, labels, rows):
+    serve = cross_entropy_rows_backward_triton if use_triton(logits) else cross_entropy_rows_backward_torch
+    return serve(grad_loss, logits, labels, rows)
+
+
+@_op.register_fake
+def _fake(logits, labels, rows):
+    return logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad_loss):
+    return _backward_op(grad_loss, *ctx.saved_tensors), None, None
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+batch_tasks(_op, shared=(1, 2))
+results_like(_backward_op, 1)
+batch_tasks(_backward_op, shared=(2, 3))
+
+
+def cross_entropy_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Mean cross-entropy of ``logits [..., N, C]`` over the nodes ``rows [M]`` with ``labels [N]``: ``[...]``."""
+    return _op(logits, labels, rows)

@@ -1,0 +1,102 @@
+"""The epilogue of a norm: activation and dropout, as arguments of its operator and inside its kernels.
+
+The backward of both is computed from the activation's input, which the norm recomputes, and from the clock: neither an
+output nor a mask is saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.ops.dense.bias_act_dropout import ACTIVATIONS
+from weft.ops.dense.tiles_triton import activate, drop_scale
+from weft.ops.launch.triton_lang import per_task_stride, tl, triton
+from weft.ops.random_bits_triton import mix_key
+from weft.ops.registration import rate_and_clock
+
+EPILOGUE = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
+
+
+class Epilogue(NamedTuple):
+    """Activation and dropout after a norm; ``rate`` and ``clock`` are both None if nothing is dropped."""
+
+    act: str = "none"
+    rate: Tensor | None = None
+    clock: Tensor | None = None
+    site: int = 0
+    parts: int = 1
+
+    def constants(self, features: int) -> dict[str, Any]:
+        """The constants of a kernel over rows of ``features`` numbers."""
+        return {"W": features // self.parts, "ACT": self.act, "DROP": self.rate is not None}
+
+    def arguments(self, tasks: int, instead: Tensor) -> tuple:
+        """``(rate, clock, stride_rate, stride_clock)`` for a launch; without dropout any tensor, unread."""
+        if self.rate is None or self.clock is None:
+            return instead, instead, 0, 0
+        rate, clock = self.rate.contiguous(), self.clock.contiguous()
+        return rate, clock, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2)
+
+
+def checked_epilogue(
+    operator: str, columns: Tensor, act: str, p: float | Tensor, clock: Tensor | None, site: int, parts: int
+) -> Epilogue:
+    """The epilogue of a call by a user.
+
+    ``columns [..., F]`` are a parameter of the norm: a clock is refused unless there is one wherever there are columns.
+    """
+    if act not in ACTIVATIONS:
+        raise InputError(f"{operator}: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
+    if clock is not None and clock.shape[:-1] != columns.shape[:-1]:
+        has = f"a clock of shape {list(clock.shape)} for columns of shape {list(columns.shape)}"
+        raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
+    return Epilogue(act, *rate_and_clock(p, clock, columns.device), site, parts)
+
+
+def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None:
+    """Refuse columns that are not ``[..., F]`` with the ``lead`` dimensions of ``x``: kernels would read past them."""
+    expected = (*x.shape[:lead], x.shape[-1])
+    for value in columns:
+        if tuple(value.shape) != expected:
+            has = f"x {list(x.shape)} takes columns of shape {list(expected)}"
+            raise InputError(f"{operator}: {has}, not {list(value.shape)}")
+
+
+TILE = 2048  # elements of a norm's tile: 16 per thread
+
+
+@triton.jit
+def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.constexpr):
+    """``(key, rate)`` of a task; zeros without dropout."""
+    key = tl.full([], 0, tl.uint64)
+    fraction = tl.full([], 0.0, tl.float32)
+    if DROP:
+        key = mix_key(clock + task * stride_clock, site)
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    return key, fraction
+
+
+@triton.jit
+def end(value, key, fraction, n, f, F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr):
+    """``dropout(act(value))`` of a tile."""
+    value = activate(value, ACT)
+    if DROP:
+        value *= drop_scale(key, fraction, n, f, F, W).to(value.dtype)
+    return value
+
+
+@triton.jit
+def end_backward(
+    grad, value, key, fraction, n, f, F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr
+):
+    """The gradient to ``value``, of which :func:`end` was taken, from that to its result."""
+    if DROP:
+        grad *= drop_scale(key, fraction, n, f, F, W).to(grad.dtype)
+    if ACT == "relu":
+        grad = tl.where(value > 0.0, grad, 0.0)
+    elif ACT == "elu":
+        grad = tl.where(value > 0.0, grad, grad * tl.exp(value))
+    return grad

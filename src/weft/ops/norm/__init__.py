@@ -1,1 +1,0 @@
-"""Batch and layer norm, fused with the activation and dropout that follow."""

@@ -1,1 +1,0 @@
-"""Counter-based random bits, the same in torch, Triton and numba."""
