@@ -15,7 +15,9 @@ from benchmarks.baselines import cusparse
 from benchmarks.baselines.cusparse_models import edge_values
 from weft import ops
 from weft.ops.csr.adjacency import Adjacency
-from weft.weave.lab.multi import Source, joined_spmm, pull_push_spmm
+from weft.ops.csr.packed import pack_csr
+from weft.weave.launchers import push_triton  # noqa: F401  registers the operator that pushes
+from weft.weave.merged_launch import OpCall, merged_call
 
 Outs = list[Tensor]
 
@@ -40,8 +42,8 @@ class Passes:
         make = {
             "separate": self._separate,
             "stacked": self._stacked,
-            "joined": lambda xs: self._together(xs, joined_spmm),
-            "pull-push": lambda xs: self._together(xs, pull_push_spmm),
+            "joined": lambda xs: self._merged(xs, push=False),
+            "pull-push": lambda xs: self._merged(xs, push=True),
             "cusparse": lambda xs: self._cusparse(xs, handle),
         }[name]
         calls = [make(xs) for xs in self.sets]
@@ -55,10 +57,15 @@ class Passes:
         pulled, pushed = torch.stack(xs[: self.forward]), torch.stack(xs[self.forward :])
         return lambda: [*ops.spmm(self.adj, pulled), *ops.spmm(self.back, pushed)]
 
-    def _together(self, xs: Outs, product: Callable[..., tuple[Outs, Outs]]) -> Callable[[], Outs]:
-        sources = [Source.over(self.adj, x) for x in xs]
-        pulls, pushes = sources[: self.forward], sources[self.forward :]
-        return lambda: [out for outs in product(self.adj, pulls, pushes) for out in outs]
+    def _merged(self, xs: Outs, push: bool) -> Callable[[], Outs]:
+        """All products in one launch; the backward ones over the transpose, or pushed along the edges."""
+        adj, csr, back = self.adj, pack_csr(self.adj), pack_csr(self.back, perm=True)
+        scales = adj.row_scale, adj.col_scale
+        calls = [OpCall("spmm", (x, None, *scales, csr, back, None)) for x in xs[: self.forward]]
+        for x in xs[self.forward :]:
+            pulled = OpCall("spmm", (x, None, *scales[::-1], back, csr, None))
+            calls.append(OpCall("spmm_push", (x, None, *scales, csr, adj.num_cols)) if push else pulled)
+        return lambda: [outputs[0] for outputs in merged_call(calls)]
 
     def _cusparse(self, xs: Outs, handle: cusparse.Handle | None) -> Callable[[], Outs]:
         if handle is None:
