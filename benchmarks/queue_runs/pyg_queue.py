@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.sched.simulator import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 
 Settings = Mapping[str, Any]
 LEFT_BYTES = 256 << 20  # more than the workspaces of libraries, which stay
@@ -201,7 +201,7 @@ def run_in_order(
         rows.append((waiting.get()[0], 0, 0.0, 0.0, {"error": "no PyG worker was left"}))
     done = [row for row in rows if "error" not in row[4]]
     runs = tuple(TaskRun(label, label, 0.0, start, end) for label, _, start, end, _ in done)
-    groups = tuple(GroupRun(label, "device", place, (label,), said.get("peak_bytes", 0), start, end, "is next")
+    groups = tuple(SimulatedGroup(label, "device", place, (label,), said.get("peak_bytes", 0), start, end, "is next")
                    for label, place, start, end, said in done)  # fmt: skip
     errors = {label: said["error"] for label, *_, said in rows if "error" in said}
     return Simulation(name, runs, groups), {

@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from weft.sched.gantt import gantt_svg
-from weft.sched.simulator import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 
 Cell = Mapping[str, Any]
 
 
-def group_rows(groups: Iterable[GroupRun]) -> list[list[Any]]:
+def group_rows(groups: Iterable[SimulatedGroup]) -> list[list[Any]]:
     """Groups as plain data, of which :func:`outcome_of` makes them again."""
     return [[g.id, g.worker, list(g.members), g.bytes, round(g.start, 4), round(g.end, 4), g.why] for g in groups]
 
@@ -26,7 +26,7 @@ def group_rows(groups: Iterable[GroupRun]) -> list[list[Any]]:
 def outcome_of(cell: Cell, budget: int = 0) -> Simulation:
     """A measured cell as the charts take it; ``budget`` is drawn where the cell had none, as PyG."""
     groups = tuple(
-        GroupRun(name, "worker", worker, tuple(members), size, start, end, why)
+        SimulatedGroup(name, "worker", worker, tuple(members), size, start, end, why)
         for name, worker, members, size, start, end, why in cell["group_rows"]
     )
     of_task = {member: group.id for group in groups for member in group.members}

@@ -17,14 +17,14 @@ from typing import Any
 
 from benchmarks.harness.recorder import print_table
 from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, fit_of, measured_alone
-from weft.sched.interference import Interference, Load
+from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.policies import POLICIES
 from weft.sched.queue_state import QueuedTask
 
 Cell = dict[str, Any]
 Windows = Mapping[str, tuple[float, float]]
 Miss = tuple[float, float]  # the log ratio of predicted to measured seconds, and seconds alone
-Model = tuple[Callable[[QueuedTask], Load], Interference]
+Model = tuple[Callable[[QueuedTask], DeviceLoad], Interference]
 EVEN, BY_SECONDS, BY_TURNS, FITTED = "shared evenly", "by seconds alone", "by turns", "by turns, contention fitted"
 
 
@@ -34,7 +34,7 @@ def windows(cell: Cell) -> Windows:
 
 
 def predicted_seconds(
-    name: str, alone: float, around: Windows, loads: Mapping[str, Load], model: Interference
+    name: str, alone: float, around: Windows, loads: Mapping[str, DeviceLoad], model: Interference
 ) -> float:
     """What training ``name`` takes if those around it train when they did."""
     begin, left = around[name][0], alone
@@ -53,10 +53,10 @@ def models(found: Mapping[str, Cell], base: Cell) -> dict[str, Model]:
     """The models of sharing by their names."""
     plain, fitted = Interference(contention=0.0), fit_of(found, base)
     return {
-        EVEN: (lambda task: Load(1.0), plain),
-        BY_SECONDS: (lambda task: Load(1.0, task.work), plain),
-        BY_TURNS: (lambda task: Load(1.0, task.turn_seconds), plain),
-        FITTED: (lambda task: Load(fitted.share, task.turn_seconds), fitted.interference),
+        EVEN: (lambda task: DeviceLoad(1.0), plain),
+        BY_SECONDS: (lambda task: DeviceLoad(1.0, task.work), plain),
+        BY_TURNS: (lambda task: DeviceLoad(1.0, task.turn_seconds), plain),
+        FITTED: (lambda task: DeviceLoad(fitted.share, task.turn_seconds), fitted.interference),
     }
 
 

@@ -29,7 +29,7 @@ from benchmarks.queue_runs.queue_simulations import (
 from benchmarks.queue_runs.start_parts import PARTS
 from benchmarks.suites import queues
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.simulator import GroupRun
+from weft.sched.simulator import SimulatedGroup
 
 RESULTS = Path(queues.__file__).parents[1] / "results"
 NEWEST, AGAIN = (json.loads((RESULTS / name).read_text())["cells"] for name in ("queues.json", "queues_again.json"))
@@ -274,7 +274,7 @@ def test_a_task_alone_counts_its_start_as_idle():
 
 def test_peak_bytes_of_groups_that_overlap():
     def group(name, bytes, start, end):
-        return GroupRun(name, "d", 0, (name,), bytes, start, end)
+        return SimulatedGroup(name, "d", 0, (name,), bytes, start, end)
 
     groups = [group("a", 5, 0, 2), group("b", 3, 1, 3), group("c", 4, 2, 4)]
     assert peak_bytes(groups) == 8  # at 2 the first has ended before the third begins
