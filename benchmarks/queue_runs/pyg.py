@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.sched.simulator import GroupRun, Simulation, TaskRun
+from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 
 Settings = Mapping[str, Any]
 LEFT_BYTES = 256 << 20  # more than the workspaces of libraries, which stay
@@ -131,7 +131,7 @@ def run_in_order(
             errors[label] = said["error"]
             continue
         runs.append(TaskRun(label, label, 0.0, start, end))
-        groups.append(GroupRun(label, "device", 0, (label,), said.get("peak_bytes", 0), start, end, "is next"))
+        groups.append(SimulatedGroup(label, "device", 0, (label,), said.get("peak_bytes", 0), start, end, "is next"))
     memory = sum("memory" in error for error in errors.values())
     return Simulation(name, tuple(runs), tuple(groups)), {"failed": errors, "out_of_memory": memory}
 

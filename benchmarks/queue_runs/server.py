@@ -21,8 +21,8 @@ from typing import Any
 
 from weft.sched.admission import Tasks
 from weft.sched.policies import find_policy
-from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
-from weft.sched.simulator import GroupRun, Simulation, TaskRun
+from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import QueueDB, Submission
 from weft.serve.queue_file import ENDED, QueueError, QueueEvent, QueueTask
@@ -132,9 +132,9 @@ WARM_GRACE = 10.0  # seconds for what has begun to end, and for a lost worker to
 class Hold:
     """Starts nothing: tasks are planned, and wait."""
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Everything waits."""
-        return Decision(rest="held until all tasks are planned")
+        return QueueDecision(rest="held until all tasks are planned")
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class QueueServer:
             TaskRun(labels[t.id], of_task[t.id].id, 0.0, starts[t.id] - begin, t.updated - begin) for t in done
         )  # fmt: skip
         rows = tuple(
-            GroupRun(
+            SimulatedGroup(
                 group.id, group.device, int(group.worker.rpartition("/")[2]),
                 tuple(labels[member] for member in group.members), group.bytes,
                 group.started - begin, (group.ended or group.started) - begin, group.why,
@@ -360,7 +360,7 @@ def _details(task: QueueTask, events: Sequence[QueueEvent]) -> dict[str, float]:
     return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
 
 
-def peak_bytes(groups: Sequence[GroupRun]) -> int:
+def peak_bytes(groups: Sequence[SimulatedGroup]) -> int:
     """The most bytes that were set aside at once."""
     changes = [(group.start, group.bytes) for group in groups] + [(group.end, -group.bytes) for group in groups]
     held = most = 0

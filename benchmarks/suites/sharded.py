@@ -37,11 +37,17 @@ from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
 from weft.graph.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table, pipelined_seconds
-from weft.ops.sharded.sharded_spmm import PER_EDGE, sharded_spmm_triton
+from weft.ops.sampling.gather_rows import gather_rows_triton
+from weft.ops.sharded.sharded_spmm import (
+    PER_EDGE,
+    ShardedCSR,
+    ShardedLaunch,
+    address_table,
+    pipelined_seconds,
+    sharded_spmm_triton,
+)
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
-from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.ops.sparse.spmm import spmm_triton
 from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
 from weft.planner.partition import split_by_edges
 

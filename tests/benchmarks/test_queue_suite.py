@@ -25,7 +25,7 @@ from benchmarks.queue_runs.simulations import (
 )
 from benchmarks.suites import queues
 from weft.sched.queue_state import QueuedTask
-from weft.sched.simulator import GroupRun
+from weft.sched.simulator import SimulatedGroup
 
 RESULTS = Path(queues.__file__).parents[1] / "results"
 NEWEST, AGAIN = (json.loads((RESULTS / name).read_text())["cells"] for name in ("queues.json", "queues_again.json"))
@@ -142,7 +142,7 @@ def test_a_tiny_task_that_waits_behind_a_large_one_says_little_of_the_queue():
 
 def test_peak_bytes_of_groups_that_overlap():
     def group(name, bytes, start, end):
-        return GroupRun(name, "d", 0, (name,), bytes, start, end)
+        return SimulatedGroup(name, "d", 0, (name,), bytes, start, end)
 
     groups = [group("a", 5, 0, 2), group("b", 3, 1, 3), group("c", 4, 2, 4)]
     assert peak_bytes(groups) == 8  # at 2 the first has ended before the third begins

@@ -134,7 +134,7 @@ def test_two_stacks_are_followed_in_one_woven_step():
     program = captured.program
     alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda", replay=True)).program for task in group]
     assert program.flops == pytest.approx(sum(one.flops for one in alone), rel=1e-6)
-    assert "weft.together" in {op.name for op in program.operators}
+    assert "weft.merged_call" in {op.name for op in program.operators}
     assert program.unknown == ()
     kinds, apart = program.bytes_by_kind(), [one.bytes_by_kind() for one in alone]
     assert kinds["activation"] == pytest.approx(sum(each["activation"] for each in apart), rel=0.2)

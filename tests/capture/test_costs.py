@@ -128,7 +128,7 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 def test_operators_in_one_launch_cost_the_sum():
     from weft.ops.csr.packed import pack_csr
     from weft.weave.merged_launch import OpCall as One
-    from weft.weave.merged_launch import together
+    from weft.weave.merged_launch import merged_call
 
     register()
     graph = meta_graph(random_graph().stats())
@@ -136,7 +136,7 @@ def test_operators_in_one_launch_cost_the_sum():
     def both() -> None:
         csr = pack_csr(graph.adj)
         calls = [One("spmm", (empty(graph.num_nodes, f), None, None, None, csr, [], None)) for f in (8, 16)]
-        together(calls)
+        merged_call(calls)
 
     assert work_of(one(both)).flops == 2 * graph.num_edges * 24
 

@@ -12,9 +12,10 @@ from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.ops.csr.packed import pack_csr, unpack_csr
+from weft.ops.sparse.spmm import spmm_torch
+from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.runtime.group import GroupRun
-from weft.weave.lab.multi import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
-from weft.weave.merged_launch import OpCall, together
+from weft.weave.merged_launch import OpCall, merged_call
 from weft.weave.step import Weaver, WovenStep
 
 pytestmark = [
@@ -41,23 +42,28 @@ def made(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda")
 
 
-def sources() -> list[Source]:
+def spmm_call(x, weight=None, row_scale=None, col_scale=None) -> OpCall:
+    return OpCall("spmm", (x, weight, row_scale, col_scale, pack_csr(adjacency()), [], None))
+
+
+def calls() -> list[OpCall]:
     adj = adjacency()
     gcn = adj.gcn()
     return [
-        Source(made(2, NODES, 64)),
-        Source(made(NODES, 64, seed=1), "mean"),
-        Source(made(NODES, 40, seed=2), "max"),
-        Source(made(NODES, 7, seed=3), weight=made(adj.num_edges, seed=4).abs()),
-        Source(made(3, NODES, 16, seed=5), row_scale=gcn.row_scale, col_scale=gcn.col_scale),
+        spmm_call(made(2, NODES, 64)),
+        spmm_call(made(NODES, 64, seed=1), row_scale=adj.inverse_degrees()),
+        OpCall("spmm_max", (made(NODES, 40, seed=2), None, pack_csr(adj), [])),
+        spmm_call(made(NODES, 7, seed=3), made(adj.num_edges, seed=4).abs()),
+        spmm_call(made(3, NODES, 16, seed=5), None, gcn.row_scale, gcn.col_scale),
     ]
 
 
-def exact(adj, source: Source) -> torch.Tensor:
-    """What a source should get, in double precision."""
-    wide = [None if value is None else value.double() for value in (source.x, source.weight)]
-    scales = [None if value is None else value.double() for value in (source.row_scale, source.col_scale)]
-    return multi_spmm_torch(unpack_csr(pack_csr(adj)), [Source(wide[0], source.reduce, wide[1], *scales)])[0]
+def exact(call: OpCall) -> torch.Tensor:
+    """What a call should return, in double precision."""
+    wide = [v.double() if isinstance(v, torch.Tensor) else v for v in call.arguments]
+    if call.name == "spmm_max":
+        return spmm_max_torch(wide[0], wide[1], unpack_csr(wide[2]))[0]
+    return spmm_torch(*wide[:4], unpack_csr(wide[4]))
 
 
 def assert_rounded(mine: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -68,52 +74,41 @@ def assert_rounded(mine: torch.Tensor, expected: torch.Tensor, what: str) -> Non
     assert error.max() < 1e-5, f"{where} is off by {error.max().item():.1e} of its largest number"
 
 
-def test_every_source_has_the_numbers_it_has_alone():
+def test_every_call_has_the_numbers_it_has_alone():
     """Bit for bit where a launch of its own would have as many warps to a tile, and to rounding otherwise."""
-    adj = adjacency()
-    with torch.no_grad():
-        done = multi_spmm(adj, sources())
-        for place, (mine, source) in enumerate(zip(done, sources(), strict=True)):
-            assert_rounded(mine, exact(adj, source), f"together, source {place}")
-            assert_rounded(multi_spmm(adj, [source])[0], exact(adj, source), f"alone, source {place}")
+    for number, (mine, call) in enumerate(zip(merged_call(calls()), calls(), strict=True)):
+        assert_rounded(mine[0], exact(call), f"merged, call {number}")
+        assert_rounded(merged_call([call])[0][0], exact(call), f"alone, call {number}")
 
 
-def test_alike_sources_have_the_bits_they_have_alone():
-    """Parts that ask for the same number of warps run the very code that they run alone."""
+def test_alike_calls_have_the_bits_they_have_alone():
+    """Launches with the same number of warps run the very code that they run alone."""
+    alike = [calls()[0], calls()[1], spmm_call(made(NODES, 64, seed=2), None, *scales_of(adjacency().gcn()))]
+    for mine, call in zip(merged_call(alike), alike, strict=True):
+        assert torch.equal(mine[0], merged_call([call])[0][0])
+
+
+def scales_of(adj) -> tuple[torch.Tensor, torch.Tensor]:
+    return adj.row_scale, adj.col_scale
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_both_directions(push):
+    """Sums over the graph and over its transpose in one launch, the latter pulled or pushed."""
     adj = adjacency()
-    gcn = adj.gcn()
-    alike = [
-        Source(made(2, NODES, 64)),
-        Source(made(NODES, 64, seed=1), "mean"),
-        Source(made(NODES, 64, seed=2), row_scale=gcn.row_scale, col_scale=gcn.col_scale),
+    pulls, grads = calls()[:2], [made(NODES, 64, seed=8), made(2, NODES, 16, seed=9)]
+    csr, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
+    backward = [
+        OpCall("spmm_push", (grad, None, None, None, csr, NODES))
+        if push
+        else OpCall("spmm", (grad, None, None, None, back, csr, None))
+        for grad in grads
     ]
-    with torch.no_grad():
-        for mine, source in zip(multi_spmm(adj, alike), alike, strict=True):
-            assert torch.equal(mine, multi_spmm(adj, [source])[0])
-
-
-def test_gradients_share_launches_too():
-    adj = adjacency()
-    given = [made(NODES, 32, seed=seed).requires_grad_() for seed in range(3)]
-    weights = [made(NODES, 32, seed=10 + seed) for seed in range(3)]
-    outs = multi_spmm(adj, [Source(given[0]), Source(given[1], "mean"), Source(given[2], "max")])
-    grads = torch.autograd.grad(outs, given, weights)
-    wide = [x.detach().cpu().double().requires_grad_() for x in given]
-    alone = [ops.spmm(adj.to("cpu"), x, reduce=reduce) for x, reduce in zip(wide, ("sum", "mean", "max"), strict=True)]
-    expected = torch.autograd.grad(alone, wide, [weight.cpu().double() for weight in weights])
-    for place, (mine, theirs) in enumerate(zip(grads, expected, strict=True)):
-        assert_rounded(mine, theirs.to("cuda"), f"gradient of source {place}")
-
-
-@pytest.mark.parametrize("form", [joined_spmm, pull_push_spmm])
-def test_both_directions(form):
-    adj = adjacency()
-    pulls, pushes = sources()[:2], [Source(made(NODES, 64, seed=8)), Source(made(2, NODES, 16, seed=9))]
-    pulled, pushed = form(adj, pulls, pushes)
-    for place, (mine, source) in enumerate(zip(pulled, pulls, strict=True)):
-        assert_rounded(mine, exact(adj, source), f"pulled source {place}")
-    for mine, source in zip(pushed, pushes, strict=True):
-        torch.testing.assert_close(mine, ops.spmm(adj.transposed(), source.x), rtol=1e-4, atol=1e-4)
+    results = [result[0] for result in merged_call([*pulls, *backward])]
+    for number, (mine, call) in enumerate(zip(results, pulls, strict=False)):
+        assert_rounded(mine, exact(call), f"pulled call {number}")
+    for mine, grad in zip(results[2:], grads, strict=True):
+        torch.testing.assert_close(mine, ops.spmm(adj.transposed(), grad), rtol=1e-4, atol=1e-4)
 
 
 def test_attention_of_different_heads():
@@ -125,7 +120,7 @@ def test_attention_of_different_heads():
         )
         for heads in (1, 4, 8)
     ]
-    for mine, call in zip(together(calls), calls, strict=True):
+    for mine, call in zip(merged_call(calls), calls, strict=True):
         for one, other in zip(mine, call(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 

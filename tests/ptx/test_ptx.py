@@ -18,7 +18,7 @@ from tests.ptx.launching import run_as_ptx  # noqa: E402  after Triton was found
 from tests.ptx.memory import Fault  # noqa: E402
 from weft.ops.dense.linear_triton import linear_triton  # noqa: E402
 from weft.weave.launchers import BLOCK, _copy_kernel, copied_triton  # noqa: E402  # noqa: E402
-from weft.weave.merged_launch import collected, launch_parts  # noqa: E402
+from weft.weave.merged_launch import collected, merged_launch  # noqa: E402
 
 
 @pytest.mark.parametrize("sizes", [(70, 24, 16), (33, 5, 3)])
@@ -38,7 +38,7 @@ def test_merged_parts_that_differ_in_constants_alone():
     with collected() as parts:
         plain, activated = linear_triton(x, first, bias), linear_triton(x, second, bias, act="relu")
     with run_as_ptx() as made:
-        launch_parts(parts)
+        merged_launch(parts)
     assert made == ["woven_kernel"]
     torch.testing.assert_close(plain, x @ first.T + bias, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(activated, torch.relu(x @ second.T + bias), rtol=1e-5, atol=1e-5)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from weft.sched.admission import needed_bytes
 from weft.sched.policies import MPSNoAdmission
-from weft.sched.queue_state import Decision, MachineState, RunningGroup
+from weft.sched.queue_state import MachineState, QueueDecision, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
-def work_off(policy, tasks, devices) -> list[Decision]:
+def work_off(policy, tasks, devices) -> list[QueueDecision]:
     """Run ``policy`` until the queue is empty, ending the group that is due first at each step; check every decision.
 
     The decisions are made from plain lists, as another process would pass them, not from an incremental queue.
@@ -28,7 +28,7 @@ class _Checked:
         self.done: set[str] = set()
         self.refused: set[str] = set()
         self.now = max((task.arrival for task in tasks), default=0.0)
-        self.decisions: list[Decision] = []
+        self.decisions: list[QueueDecision] = []
 
     def until_empty(self):
         steps = 0
@@ -46,7 +46,7 @@ class _Checked:
         tasks = list(self.queued.values())
         decision = self.policy.schedule(tasks, list(self.running), machine)
         assert decision == self.policy.schedule(tasks, list(self.running), machine), "not deterministic"
-        assert Decision.from_dict(json.loads(json.dumps(decision.to_dict()))) == decision
+        assert QueueDecision.from_dict(json.loads(json.dumps(decision.to_dict()))) == decision
         self.decisions.append(decision)
         self.check_reasons(decision)
         self.check_refusals(decision)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.sched.queues import GIB
 from weft.sched.admission import Policy, Tasks, needed_bytes
 from weft.sched.policies import MPSNoAdmission
-from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import Simulation, simulate
 from weft.sched.task_queue import TaskQueue
 
@@ -67,7 +67,7 @@ class Watched:
     passed: list[str] = field(default_factory=list)  # tasks that did not start in the place that was made for them
     preempted: int = 0
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """The decision of the policy, checked."""
         queue = TaskQueue.of(tasks, running)
         decision = self.policy.schedule(queue, running, machine)
@@ -98,7 +98,7 @@ class Watched:
         if not isinstance(self.policy, MPSNoAdmission):
             assert start.bytes >= max(needed_bytes(task.bytes) for task in members)
 
-    def _check_way(self, decision: Decision) -> None:
+    def _check_way(self, decision: QueueDecision) -> None:
         if self.leaves_at_once and self.wanted and self.wanted not in decision.started:
             self.passed.append(self.wanted)
         waiting = [name for name, why in decision.wait.items() if MAKES_WAY in why]

@@ -70,7 +70,7 @@ def test_users_take_turns_within_one_decision():
 def test_a_task_starts_beside_another_if_that_pays():
     beside = decide([task("a", utilisation=0.5)], [running("r", 1, utilisation=0.4)])
     assert beside.started == ("a",)
-    assert "beside 1 running on cuda:0" in beside.start[0].why
+    assert "next to 1 running on cuda:0" in beside.start[0].why
 
 
 def test_a_task_waits_if_sharing_only_slows_the_device_down():

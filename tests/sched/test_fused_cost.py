@@ -8,7 +8,7 @@ from tests.sched.queues import GIB, device, task
 from weft.sched.device_plan import DevicePlan, GroupDraft, fused_cost
 from weft.sched.interference import Interference
 from weft.sched.policies import Backfill
-from weft.sched.queue_state import Decision, MachineState, RunningGroup
+from weft.sched.queue_state import MachineState, QueueDecision, RunningGroup
 from weft.sched.simulator import simulate
 from weft.serve.queue_db import Group
 from weft.serve.state import Active
@@ -62,12 +62,12 @@ def test_a_group_ends_when_it_is_predicted_to(start_seconds):
 def test_the_end_that_others_are_planned_by():
     plan = DevicePlan.of(device(), [], 100.0, MODEL)
     group = draft_of(FULL).footprint(100.0)
-    assert plan.slowdown_of(group) == pytest.approx(1.0)
+    assert plan.end_of(group) == pytest.approx(170.4)
     plan.start(group)
     assert plan.busy_seconds == pytest.approx(70.4)
-    assert plan.demand == pytest.approx(7.04), "beside it others get as little as there is left"
-    beside = draft_of([task("beside", 0.1, 10.0)]).footprint(100.0)
-    assert plan.slowdown_of(beside) == pytest.approx(8.04 * 1.1)
+    assert plan.demand == pytest.approx(7.04), "a second group gets little of the device"
+    second = draft_of([task("second", 0.1, 10.0)]).footprint(100.0)
+    assert plan.end_of(second) == pytest.approx(100.0 + 10.0 * 8.04 * 1.1)
 
 
 def test_a_large_task_keeps_its_reservation_beside_a_fused_group():
@@ -84,7 +84,7 @@ class Seen:
     def __init__(self):
         self.groups = []
 
-    def schedule(self, tasks, running, machine) -> Decision:
+    def schedule(self, tasks, running, machine) -> QueueDecision:
         self.groups += running
         return Backfill().schedule(tasks, running, machine)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.sched.queues import GIB, device, task
 from weft.sched.gantt import gantt_svg, memory_steps, time_ticks
 from weft.sched.policies import find_policy
-from weft.sched.simulator import GroupRun, simulate
+from weft.sched.simulator import SimulatedGroup, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,7 +38,7 @@ def test_no_group_at_all():
 
 
 def test_memory_over_time():
-    groups = [GroupRun("a", "d", 0, ("a",), GIB, 0.0, 5.0), GroupRun("b", "d", 1, ("b",), GIB, 2.0, 5.0)]
+    groups = [SimulatedGroup("a", "d", 0, ("a",), GIB, 0.0, 5.0), SimulatedGroup("b", "d", 1, ("b",), GIB, 2.0, 5.0)]
     assert memory_steps(groups) == [(0.0, GIB), (2.0, 2 * GIB), (5.0, 0)]
 
 

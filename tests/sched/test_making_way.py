@@ -26,7 +26,7 @@ def test_what_is_less_urgent_does_not_take_the_place():
     """``answer`` has a worker of its own, and takes the memory that ``urgent`` needs once ``long`` has left."""
     decision = decide(Backfill(), [URGENT, ANSWER], [running("long", 0.1)], MachineState((KEPT,), 1.0))
     assert (decision.preempt, decision.started) == (("long",), ())
-    assert "take the place" in decision.wait["answer"]
+    assert "being freed" in decision.wait["answer"]
     small = replace(ANSWER, bytes=GIB)
     beside = decide(Backfill(), [URGENT, small], [running("long", 0.1)], MachineState((KEPT,), 1.0))
     assert (beside.preempt, beside.started) == (("long",), ("answer",)), "there is room for both"

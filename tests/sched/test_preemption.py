@@ -7,7 +7,7 @@ import pytest
 from weft.core.errors import WeftError
 from weft.sched.admission import decide
 from weft.sched.backfill import Backfill
-from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import simulate
 
 GIB = 1 << 30
@@ -81,10 +81,10 @@ def test_nobody_is_preempted_for_what_would_wait_all_the_same():
 
 
 class Wrong:
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: QueueDecision) -> None:
         self._decision = decision
 
-    def schedule(self, tasks, running, machine) -> Decision:
+    def schedule(self, tasks, running, machine) -> QueueDecision:
         return self._decision
 
 
@@ -95,11 +95,11 @@ def start(*names: str) -> GroupStart:
 @pytest.mark.parametrize(
     ("decision", "told"),
     [
-        (Decision((start("ghost"),)), "does not wait"),
-        (Decision((start("urgent"), start("urgent"))), "started twice"),
-        (Decision((start("urgent"),), refuse={"urgent": "no"}), "is refused"),
-        (Decision((start("urgent"),)), "3 groups on d, which has 2 workers"),
-        (Decision(preempt=("ghost",)), "does not run"),
+        (QueueDecision((start("ghost"),)), "does not wait"),
+        (QueueDecision((start("urgent"), start("urgent"))), "started twice"),
+        (QueueDecision((start("urgent"),), refuse={"urgent": "no"}), "is refused"),
+        (QueueDecision((start("urgent"),)), "3 groups on d, which has 2 workers"),
+        (QueueDecision(preempt=("ghost",)), "does not run"),
     ],
 )
 def test_a_decision_that_cannot_be_carried_out_is_an_error(decision, told):

@@ -11,7 +11,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.planner.machine_profiles import profile
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
-from weft.sched.queue_state import Decision, GroupStart, MachineState
+from weft.sched.queue_state import GroupStart, MachineState, QueueDecision
 from weft.sched.queues import PAPER_QUEUES, Mixture, paper_queue, random_queue
 from weft.sched.simulator import MOST_RESTLESS, Conditions, percentile, simulate
 
@@ -89,7 +89,7 @@ def test_a_policy_decides_by_what_is_predicted_and_tasks_take_what_is_actual():
     assert [group.members for group in run.groups] == [("short",), ("long",)]
     only = simulate(find_policy("backfill"), tasks, [device(workers=1)], NO_CONTENTION, actual=actual[1:])
     assert ends(only) == {"short": 1.0, "long": 3.0}
-    with pytest.raises(SpecError, match="'other' is said to turn out otherwise"):
+    with pytest.raises(SpecError, match="actual task 'other' is not in the queue"):
         simulate(find_policy("base"), tasks, [device()], actual=[task("other")])
 
 
@@ -146,7 +146,7 @@ def test_an_unknown_dependency_is_an_error():
 def test_a_policy_that_starts_nothing_is_reported():
     class Never:
         def schedule(self, tasks, running, machine):
-            return Decision(rest="never")
+            return QueueDecision(rest="never")
 
     with pytest.raises(WeftError, match="Never starts nothing"):
         simulate(Never(), [task("a")], [device()])
@@ -156,13 +156,13 @@ def test_a_policy_that_does_not_come_to_rest_is_reported():
     class PingPong:
         def schedule(self, tasks, running, machine):
             if running:
-                return Decision(preempt=(running[0].id,))
+                return QueueDecision(preempt=(running[0].id,))
             start = GroupStart("cuda:0", (next(iter(tasks)).id,), GIB, 1.0, 1.0, "")
-            return Decision((start,), again=machine.now)
+            return QueueDecision((start,), again=machine.now)
 
     class Restless:
         def schedule(self, tasks, running, machine):
-            return Decision(rest="later", again=machine.now)
+            return QueueDecision(rest="later", again=machine.now)
 
     tasks = [task("a", 1, 4.0), task("b", 1, 4.0)]
     with pytest.raises(WeftError, match=r"PingPong has decided .* times at 0 s without coming to rest"):

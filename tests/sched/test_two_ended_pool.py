@@ -20,13 +20,13 @@ MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None
 
 def check(pool: TwoEndedPool) -> None:
     at = padded(pool.reserved)
-    for place in pool.places:
+    for place in pool.ranges:
         assert place.offset % ALIGNMENT == 0
         assert place.size % ALIGNMENT == 0
         assert place.offset >= at
         at = place.stop
     assert at <= pool.capacity
-    assert pool.free + sum(place.size for place in pool.places) == pool.capacity // ALIGNMENT * ALIGNMENT - padded(
+    assert pool.free + sum(place.size for place in pool.ranges) == pool.capacity // ALIGNMENT * ALIGNMENT - padded(
         pool.reserved
     )
 
@@ -66,10 +66,10 @@ def test_moves_carry_the_bytes(steps, owner):
             pool.clear(name)
         elif (place := pool.put(name, size, HIGH if high else LOW)) is not None:
             buffer[place.offset : place.stop] = bytes([number % 251 + 1]) * place.size
-    before = sorted(buffer[p.offset : p.stop] for p in pool.places)
+    before = sorted(buffer[p.offset : p.stop] for p in pool.ranges)
     for move in pool.pack(owner):
         buffer[move.target : move.target + move.size] = bytes(buffer[move.source : move.source + move.size])
-    assert sorted(buffer[p.offset : p.stop] for p in pool.places) == before
+    assert sorted(buffer[p.offset : p.stop] for p in pool.ranges) == before
 
 
 @MANY
@@ -83,7 +83,7 @@ def test_groups_in_turn_with_the_next_one_fetched_ahead_never_fragment(groups):
         pool.clear(str(number - 1))  # the group before it has ended
         pool.pack(str(number))  # and this one starts
         assert len(pool.holes()) <= 1
-    assert len(pool.places) == len(groups[-1])
+    assert len(pool.ranges) == len(groups[-1])
 
 
 def test_the_two_ends():

@@ -14,8 +14,8 @@ from weft.weave.stream_schedule import run_node, schedule
 
 
 def count_launches(woven: Woven) -> Counter[str]:
-    """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
-    return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))
+    """How many nodes of the merged graph there are of each operator, fused ones as ``"merged_call"``."""
+    return Counter(name for node in woven.graph.nodes if (name := operator_name(node.target)))
 
 
 FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing

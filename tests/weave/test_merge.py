@@ -15,7 +15,6 @@ from tests.weave.trainees import STEPS, Trainee, assert_trains_as_alone, restore
 from weft import ops
 from weft.core.errors import InputError
 from weft.graph.graph import Graph
-from weft.weave.lab import multi as multi_spmm  # noqa: F401 (registers the operator that pushes)  # noqa: F401 (registers the operator that pushes)
 from weft.weave.merge import weave
 from weft.weave.recorder import record
 
@@ -63,7 +62,7 @@ def test_depths_two_two_three_and_four(name, structures):
     # A layer's aggregation each way; the first needs no gradient, and so no way back.
     assert woven.table.matched + woven.table.single == sum(2 * layers - 1 for layers in (2, 2, 3, 4))
     assert woven.table.rounds == 7
-    assert count_launches(woven)["together"] == len(woven.table.fused) >= 5
+    assert count_launches(woven)["merged_call"] == len(woven.table.fused) >= 5
 
 
 def test_stacks_of_different_sizes():

@@ -32,7 +32,7 @@ def test_all_updates_are_one():
     trainees = [Trainee(tiny_graph(), "gcn", layers, tasks=2, seed=layers) for layers in (2, 3, 4)]
     woven = assert_trains_as_alone(trainees, small=True)
     launches = count_launches(woven)
-    assert launches["together_"] == 1
+    assert launches["merged_call_"] == 1
     assert launches["adam_"] == 0
     last = woven.table.fused[-1]
     assert [entry.operator for entry in last.entries] == ["adam_"] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -91,7 +90,6 @@ def packed(csr):
 
 def spmm_calls(dtype):
     """Sums of two widths along both directions, a maximum and its gradient, and a push."""
-    importlib.import_module("weft.weave.lab.multi")  # registers the push
     from weft.weave.merged_launch import OpCall
 
     adj = small()
@@ -111,16 +109,16 @@ def spmm_calls(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm_of_every_kind(launches, dtype):
-    from weft.weave.merged_launch import together_triton
+    from weft.weave.merged_launch import merged_call_triton
 
-    together_triton(spmm_calls(dtype))
+    merged_call_triton(spmm_calls(dtype))
     assert len(launches) == 2  # all rows, then the hubs
     compile_all(launches)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
@@ -128,14 +126,14 @@ def test_sddmm_and_softmax(launches, dtype):
     scores = numbers(2, adj.num_edges, 4, dtype=dtype)
     calls = [OpCall("sddmm", (*ends, heads, csr, [])) for heads in (1, 4)]
     calls += [OpCall("edge_softmax", (scores, csr)), OpCall("edge_softmax_backward", (scores, scores, csr))]
-    together_triton(calls)
+    merged_call_triton(calls)
     assert len(launches) == 2
     compile_all(launches)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     adj = small(num_rows=9, num_cols=9)
     csr, back = (packed(csr) for csr in both_csr(adj))
@@ -145,23 +143,23 @@ def test_attention(launches, dtype):
         OpCall("graph_attention_packed", (row, heads, 0.2, *random, csr, back))
         for row, heads in zip(rows, (4, 2), strict=True)
     ]
-    done = together_triton(calls)
+    done = merged_call_triton(calls)
     back_calls = [
         OpCall("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, csr, back))
         for row, outs in zip(rows, done, strict=True)
     ]
-    together_triton(back_calls)
+    merged_call_triton(back_calls)
     compile_all(launches)
 
 
 def test_loads_of_alike_sources_stay_wide(launches):
     """A select among addresses keeps what is known of their alignment: four floats to a load."""
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
     x = numbers(adj.num_cols, 64)
-    together_triton([OpCall("spmm", (x + seed, None, None, None, csr, [], None)) for seed in range(3)])
+    merged_call_triton([OpCall("spmm", (x + seed, None, None, None, csr, [], None)) for seed in range(3)])
     assert "ld.global.v4" in compile_all(launches)[0]
 
 
@@ -178,12 +176,12 @@ def random_numbers():
 
 def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
     """Forward, backward and weight gradients of hidden layers and of the last one: three blocks to a multiprocessor."""
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     rate, clock = random_numbers()
     x, grad, narrow = numbers(2, 640, 64), numbers(2, 640, 64, seed=1), numbers(2, 640, 3, seed=2)
     square, last = numbers(2, 64, 64), numbers(2, 3, 64)
-    together_triton(
+    merged_call_triton(
         [
             OpCall("linear", (x, square, numbers(2, 64), None, "relu", rate, clock, 1)),
             OpCall("linear", (x, last, None, None, "none", None, None, 0)),
@@ -201,14 +199,14 @@ def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
 
 def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
     """What a step does besides multiplying costs the sums over edges no occupancy to speak of."""
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
     rate, clock = random_numbers()
     x = numbers(2, adj.num_cols, 64)
     scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
-    together_triton(
+    merged_call_triton(
         [
             OpCall("spmm", (x, None, *scales, csr, [], None)),
             OpCall("bias_act_dropout", (x, numbers(2, 64), "relu", rate, clock, 1)),
@@ -222,10 +220,10 @@ def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
 
 
 def test_sums_and_updates(launches, as_on_a_gpu):
-    from weft.weave.merged_launch import OpCall, together_triton
+    from weft.weave.merged_launch import OpCall, merged_call_triton
 
     logits, labels, rows = numbers(2, 40, 3), torch.zeros(40, dtype=torch.int64), torch.arange(30)
-    together_triton(
+    merged_call_triton(
         [
             OpCall("add_parts", (numbers(2, 9, 70), 64, 6, "float32")),
             OpCall("column_sum_parts", (logits,)),
@@ -233,7 +231,7 @@ def test_sums_and_updates(launches, as_on_a_gpu):
             OpCall("side_by_side", ([numbers(2, 5), numbers(2, 7)],)),
         ]
     )
-    together_triton([OpCall("cross_entropy_rows_backward", (torch.ones(2), logits, labels, rows))] * 2)
+    merged_call_triton([OpCall("cross_entropy_rows_backward", (torch.ones(2), logits, labels, rows))] * 2)
     state = [torch.zeros(2, 30) for _ in range(4)]
-    together_triton([OpCall("adam_", (*state, torch.zeros(2, 8), None))] * 2)
+    merged_call_triton([OpCall("adam_", (*state, torch.zeros(2, 8), None))] * 2)
     compile_all(launches)

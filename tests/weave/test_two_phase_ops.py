@@ -1,4 +1,4 @@
-"""Two-phase operators equal the whole ones, and calls of every kind survive flattening for ``together``."""
+"""Two-phase operators equal the whole ones, and calls of every kind survive flattening for ``merged_call``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from weft import ops
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import copied, side_by_side
-from weft.weave.merged_launch import FlatCalls, OpCall, flatten, operator, together, unflatten
+from weft.weave.merged_launch import FlatCalls, OpCall, flatten, merged_call, operator, unflatten
 from weft.weave.two_phase_ops import add_parts
 
 weft = torch.ops.weft
@@ -112,7 +112,7 @@ def test_words_lists_and_defaults_survive_the_border():
     assert again[0].arguments[5] == "relu"
     assert again[1].arguments[2] == [5]
     assert again[1].arguments[7] == 1
-    for mine, call in zip(together(calls), calls, strict=True):
+    for mine, call in zip(merged_call(calls), calls, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, call(), strict=True))
 
 
@@ -123,6 +123,6 @@ def test_updates_of_several_members_at_once():
     for param, grad, first, second in expected:
         ops.adam_(param, grad, first, second, hyper)
     flat = flatten([OpCall("adam_", (*state, hyper, None)) for state in states])
-    weft.together_(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words)
+    weft.merged_call_(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words)
     for mine, theirs in zip(states, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

@@ -81,7 +81,7 @@ def assert_trains_as_alone(trainees: list[Trainee], structures: str = "best", sm
             trainee.step()
     expected = snapshot(trainees)
     restore(trainees, start)
-    captured = [record(trainee.step, trainee.name, trainee.state(), apart=small) for trainee in trainees]
+    captured = [record(trainee.step, trainee.name, trainee.state(), split=small) for trainee in trainees]
     woven = weave(captured, structures, small=small)
     for before, after in zip(start, snapshot(trainees), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "recording moved the state"

@@ -1,6 +1,7 @@
 """Launch: start the ranks of a run. This process is rank 0; the others are spawned, or torchrun has started them all.
 
-A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.peer_memory`) and named here with the reason. Whatever
+A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.peer_memory`) and named here with the reason.
+Whatever
 happens, no process is left behind.
 """
 

@@ -53,7 +53,7 @@ from weft.runtime.profile_division import divided_source
 from weft.runtime.trained_inputs import treat_inputs
 from weft.sched.admission import decide
 from weft.sched.baselines import PipeSwitchLike
-from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask
+from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask
 
 if TYPE_CHECKING:
     from weft.engine.dividing import Dividing
@@ -79,7 +79,7 @@ class GroupQueue:
     def __init__(self, device: str, room: Callable[[], int], tasks: Mapping[str, Task]) -> None:
         self._device, self._room, self._tasks = device, room, tasks
 
-    def decide(self, waiting: Sequence[Group]) -> Decision:
+    def decide(self, waiting: Sequence[Group]) -> QueueDecision:
         """What the scheduler says of the groups that wait."""
         queued = [queued_group(group, self._tasks) for group in waiting[:CONSIDERED]]
         here = DeviceState(self._device, max(self._room(), 1), workers=1)

@@ -22,7 +22,7 @@ from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.group import GroupRun
 from weft.runtime.step.stack import Stack
-from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, Place, TwoEndedPool
+from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, PoolRange, TwoEndedPool
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # of the resident set, as Linux takes it
@@ -107,7 +107,7 @@ class DevicePool:
         skipped = -self._whole.data_ptr() % ALIGNMENT
         self._bytes = self._whole[skipped : skipped + capacity]
         self._plan, self._poison = TwoEndedPool(capacity, reserved), poison
-        self._tensors: dict[str, list[tuple[Place, Tensor]]] = {}
+        self._tensors: dict[str, list[tuple[PoolRange, Tensor]]] = {}
         self._lock = threading.RLock()  # a worker's second thread fetches into it
 
     @property
@@ -193,7 +193,7 @@ class DevicePool:
                 self._bytes[move.target : move.target + move.size].copy_(moved)
                 tensor = old[move.source]
                 tensor.set_(self._at(move.target, tensor.shape, tensor.dtype))
-            by_address = {self._bytes.data_ptr() + place.offset: place for place in self._plan.places}
+            by_address = {self._bytes.data_ptr() + each.offset: each for each in self._plan.ranges}
             self._tensors[owner] = [(by_address[tensor.data_ptr()], tensor) for tensor in kept]
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from weft.core.errors import WeftError
 from weft.core.units import show_bytes
-from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 SAFETY_THRESHOLD = 1.15
@@ -22,11 +22,6 @@ SAFETY_THRESHOLD = 1.15
 def needed_bytes(predicted: int, safety: float = SAFETY_THRESHOLD) -> int:
     """The bytes to set aside for a prediction."""
     return math.ceil(predicted * safety)
-
-
-def free_bytes(device: DeviceState, running: Iterable[RunningGroup]) -> int:
-    """What the groups on ``device`` leave for others."""
-    return device.task_bytes - sum(group.bytes for group in running if group.device == device.name)
 
 
 def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THRESHOLD) -> dict[str, str]:
@@ -40,18 +35,14 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
         needed = needed_bytes(queue[name].bytes, safety)
         if needed <= largest.task_bytes:
             break
-        refused[name] = never_fits(queue[name], largest, needed)
+        refused[name] = (
+            f"needs {show_bytes(needed)} (predicted {show_bytes(queue[name].bytes)} and the safety margin), more than "
+            f"the {show_bytes(largest.task_bytes)} that {largest.name} has for tasks; "
+            "lower its memory or raise the budget"
+        )
         for dependent in queue.dependents(name):
             refused.setdefault(dependent, f"depends on {name!r}, which can never run")
     return refused
-
-
-def never_fits(task: QueuedTask, largest: DeviceState, needed: int) -> str:
-    """Why a task is refused."""
-    return (
-        f"needs {show_bytes(needed)} (predicted {show_bytes(task.bytes)} and the safety margin), more than the "
-        f"{show_bytes(largest.task_bytes)} that {largest.name} has for tasks; lower its memory or raise the budget"
-    )
 
 
 def lacks_bytes(needed: int, free: int, device: str) -> str:
@@ -65,8 +56,6 @@ def waits_for(tasks: Sequence[str]) -> str:
     return f"waits for {', '.join(map(repr, tasks[:3]))}{more} to be done"
 
 
-# ---- The interface of a scheduling policy: one method from the state of the queue to a decision.
-
 Tasks = TaskQueue | Iterable[QueuedTask]
 
 
@@ -76,38 +65,33 @@ class Policy(Protocol):
     ``tasks`` may be any iterable of queued tasks; a :class:`TaskQueue` spares indexing them anew at each call.
     """
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """The groups to start now, and why the other tasks wait."""
         ...
 
 
-# ---- Decide what starts now: the one way from queued tasks and devices to a checked decision.
-#
-# A server decides with it for its worker processes, ``weft.run`` for the one worker that is the process itself, and
-# the
-# simulator for devices that are not there.
+def decide(policy: Policy, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
+    """What ``policy`` starts, preempts and refuses; a :class:`WeftError` for a decision that cannot be carried out.
 
-
-def decide(policy: Policy, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
-    """What ``policy`` starts, preempts and refuses; a :class:`WeftError` for a decision that cannot be carried out."""
+    A server decides with it for its worker processes, ``weft.run`` for the one worker that is the process itself, and
+    the simulator for simulated devices.
+    """
     queue = TaskQueue.of(tasks, running)
     decision = policy.schedule(queue, running, machine)
-    problem = fault_of(decision, queue, running, machine)
+    problem = _fault_of(decision, queue, running, machine)
     if problem:
         raise WeftError(f"{type(policy).__name__}: {problem}; this is a fault of the policy")
     return decision
 
 
-def fault_of(
-    decision: Decision, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState
-) -> str:  # fmt: skip
-    """Why a decision cannot be carried out: a task that does not wait, a device or a worker that is not there."""
+def _fault_of(decision: QueueDecision, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState) -> str:
+    """Why a decision cannot be carried out: a task that does not wait, a device or a worker that does not exist."""
     started = Counter(decision.started)
     for name, times in started.items():
         if times > 1 or name not in queue:
             return f"starts {name!r}, which {'is started twice' if times > 1 else 'does not wait'}"
         if queue.blocked_by(name) or name in decision.refuse:
-            return f"starts {name!r}, which waits for others or is refused"
+            return f"starts {name!r}, which waits for other tasks or is refused"
     workers = {device.name: device.workers for device in machine.devices}
     used = Counter([group.device for group in running] + [start.device for start in decision.start])
     crowded = next((name for name, count in used.items() if count > workers.get(name, 0)), None)

@@ -1,10 +1,10 @@
 """Weft's default policy: continuous backfill by bytes and predicted seconds, without group barriers.
 
 Whenever a worker is free, tasks are considered in order of priority (raised by waiting), deadline, fair share and
-length. A task starts if it fits in memory, if sharing the device pays (``sharing.py``), and if it delays neither an
-inference task's answer nor the first task that waits for memory. Tasks that may be fused with it start in the same
-group. A task that must start now for the queue to end early goes before shorter ones of its lane
-(``critical_tasks.py``). What groups that are preempted leave is kept for the task that they make way for.
+length. A task starts if it fits in memory, if it does not only slow the running groups (``device_plan.py``), and if it
+delays neither an inference task's answer nor the first task that waits for memory. Tasks that may be fused with it
+start in the same group. A task that must start now for the queue to end early goes before shorter ones of its lane
+(:func:`critical_task`). Memory and workers of preempted groups are reserved for the task they were preempted for.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from itertools import islice
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
 from weft.sched.device_plan import DevicePlan, Footprint, GroupDraft, training_workers
-from weft.sched.interference import Interference, Load
-from weft.sched.queue_state import Decision, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.interference import DeviceLoad, Interference
+from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import LaneKey, SortedTasks, TaskQueue, lane_key, lane_name, lane_order
-
-# ---- The order in which the backfill policy considers tasks: priority with ageing, deadlines, fair share, then
-# length.
 
 Rank = tuple[float, float, float, float, float]
 
@@ -63,7 +60,7 @@ class CandidateOrder:
                 yield head.task
 
     def begin_with_inference(self) -> None:
-        """Go through the inference tasks alone, from the first of them that is not taken."""
+        """Start over with the inference tasks alone, from the first of them that is not taken."""
         self._heap.clear()
         self._begin(self._queue.inference_lanes)
 
@@ -85,13 +82,10 @@ class CandidateOrder:
         if name is None:
             return
         task = self._queue[name]
-        head = _Head(task, lane, self._level(key, task))
-        heapq.heappush(self._heap, (self._rank(head), key, head))
-
-    def _level(self, key: LaneKey, task: QueuedTask) -> float:
         last = self._last.get(task.user, {}).get(lane_name(key), task.arrival)
         waited = max(self._now - max(last, task.arrival), 0.0)
-        return task.priority + waited // self._age_seconds
+        head = _Head(task, lane, task.priority + waited // self._age_seconds)
+        heapq.heappush(self._heap, (self._rank(head), key, head))
 
     def _rank(self, head: _Head) -> Rank:
         task = head.task
@@ -99,20 +93,17 @@ class CandidateOrder:
         return (-head.level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
 
 
-# ---- Find the task that must start now for the queue to end early, though shorter ones wait.
+# ---- The task that must start now for the queue to end early, though shorter ones wait
 #
-# Shortest first leaves the long and the large tasks for the end, where nothing is left that could run beside them:
-# what
-# they leave idle of the device, while they start above all, is lost. Two rules find the last moment to begin with
-# them.
-# A chain of large tasks lets a shorter one go first if that costs the chain less than the shorter one would lose
-# beside
-# it, where its short kernels wait behind long ones.
+# Shortest first keeps the long and the large tasks for the end, where nothing remains that could run concurrently: what
+# they leave idle of the device, above all while they start, is lost. Two rules find the last moment to begin with them.
+# A chain of large tasks lets a shorter one go first if that costs the chain less than the shorter one would lose next
+# to it, where its short kernels wait behind long ones.
 
-LONGEST = "is the longest, and the rest of the queue only just fills the device beside it"
-CHAIN = "is of those that fit beside none of each other, and take as long as the rest of the queue"
-MARGIN = 1.5  # begin with a chain while the rest is up to that much longer: predictions are not exact
-MOST_LARGE = 32  # tasks of a chain that are looked at
+LONGEST = "is the longest, and the rest of the queue only just fills the device next to it"
+CHAIN = "is of those of which no two fit at once, and take as long as the rest of the queue"
+CHAIN_MARGIN = 1.5  # begin with a chain while the rest is up to that much longer: predictions are not exact
+MOST_LARGE = 32  # tasks of a chain that are considered
 
 
 def critical_task(
@@ -120,84 +111,58 @@ def critical_task(
 ) -> tuple[QueuedTask, str] | None:
     """The task that must start now, with the reason; None if the order of the queue will do."""
     if not queue.longest_first or sum(training_workers(plan.device) for plan in plans) < 2:
-        return None  # nothing could run beside it
+        return None  # nothing could run concurrently
     urgent = max(priority for _, priority, _ in queue.lanes)
     longest = queue[queue.longest_first[0]]
-    if longest.id not in refused and longest.priority >= urgent and _is_critical(longest, queue, plans):
-        return longest, LONGEST
+    if longest.id not in refused and longest.priority >= urgent:
+        # Alone it leaves a share of the device idle, (1 - utilisation) * seconds. Once the rest of the queue is no more
+        # than that, starting it later makes the queue end later.
+        running = sum(min(plan.demand, 1.0) * plan.busy_seconds for plan in plans)
+        rest = (queue.ready_work - longest.work + running) / len(plans)
+        if longest.seconds - longest.work >= rest:
+            return longest, LONGEST
     large = _next_of_chain(queue, plans, refused, safety)
     return (large, CHAIN) if large is not None and large.priority >= urgent else None
-
-
-def _is_critical(longest: QueuedTask, queue: TaskQueue, plans: Sequence[DevicePlan]) -> bool:
-    """Whether ``longest`` must start now.
-
-    Alone it leaves a share of the device idle, ``(1 - utilisation) * seconds``. Once the rest of the queue is no more
-    than that, starting it later makes the queue end later.
-    """
-    running = sum(min(plan.demand, 1.0) * plan.busy_seconds for plan in plans)
-    rest = (queue.ready_work - longest.work + running) / len(plans)
-    return longest.seconds - longest.work >= rest
 
 
 def _next_of_chain(
     queue: TaskQueue, plans: Sequence[DevicePlan], refused: Collection[str], safety: float
 ) -> QueuedTask | None:
-    """The shortest of the tasks that can only run one after another, if they must begin now.
+    """The shortest of the largest tasks, of which no two fit on a device at once, if they must begin now.
 
-    They must if the rest, beside them, has no more work than they leave idle and takes no longer on the other workers.
+    They must if the rest has no more work than they leave idle and takes no longer on the other workers.
     """
-    plan = max(plans, key=lambda one: one.device.task_bytes)
-    workers = sum(training_workers(one.device) for one in plans) - 1
-    chain = _chain(queue, plan.device.task_bytes, refused, safety)
+    plan = max(plans, key=lambda each: each.device.task_bytes)
+    room, workers = plan.device.task_bytes, sum(training_workers(each.device) for each in plans) - 1
+    chain: list[QueuedTask] = []
+    for name in reversed(queue.by_bytes):
+        if name not in refused:
+            smallest = needed_bytes(queue[name].bytes, safety)
+            if len(chain) == MOST_LARGE or (chain and smallest + needed_bytes(chain[-1].bytes, safety) <= room):
+                break
+            chain.append(queue[name])
     if len(chain) < 2 or workers < 1:
         return None
     smallest = needed_bytes(chain[-1].bytes, safety)
-    if any(one.bytes + smallest > plan.device.task_bytes for one in plan.occupants):
+    if any(each.bytes + smallest > room for each in plan.occupants):
         return None  # one of them, or as large, runs
     seconds, work = sum(task.seconds for task in chain), sum(task.work for task in chain)
-    left = [(max(one.ends - plan.now, 0.0), min(one.load.demand, 1.0)) for each in plans for one in each.occupants]
-    other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in left)
-    other_work = queue.ready_work - work + sum(ends * demand for ends, demand in left)
-    if other_seconds / workers > MARGIN * seconds or other_work / len(plans) > MARGIN * (seconds - work):
+    running = [(max(o.ends - plan.now, 0.0), min(o.load.demand, 1.0)) for each in plans for o in each.occupants]
+    other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in running)
+    other_work = queue.ready_work - work + sum(ends * demand for ends, demand in running)
+    if other_seconds / workers > CHAIN_MARGIN * seconds or other_work / len(plans) > CHAIN_MARGIN * (seconds - work):
         return None
-    if _loses_beside(queue[queue.longest_first[-1]], chain, plan.model):
+    # Next to a large task the shortest of the queue trains as slowly as their turns have it, at worst until that one
+    # has ended. Before the chain it delays every task of it by its own training.
+    shortest = queue[queue.longest_first[-1]]
+    training = shortest.seconds - shortest.start_seconds
+    neighbour = min(chain, key=lambda task: task.seconds)
+    loads = [DeviceLoad(task.demand, task.turn_seconds) for task in (shortest, neighbour)]
+    lost = (plan.model.slowdown(loads[0], loads[1:]) - 1.0) * training
+    if min(lost, neighbour.seconds - neighbour.start_seconds) > len(chain) * training:
         return None
     fitting = [task for task in chain if needed_bytes(task.bytes, safety) <= plan.free]
     return min(fitting, key=lambda task: task.seconds, default=None)
-
-
-def _chain(queue: TaskQueue, room: int, refused: Collection[str], safety: float) -> list[QueuedTask]:
-    """The largest tasks of which no two fit into ``room`` bytes together, largest first."""
-    found: list[QueuedTask] = []
-    for name in reversed(queue.by_bytes):
-        task = queue[name]
-        if name in refused:
-            continue
-        if found and needed_bytes(task.bytes, safety) + needed_bytes(found[-1].bytes, safety) <= room:
-            break
-        found.append(task)
-        if len(found) == MOST_LARGE:
-            break
-    return found
-
-
-def _loses_beside(shortest: QueuedTask, chain: Sequence[QueuedTask], model: Interference) -> bool:
-    """Whether ``shortest`` would lose more time beside the chain than all of the chain would if it went first.
-
-    Beside a large task it trains as slowly as their turns have it, at worst until that one has ended. Before the chain
-    it delays every task of it by its own training.
-    """
-    training = shortest.seconds - shortest.start_seconds
-    beside = min(chain, key=lambda task: task.seconds)
-    slowdown = model.slowdown(load_of(shortest), [load_of(beside)])
-    lost = min((slowdown - 1.0) * training, beside.seconds - beside.start_seconds)
-    return lost > len(chain) * training
-
-
-def load_of(task: QueuedTask) -> Load:
-    """What a task asks of a device once it has started."""
-    return Load(task.demand, task.turn_seconds)
 
 
 REST = "waits behind tasks that are considered first"
@@ -214,7 +179,7 @@ class Backfill:
     device (a task of a stack costs the same from 8 on).
     ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
     groups of lower priority that would run for longer than that. An inference task that would miss its latency target
-    preempts trainings of its own priority, however short they are.
+    preempts trainings of its priority, however short they are.
     """
 
     safety: float = SAFETY_THRESHOLD
@@ -225,10 +190,9 @@ class Backfill:
     preempt_seconds: float = 5.0
     model: Interference = field(default_factory=Interference)
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
-        """Start what fits and pays now."""
-        queue = TaskQueue.of(tasks, running)
-        return _Pass(self, queue, running, machine).decide()
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
+        """Start what fits now without only slowing the running groups."""
+        return _Pass(self, TaskQueue.of(tasks, running), running, machine).decide()
 
 
 class _Pass:
@@ -237,7 +201,7 @@ class _Pass:
     def __init__(
         self, policy: Backfill, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState
     ) -> None:
-        self.policy, self.queue, self.machine, self.running = policy, queue, machine, running
+        self.policy, self.queue, self.now, self.running = policy, queue, machine.now, running
         self.preempt: tuple[str, ...] = ()
         self.refuse = refusals(queue, machine, policy.safety)
         self.plans = [DevicePlan.of(d, running, machine.now, policy.model) for d in machine.devices]
@@ -248,92 +212,92 @@ class _Pass:
         self.starts: list[GroupStart] = []
         self.wait: dict[str, str] = {}
         self.reserved = False
-        self.promised = False  # a place that others make
+        self.promised = False  # memory or a worker of groups that are preempted
         self.again: float | None = None
 
-    def decide(self) -> Decision:
-        if not any(plan.has_worker(inference=True) for plan in self.plans):
-            self._make_way_for_first()
-            return self._decision(NO_WORKER)
+    def decide(self) -> QueueDecision:
+        if any(plan.has_worker(inference=True) for plan in self.plans):
+            rest = self._consider_all()
+        else:
+            rest = NO_WORKER
+            first = next((task for task in self.order if task.id not in self.refuse), None)
+            for task in (*self._answers_before(first), first) if first is not None else ():
+                self._evict_for(task, self._alone(task).footprint(self.now))
+        return QueueDecision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest, self.again)
+
+    def _consider_all(self) -> str:
+        """Consider tasks in order, as many as the policy's depth; why all others wait."""
         critical = critical_task(self.queue, self.plans, self.refuse, self.policy.safety)
         for task in self.order:
-            if critical is not None and self._may_pass(critical[0], task):
-                self._consider_critical(*critical)
+            # A critical task goes before the one whose turn it is if both are of one lane and that one has memory.
+            has_memory = needed_bytes(task.bytes, self.policy.safety) <= max(plan.free for plan in self.plans)
+            if critical is not None and has_memory and lane_key(critical[0]) == lane_key(task):
+                self._consider_in_turn(*critical)
                 critical = None
             if not self._any_worker(task) and not self.queue.inference:
                 if task.id in self.refuse or self.order.is_taken(task.id):
                     continue
-                self._make_way(task, self._alone(task).footprint(self.machine.now))
-                return self._decision(NO_WORKER)
+                self._evict_for(task, self._alone(task).footprint(self.now))
+                return NO_WORKER
             if task.id not in self.refuse and self._is_open(task):
                 self._consider_in_turn(task, "is next")
                 if critical is not None:
-                    self._consider_critical(*critical)
+                    self._consider_in_turn(*critical)
                     critical = None
             if len(self.wait) >= self.policy.depth:
-                self._consider_inference()
                 break
-        return self._decision(REST)
-
-    def _consider_inference(self) -> None:
-        """Consider inference behind all that waits: its workers do not stand idle for trainings that cannot start."""
+        else:
+            return REST
+        # Inference behind all that waits: its workers do not stand idle for trainings that cannot start.
         most = len(self.wait) + self.policy.depth
         self.order.begin_with_inference()
         for task in self.order:
             if len(self.wait) >= most or not self._any_worker(task):
                 break
-            if task.id not in self.refuse and self._is_open(task):
+            if task.id not in self.refuse:
                 self._consider(task, "is the next inference task")
-
-    def _may_pass(self, critical: QueuedTask, first: QueuedTask) -> bool:
-        """Whether a critical task goes before the one whose turn it is: of its lane, and no wait for memory."""
-        needed = needed_bytes(first.bytes, self.policy.safety)
-        return lane_key(critical) == lane_key(first) and any(needed <= plan.free for plan in self.plans)
+        return REST
 
     def _answers_before(self, task: QueuedTask) -> Iterator[QueuedTask]:
         """The waiting answers that would be late behind ``task``: it would be preempted for them once it runs."""
-        ends = self.machine.now + task.seconds
-        for asked in self.answers if task.kind == "training" else ():
-            late = self.machine.now < asked.must_end_by < ends + asked.seconds and task.priority <= asked.priority
-            if late and self._is_open(asked):
-                yield asked
-
-    def _consider_critical(self, task: QueuedTask, why: str) -> None:
-        if self._is_open(task):
-            self._consider_in_turn(task, why)
+        ends = self.now + task.seconds
+        for answer in self.answers if task.kind == "training" else ():
+            late = self.now < answer.must_end_by < ends + answer.seconds and task.priority <= answer.priority
+            if late and self._is_open(answer):
+                yield answer
 
     def _consider_in_turn(self, task: QueuedTask, why: str) -> None:
-        for answer in self._answers_before(task):
-            self._consider(answer, "is due before what is next would end")
-        self._consider(task, why)
+        if self._is_open(task):
+            for answer in self._answers_before(task):
+                self._consider(answer, "is due before what is next would end")
+            self._consider(task, why)
 
     def _is_open(self, task: QueuedTask) -> bool:
         """Whether a task was not considered yet."""
         return task.id not in self.wait and not self.order.is_taken(task.id)
-
-    def _decision(self, rest: str) -> Decision:
-        return Decision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest, self.again)
 
     def _any_worker(self, task: QueuedTask) -> bool:
         return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
 
     def _consider(self, task: QueuedTask, why: str) -> None:
         """Start ``task`` with what joins it, or note why it waits."""
+        if not self._is_open(task):
+            return
         draft = self._alone(task)
-        alone = draft.footprint(self.machine.now)
+        alone = draft.footprint(self.now)
         reasons, later = [], []
         for plan in self._devices(task):
             reason = plan.refuses(alone)
-            pays_from = plan.pays_from(alone)
-            if not reason and pays_from <= self.machine.now:
+            earliest = plan.earliest_start(alone)
+            if not reason and earliest <= self.now:
                 self._start(draft, plan, why)
                 return
             if not reason:
-                later.append(pays_from)
+                later.append(earliest)
             reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
         self.again = min((time for time in (self.again, *later) if time is not None), default=None)
         self.wait[task.id] = reasons[0]
-        if not self._make_way(task, alone):
+        if not self._evict_for(task, alone):
             self._reserve(alone)
 
     def _alone(self, task: QueuedTask) -> GroupDraft:
@@ -349,106 +313,93 @@ class _Pass:
         return sorted(self.plans, key=lambda plan: (not holds[plan.device.name], plan.demand, -plan.free))
 
     def _start(self, draft: GroupDraft, plan: DevicePlan, why: str) -> None:
-        self._join(draft, plan)
-        group, members = draft.footprint(self.machine.now), draft.members
-        joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
-        beside = f"; beside {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""
-        plan.start(group)
-        for member in members:
-            self.order.take(member)
-        names, reason = tuple(member.id for member in members), why + joined + beside
-        about = group.bytes, group.seconds, group.demand, reason
-        self.starts.append(
-            GroupStart(
-                plan.device.name, names, *about, start_seconds=group.start_seconds, turn_seconds=group.turn_seconds
-            )
-        )
-        self.graphs.add((plan.device.name, members[0].graph))
-
-    def _join(self, draft: GroupDraft, plan: DevicePlan) -> None:
-        """Add the queued tasks that can be fused with the first member here, shortest first."""
-        first = draft.members[0]
+        """Start a group, after adding the queued tasks that can be fused with its first member, shortest first."""
+        first, policy = draft.members[0], self.policy
         for name in self.queue.by_join[first.join_key] if first.joinable else ():
             if name == first.id or name in self.refuse or self.order.is_taken(name):
                 continue
-            if len(draft.members) >= self.policy.max_members or not self._may_join(self.queue[name], draft, plan):
-                return
-            draft.add(self.queue[name])
-
-    def _may_join(self, task: QueuedTask, draft: GroupDraft, plan: DevicePlan) -> bool:
-        group = draft.with_one_more(task, self.machine.now)
-        wanted = len(draft.members) < self.policy.join_at_least or group.load.demand + plan.demand <= 1.0
-        return wanted and task.kind == draft.members[0].kind and not plan.refuses(group)
+            task = self.queue[name]
+            if len(draft.members) >= policy.max_members or task.kind != first.kind:
+                break
+            group = draft.with_one_more(task, self.now)
+            fills = len(draft.members) >= policy.join_at_least and group.load.demand + plan.demand > 1.0
+            if fills or plan.refuses(group):
+                break
+            draft.add(task)
+        group, members = draft.footprint(self.now), draft.members
+        joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+        neighbours = f"; next to {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""
+        plan.start(group)
+        for member in members:
+            self.order.take(member)
+        self.starts.append(
+            GroupStart(
+                device=plan.device.name,
+                members=tuple(member.id for member in members),
+                bytes=group.bytes,
+                seconds=group.seconds,
+                utilisation=group.demand,
+                why=why + joined + neighbours,
+                start_seconds=group.start_seconds,
+                turn_seconds=group.turn_seconds,
+            )
+        )
+        self.graphs.add((plan.device.name, first.graph))
 
     def _reserve(self, group: Footprint) -> None:
         """Keep memory for the first task that lacks it, on the device that has it earliest."""
         if self.reserved or any(group.bytes <= plan.free for plan in self.plans):
             return
-        times = [(plan.fits_from(group), place) for place, plan in enumerate(self.plans)]
-        known = [(time, place) for time, place in times if time is not None]
-        if known:
-            time, place = min(known)
-            self.plans[place].reserve(group.bytes, time)
+        times = [
+            (time, number) for number, plan in enumerate(self.plans) if (time := plan.fits_from(group)) is not None
+        ]
+        if times:
+            time, number = min(times)
+            self.plans[number].reserve(group.bytes, time)
             self.reserved = True
 
-    def _make_way_for_first(self) -> None:
-        first = next((task for task in self.order if task.id not in self.refuse), None)
-        for task in (*self._answers_before(first), first) if first is not None else ():
-            self._make_way(task, self._alone(task).footprint(self.machine.now))
-
-    def _make_way(self, task: QueuedTask, group: Footprint) -> bool:
+    def _evict_for(self, task: QueuedTask, group: Footprint) -> bool:
         """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have.
 
-        Their place is kept for it: in this decision, and while they leave, nothing starts there that would take it.
+        Both are reserved for it: in this decision, and while they leave, nothing starts there that would take them.
         """
         if self.promised:
             return False
-        leaving = any(one.leaving for one in self.running)
+        leaving = any(each.leaving for each in self.running)
         for plan in self._devices(task):
-            here = [one for one in self.running if one.device == plan.device.name]
-            leave = self._leaving(here, task, plan, group) if leaving else self._to_preempt(here, task, plan, group)
-            if leave:
-                plan.promise(group, leave)
+            evicted = self._evictions(task, plan, group, leaving)
+            if evicted:
+                plan.promised = group, plan.without(evicted)
                 self.promised = True
-                self.preempt = () if leaving else leave
-                self.wait[task.id] = f"waits for {len(leave)} less urgent groups to save a checkpoint"
+                self.preempt = () if leaving else evicted
+                self.wait[task.id] = f"waits for {len(evicted)} less urgent groups to save a checkpoint"
                 return True
         return False
 
-    def _leaving(
-        self, here: Sequence[RunningGroup], task: QueuedTask, plan: DevicePlan, group: Footprint
-    ) -> tuple[str, ...]:
-        """The groups that leave already and without which ``group`` starts, as if they had been preempted for it."""
-        names = tuple(one.id for one in here if one.leaving and _is_less_urgent(one, task))
-        return names if names and plan.without(names).takes(group) else ()
+    def _evictions(self, task: QueuedTask, plan: DevicePlan, group: Footprint, leaving: bool) -> tuple[str, ...]:
+        """The groups without which ``group`` starts: those that leave already if any do, else the fewest.
 
-    def _to_preempt(
-        self, here: Sequence[RunningGroup], task: QueuedTask, plan: DevicePlan, group: Footprint
-    ) -> tuple[str, ...]:
-        """The fewest groups without which ``group`` starts; none if it lacks nothing, or never does.
-
-        It may wait for another reason as well: they would be started again in its place, and preempted again.
+        None if it lacks nothing, or never starts: it may wait for another reason as well, and they would be started
+        again instead, and preempted again. A group is preempted if its priority is lower and it would run for long. For
+        a latency target that would be missed otherwise, a training of the same priority is preempted, too.
         """
-        if group.bytes <= plan.free and plan.has_worker(group.inference):
+        names: list[str] = []
+        if not leaving and group.bytes <= plan.free and plan.has_worker(group.inference):
             return ()
-        lower = sorted((one for one in here if self._gives_way(one, task)), key=lambda one: (one.priority, -one.bytes))
-        names = tuple(one.id for one in lower)
-        counts = range(1, len(names) + 1)
-        return next((names[:count] for count in counts if plan.without(names[:count]).takes(group)), ())
-
-    def _gives_way(self, one: RunningGroup, task: QueuedTask) -> bool:
-        """Whether a running group is preempted for ``task``: one of lower priority that would run for long.
-
-        For a latency target that would be missed otherwise, a training of the same priority gives way, too.
-        """
-        if not _is_less_urgent(one, task):
-            return False
-        if task.latency_target is not None and one.kind == "training":
-            return self.machine.now < task.must_end_by < one.ends + task.seconds
-        return one.ends - self.machine.now > self.policy.preempt_seconds
-
-
-def _is_less_urgent(one: RunningGroup, task: QueuedTask) -> bool:
-    """Whether a running group may have to give way to ``task``."""
-    asked = task.latency_target is not None and one.kind == "training"
-    return one.priority <= task.priority if asked else one.priority < task.priority
+        for each in sorted(self.running, key=lambda each: (each.priority, -each.bytes)):
+            if each.device != plan.device.name:
+                continue
+            answers = task.latency_target is not None and each.kind == "training"
+            if not (each.priority <= task.priority if answers else each.priority < task.priority):
+                continue
+            if leaving:
+                preempted = each.leaving
+            elif answers:
+                preempted = self.now < task.must_end_by < each.ends + task.seconds
+            else:
+                preempted = each.ends - self.now > self.policy.preempt_seconds
+            if preempted:
+                names.append(each.id)
+                if not leaving and plan.without(names).takes(group):
+                    return tuple(names)
+        return tuple(names) if leaving and names and plan.without(names).takes(group) else ()

@@ -1,4 +1,4 @@
-"""Start one task per device at a time: common to the sequential and the temporal baseline."""
+"""Baselines: one task after another with cold starts or (like PipeSwitch) warm ones, and plain MPS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import chain
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
 from weft.sched.cognn import Pending, next_group
 from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import Decision, GroupStart, MachineState, RunningGroup
+from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
@@ -20,7 +20,7 @@ def start_one_each(
     order: Iterable[str],
     safety: float,
     warm: bool,
-) -> Decision:
+) -> QueueDecision:
     """Start the next task of ``order`` on each device that is idle and large enough.
 
     A device has at least one worker that is not kept for inference, so one task of either kind can always run.
@@ -34,10 +34,7 @@ def start_one_each(
             for task in next_group(pending, replace(device, workers=1, inference_workers=0), safety, strict=False):
                 needed, why = needed_bytes(task.bytes, safety), "is next, and has the device to itself"
                 starts.append(GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why, warm))
-    return Decision(tuple(starts), refuse=refuse, rest="waits for the tasks before it; one task runs at a time")
-
-
-# ---- The baseline without sharing: one task after another, each in a process of its own.
+    return QueueDecision(tuple(starts), refuse=refuse, rest="waits for the tasks before it; one task runs at a time")
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,10 @@ class Sequential:
 
     safety: float = SAFETY_THRESHOLD
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the oldest task when nothing runs."""
         queue = TaskQueue.of(tasks, running)
         return start_one_each(queue, running, machine, queue.by_arrival, self.safety, warm=False)
-
-
-# ---- A baseline like PipeSwitch: one task after another out of one memory pool, with starts that cost nothing.
 
 
 @dataclass(frozen=True)
@@ -65,19 +59,12 @@ class PipeSwitchLike:
 
     safety: float = SAFETY_THRESHOLD
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the next task when nothing runs."""
         queue = TaskQueue.of(tasks, running)
-        return start_one_each(queue, running, machine, _inference_first(queue), self.safety, warm=True)
-
-
-def _inference_first(queue: TaskQueue) -> chain[str]:
-    urgent = list(queue.inference)
-    names = set(urgent)
-    return chain(urgent, (name for name in queue.by_arrival if name not in names))
-
-
-# ---- A baseline like plain MPS: tasks go to free workers in order, whatever memory they take.
+        urgent = dict.fromkeys(queue.inference)
+        order = chain(urgent, (name for name in queue.by_arrival if name not in urgent))
+        return start_one_each(queue, running, machine, order, self.safety, warm=True)
 
 
 @dataclass(frozen=True)
@@ -88,46 +75,27 @@ class MPSNoAdmission:
     kept for inference take the oldest inference tasks, also past trainings that wait.
     """
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the oldest tasks on all free workers."""
         queue = TaskQueue.of(tasks, running)
-        free = _FreeWorkers(running, machine)
+        workers: list[tuple[int, str]] = []  # free ones, by number and device
+        trainings: dict[str, int] = {}  # how many more each device can take
+        for device in machine.devices:
+            here = [group for group in running if group.device == device.name]
+            workers += [(number, device.name) for number in range(len(here), device.workers)]
+            trainings[device.name] = training_workers(device) - sum(group.kind == "training" for group in here)
+        free = [name for _, name in sorted(workers, key=lambda worker: worker[0])]  # devices in turn
         starts = []
         for name in queue.by_arrival:
             task = queue[name]
-            if not free.any(inference=bool(queue.inference)):
+            inference = task.kind == "inference"
+            for_training = next((device for device in free if trainings[device] > 0), None)
+            if not free or (for_training is None and not queue.inference):
                 break
-            device = free.take(task.kind == "inference")
-            if device is not None:
+            chosen = free[0] if inference else for_training
+            if chosen is not None:
+                free.remove(chosen)
+                trainings[chosen] -= not inference
                 why = "a worker is free; memory is not checked"
-                starts.append(GroupStart(device, (name,), task.bytes, task.seconds, task.utilisation, why, warm=False))
-        return Decision(tuple(starts), rest="waits for a free worker")
-
-
-class _FreeWorkers:
-    """The free workers, devices in turn, and how many trainings each device can still take."""
-
-    def __init__(self, running: Sequence[RunningGroup], machine: MachineState) -> None:
-        places = []
-        self._trainings: dict[str, int] = {}
-        for device in machine.devices:
-            here = [group for group in running if group.device == device.name]
-            places += [(place, device.name) for place in range(len(here), device.workers)]
-            trainings = sum(group.kind == "training" for group in here)
-            self._trainings[device.name] = training_workers(device) - trainings
-        self._places = [name for _, name in sorted(places, key=lambda place: place[0])]
-
-    def any(self, inference: bool) -> bool:
-        """Whether a worker is left for a training, or for either kind if there is ``inference``."""
-        return bool(self._places) if inference else self._next(inference=False) is not None
-
-    def take(self, inference: bool) -> str | None:
-        """The device of the next worker for a task of that kind, which is then taken; None if there is none."""
-        name = self._next(inference)
-        if name is not None:
-            self._places.remove(name)
-            self._trainings[name] -= not inference
-        return name
-
-    def _next(self, inference: bool) -> str | None:
-        return next((name for name in self._places if inference or self._trainings[name] > 0), None)
+                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why, warm=False))
+        return QueueDecision(tuple(starts), rest="waits for a free worker")

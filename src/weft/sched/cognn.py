@@ -1,4 +1,8 @@
-"""Common to CoGNN's three policies: pack the next task group in a given order, start it when the last one is done."""
+"""CoGNN's three policies: pack the next task group in some order, and start it when the last one is done.
+
+:class:`Base` takes tasks first in, first out, :class:`LMCF` the lowest memory consumption first, :class:`BMC` (its
+Algorithm 1) small and large tasks in turn, for groups of balanced memory consumption.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
 from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import SortedTasks, TaskQueue
 
 
@@ -48,7 +52,7 @@ def start_groups(
     order: Iterable[str],
     safety: float,
     strict: bool = False,
-) -> Decision:
+) -> QueueDecision:
     """Start the next group of ``order`` on each device on which nothing runs."""
     refuse = refusals(queue, machine, safety)
     pending = Pending(queue[name] for name in order if name not in refuse)
@@ -57,23 +61,13 @@ def start_groups(
     for device in machine.devices:
         if device.name not in busy:
             group = next_group(pending, device, safety, strict)
-            starts += [_start(task, device, len(group), safety) for task in group]
-    return Decision(tuple(starts), refuse=refuse, rest=_rest(busy, machine))
-
-
-def _start(task: QueuedTask, device: DeviceState, size: int, safety: float) -> GroupStart:
-    why = "alone in its task group" if size == 1 else f"one of {size} tasks of the next task group"
-    needed = needed_bytes(task.bytes, safety)
-    return GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why)
-
-
-def _rest(busy: set[str], machine: MachineState) -> str:
-    if len(busy) == len(machine.devices):
-        return "waits until every task of the running task group is done"
-    return "is in a later task group"
-
-
-# ---- CoGNN's Base policy: first in, first out, packed greedily into task groups.
+            why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
+            for task in group:
+                needed = needed_bytes(task.bytes, safety)
+                starts.append(GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why))
+    waits = len(busy) == len(machine.devices)
+    rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
+    return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,10 @@ class Base:
 
     safety: float = SAFETY_THRESHOLD
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the next task group when nothing runs."""
         queue = TaskQueue.of(tasks, running)
         return start_groups(queue, running, machine, queue.by_arrival, self.safety)
-
-
-# ---- CoGNN's BMC policy (its Algorithm 1): groups of balanced memory consumption, small and large tasks in turn.
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class BMC:
 
     safety: float = SAFETY_THRESHOLD
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the next task group when nothing runs."""
         queue = TaskQueue.of(tasks, running)
         order = from_both_ends(queue.by_bytes, machine.started)
@@ -110,18 +101,11 @@ class BMC:
 
 
 def from_both_ends(ascending: SortedTasks, first: int) -> Iterator[str]:
-    """The tasks alternately from the left and the right end; ``first`` is the number of the first one popped."""
+    """The tasks alternately from the left and the right end; ``first`` is the number of the first pop."""
     left, right = 0, len(ascending) - 1
-    for count in range(first, first + len(ascending)):
-        if count % 2 == 1:
-            yield ascending[right]
-            right -= 1
-        else:
-            yield ascending[left]
-            left += 1
-
-
-# ---- CoGNN's LMCF policy: the lowest memory consumption first.
+    for number in range(first, first + len(ascending)):
+        yield ascending[right if number % 2 == 1 else left]
+        left, right = left + (number % 2 == 0), right - (number % 2 == 1)
 
 
 @dataclass(frozen=True)
@@ -133,7 +117,7 @@ class LMCF:
 
     safety: float = SAFETY_THRESHOLD
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the next task group when nothing runs."""
         queue = TaskQueue.of(tasks, running)
         return start_groups(queue, running, machine, queue.by_bytes, self.safety)

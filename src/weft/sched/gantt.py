@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.units import show_bytes, show_seconds
-from weft.sched.simulator import GroupRun, Simulation
+from weft.sched.simulator import SimulatedGroup, Simulation
 
 WIDTH, LEFT, RIGHT = 960, 96, 16
 TITLE, ROW, GAP, MEMORY, AXIS = 34, 22, 8, 64, 34
@@ -64,24 +64,24 @@ def _panel(panel: _Panel) -> list[str]:
     figures = panel.run.metrics()
     title = f"{panel.run.policy}: makespan {show_seconds(figures.makespan)}, mean JCT {show_seconds(figures.mean_jct)}"
     parts = [f'<text class="title" x="{LEFT}" y="{panel.top + 20:.0f}">{html.escape(title)}</text>']
-    places = {row: panel.top + TITLE + place * ROW for place, row in enumerate(panel.rows)}
-    for (device, worker), y in places.items():
+    tops = {row: panel.top + TITLE + number * ROW for number, row in enumerate(panel.rows)}
+    for (device, worker), y in tops.items():
         label = html.escape(f"{device} {worker}")
         parts.append(f'<text x="{LEFT - 8}" y="{y + 15:.1f}" text-anchor="end">{label}</text>')
-    parts += [_bar(panel, group, places[group.device, group.worker]) for group in panel.run.groups]
+    parts += [_bar(panel, group, tops[group.device, group.worker]) for group in panel.run.groups]
     bottom = panel.top + panel.height - AXIS
     return [*parts, *_memory(panel, bottom), *_axis(panel, bottom)]
 
 
-def _bar(panel: _Panel, group: GroupRun, y: float) -> str:
+def _bar(panel: _Panel, group: SimulatedGroup, y: float) -> str:
     x, width = panel.x(group.start), max(panel.x(group.end) - panel.x(group.start), 0.5)
     count = len(group.members)
     name = group.members[0] if count == 1 else f"{count} fused"
-    told = f"{', '.join(group.members[:8])}: {show_seconds(group.end - group.start)}, {show_bytes(group.bytes)}"
+    title = f"{', '.join(group.members[:8])}: {show_seconds(group.end - group.start)}, {show_bytes(group.bytes)}"
     colour = COLOURS[sum(map(ord, name if count == 1 else group.members[0])) % len(COLOURS)]
     bar = (
         f'<rect class="bar" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{ROW - 3}" rx="2" fill="{colour}">'
-        f"<title>{html.escape(told)}</title></rect>"
+        f"<title>{html.escape(title)}</title></rect>"
     )
     if width > LABEL_PIXELS * len(name) + 8:
         bar += f'<text class="on" x="{x + 4:.1f}" y="{y + 14:.1f}">{html.escape(name)}</text>'
@@ -106,7 +106,7 @@ def _memory(panel: _Panel, bottom: float) -> list[str]:
     ]
 
 
-def memory_steps(groups: Sequence[GroupRun]) -> list[tuple[float, int]]:
+def memory_steps(groups: Sequence[SimulatedGroup]) -> list[tuple[float, int]]:
     """Times at which the bytes set aside change, and the bytes from then on."""
     changes: dict[float, int] = {}
     for group in groups:

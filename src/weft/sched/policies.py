@@ -30,6 +30,6 @@ def find_policy(name: str) -> Policy:
     """The policy of that name with its default settings (letter case does not count)."""
     made = POLICIES.get(name.lower())
     if made is None:
-        known = ", ".join(POLICIES)
-        raise SpecError(f"there is no policy {name!r}{nearest_names(name, POLICIES)}; choose one of {known}")
+        names = ", ".join(POLICIES)
+        raise SpecError(f"there is no policy {name!r}{nearest_names(name, POLICIES)}; choose one of {names}")
     return made()

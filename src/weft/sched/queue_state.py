@@ -8,23 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from weft.core.errors import SpecError
 
 TASK_KINDS = ("training", "inference")
 
 
+class PlainData:
+    """A dataclass of plain values and tuples of names, as data for JSON and back."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        values = {name: value for name, value in data.items() if name in names}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
 @dataclass(frozen=True, slots=True)
-class QueuedTask:
+class QueuedTask(PlainData):
     """A task that waits, with what is predicted of it.
 
     ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
     that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
     keeps busy when alone, as a mean over ``seconds``; it keeps it busy after ``start_seconds`` of them, in which it is
-    built on the host. ``turn_seconds`` is the mean time of a kernel of it, for which others wait; 0 if that is not
-    known. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    built on the host. ``turn_seconds`` is the mean time of its kernels, for which other groups wait; 0 if unknown.
+    Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
     ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
     tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
     """
@@ -49,7 +67,28 @@ class QueuedTask:
     turn_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        if not self.id:
+            raise SpecError("a queued task has no id; give each task a name of its own")
+        if self.kind not in TASK_KINDS:
+            raise SpecError(f"task {self.id!r}: kind={self.kind!r} must be one of {', '.join(TASK_KINDS)}")
+        if self.bytes < 0 or not 0 <= self.shared_bytes <= self.bytes:
+            raise SpecError(f"task {self.id!r}: shared_bytes={self.shared_bytes} must be from 0 to bytes={self.bytes}")
+        if not 0 <= self.seconds < math.inf:
+            raise SpecError(f"task {self.id!r}: seconds={self.seconds} must be a number of at least 0")
+        if not 0 <= self.start_seconds <= self.seconds:
+            raise SpecError(
+                f"task {self.id!r}: start_seconds={self.start_seconds} must be from 0 to seconds={self.seconds}"
+            )
+        if not 0 <= self.turn_seconds < math.inf:
+            raise SpecError(f"task {self.id!r}: turn_seconds={self.turn_seconds} must be a number of at least 0")
+        if not 0 <= self.utilisation <= 1:
+            raise SpecError(f"task {self.id!r}: utilisation={self.utilisation} must be from 0 to 1")
+        if not math.isfinite(self.arrival):
+            raise SpecError(f"task {self.id!r}: arrival={self.arrival} must be a finite time")
+        if self.latency_target is not None and not 0 < self.latency_target < math.inf:
+            raise SpecError(f"task {self.id!r}: latency_target={self.latency_target} must be above 0 seconds")
+        if self.id in self.after:
+            raise SpecError(f"task {self.id!r}: after={list(self.after)} names the task itself; remove it")
 
     @property
     def work(self) -> float:
@@ -63,11 +102,12 @@ class QueuedTask:
         return min(self.work / after, 1.0) if after > 0 else self.utilisation
 
     def rest(self, progress: float) -> QueuedTask:
-        """What is left of it after ``progress`` seconds: it starts again, and goes on where it was."""
-        left = max(self.seconds - max(progress - self.start_seconds, 0.0), self.start_seconds)
+        """The rest of it after ``progress`` seconds: it starts again, and resumes."""
+        seconds = max(self.seconds - max(progress - self.start_seconds, 0.0), self.start_seconds)
         if not self.start_seconds:
-            return replace(self, seconds=left)
-        return replace(self, seconds=left, utilisation=self.demand * (left - self.start_seconds) / left)
+            return replace(self, seconds=seconds)
+        utilisation = self.demand * (seconds - self.start_seconds) / seconds
+        return replace(self, seconds=seconds, utilisation=utilisation)
 
     @property
     def joinable(self) -> bool:
@@ -80,26 +120,15 @@ class QueuedTask:
         due = math.inf if self.deadline is None else self.deadline
         return due if self.latency_target is None else min(due, self.arrival + self.latency_target)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "after": list(self.after)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> QueuedTask:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        kept = _known(cls, data)
-        kept["after"] = tuple(kept.get("after", ()))
-        return cls(**kept)
-
 
 @dataclass(frozen=True, slots=True)
-class RunningGroup:
+class RunningGroup(PlainData):
     """A group that a worker runs: its members (task ids), the bytes it holds, and when it is predicted to end.
 
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
-    ``start_seconds``: how long after ``started`` it asks nothing of the device; ``utilisation`` is its mean from
-    ``started`` to ``ends``; ``turn_seconds`` the mean time of a kernel of it, 0 if that is not known.
+    ``start_seconds``: how long after ``started`` it leaves the device idle; ``utilisation`` is its mean from
+    ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown.
     """
 
     id: str
@@ -117,20 +146,9 @@ class RunningGroup:
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunningGroup:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        kept = _known(cls, data)
-        kept["members"] = tuple(kept["members"])
-        return cls(**kept)
-
 
 @dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(PlainData):
     """A device: its byte budget, the part of it that is reserved for the framework, and how many workers it has.
 
     ``inference_workers`` of the workers are kept for inference tasks. ``started`` counts the tasks that were started
@@ -162,15 +180,6 @@ class DeviceState:
     def task_bytes(self) -> int:
         """What all groups together may take."""
         return self.budget_bytes - self.reserved_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DeviceState:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        return cls(**_known(cls, data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +229,17 @@ class MachineState:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MachineState:
         """The inverse of :meth:`to_dict`."""
-        devices = tuple(DeviceState.from_dict(one) for one in data["devices"])
+        devices = tuple(DeviceState.from_dict(device) for device in data["devices"])
         return cls(devices, float(data.get("now", 0.0)), tuple(UserShare.from_dict(u) for u in data.get("users", ())))
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStart:
+class GroupStart(PlainData):
     """A group to start: on which device, with how many bytes, which tasks, and why.
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
-    device, of which it leaves it idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of a kernel of
-    it, 0 if that is not known. ``warm``: whether the start costs nothing
-    because a running worker takes the group.
+    device, which it leaves idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of its kernels, 0 if
+    unknown. ``warm``: whether the start costs nothing because a running worker takes the group.
     """
 
     device: str
@@ -244,20 +252,9 @@ class GroupStart:
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupStart:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        kept = _known(cls, data)
-        kept["members"] = tuple(kept["members"])
-        return cls(**kept)
-
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class QueueDecision:
     """What to do now: groups to start, tasks that wait and why, tasks that can never run and why.
 
     ``wait`` names the tasks that the policy considered; every other queued task waits for the reason ``rest``.
@@ -288,38 +285,13 @@ class Decision:
         return {"start": start, **reasons, "preempt": list(self.preempt), "again": self.again}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Decision:
+    def from_dict(cls, data: Mapping[str, Any]) -> QueueDecision:
         """The inverse of :meth:`to_dict`."""
-        start = tuple(GroupStart.from_dict(group) for group in data["start"])
-        reasons = dict(data["wait"]), dict(data["refuse"])
-        return cls(start, *reasons, tuple(data["preempt"]), data["rest"], data.get("again"))
-
-
-def _known(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    return {key: value for key, value in data.items() if key in names}
-
-
-def _check(task: QueuedTask) -> None:
-    if not task.id:
-        raise SpecError("a queued task has no id; give each task a name of its own")
-    if task.kind not in TASK_KINDS:
-        raise SpecError(f"task {task.id!r}: kind={task.kind!r} must be one of {', '.join(TASK_KINDS)}")
-    if task.bytes < 0 or not 0 <= task.shared_bytes <= task.bytes:
-        raise SpecError(f"task {task.id!r}: shared_bytes={task.shared_bytes} must be from 0 to bytes={task.bytes}")
-    if not 0 <= task.seconds < math.inf:
-        raise SpecError(f"task {task.id!r}: seconds={task.seconds} must be a number of at least 0")
-    if not 0 <= task.start_seconds <= task.seconds:
-        raise SpecError(
-            f"task {task.id!r}: start_seconds={task.start_seconds} must be from 0 to seconds={task.seconds}"
+        return cls(
+            start=tuple(GroupStart.from_dict(group) for group in data["start"]),
+            wait=dict(data["wait"]),
+            refuse=dict(data["refuse"]),
+            preempt=tuple(data["preempt"]),
+            rest=data["rest"],
+            again=data.get("again"),
         )
-    if not 0 <= task.turn_seconds < math.inf:
-        raise SpecError(f"task {task.id!r}: turn_seconds={task.turn_seconds} must be a number of at least 0")
-    if not 0 <= task.utilisation <= 1:
-        raise SpecError(f"task {task.id!r}: utilisation={task.utilisation} must be from 0 to 1")
-    if not math.isfinite(task.arrival):
-        raise SpecError(f"task {task.id!r}: arrival={task.arrival} must be a finite time")
-    if task.latency_target is not None and not 0 < task.latency_target < math.inf:
-        raise SpecError(f"task {task.id!r}: latency_target={task.latency_target} must be above 0 seconds")
-    if task.id in task.after:
-        raise SpecError(f"task {task.id!r}: after={list(task.after)} names the task itself; remove it")

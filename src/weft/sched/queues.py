@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -18,8 +17,6 @@ from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.sched.interference import Interference
 from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulator import Conditions
-
-# ---- What is wrong with the data of a recorded queue's file, in words.
 
 
 def mistake_in_queue(data: Any) -> str:
@@ -33,33 +30,26 @@ def mistake_in_queue(data: Any) -> str:
         if not isinstance(data.get(name, []), list):
             return f"{name} is {_kind(data[name])}, not a list"
     parts = [("device", data["device"], DeviceState), ("interference", data.get("interference", {}), Interference)]
-    parts += [(f"{name}[{i}]", one, QueuedTask) for name in ("tasks", "actual") for i, one in _numbered(data, name)]
-    found = (_mistake_in(*part) for part in parts)
+    for name in ("tasks", "actual"):
+        parts += [(f"{name}[{number}]", task, QueuedTask) for number, task in enumerate(data.get(name, []))]
     if not _is_a("float", data.get("background", 0.0)):
         return f"background is {_kind(data['background'])}, not a number"
-    return next((words for words in found if words), "")
-
-
-def _numbered(data: Mapping[str, Any], name: str) -> Iterable[tuple[int, Any]]:
-    return enumerate(data.get(name, []))
+    return next((words for words in (_mistake_in(*part) for part in parts) if words), "")
 
 
 def _mistake_in(where: str, data: Any, cls: Any) -> str:
     """Of one object: fields that it needs and has not, or that are of another kind."""
     if not isinstance(data, dict):
         return f"{where} is {_kind(data)}, not an object"
-    known = {one.name: one for one in fields(cls)}
-    missing = [name for name, one in known.items() if _is_needed(one) and name not in data]
+    by_name = {each.name: each for each in fields(cls)}
+    needed = [name for name, f in by_name.items() if f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in needed if name not in data]
     if missing:
         return f"{where} has no {' and no '.join(missing)}"
-    if cls is Interference and (unknown := sorted(set(data) - set(known))):
-        return f"{where} has {unknown[0]}, which is not known; known are {', '.join(known)}"
-    wrong = [name for name, one in known.items() if name in data and not _is_a(str(one.type), data[name])]
+    if cls is Interference and (unknown := sorted(set(data) - set(by_name))):
+        return f"{where} has {unknown[0]}, which is not known; known are {', '.join(by_name)}"
+    wrong = [name for name, each in by_name.items() if name in data and not _is_a(str(each.type), data[name])]
     return f"{where} has {_kind(data[wrong[0]])} for {wrong[0]}" if wrong else ""
-
-
-def _is_needed(one: Field[Any]) -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
 
 
 def _is_a(kind: str, value: Any) -> bool:
@@ -67,7 +57,7 @@ def _is_a(kind: str, value: Any) -> bool:
     if kind.endswith("| None"):
         return value is None or _is_a(kind.removesuffix("| None").strip(), value)
     if kind.startswith("tuple"):
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind in ("int", "float"):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, {"str": str, "bool": bool}[kind])
@@ -100,59 +90,61 @@ class RecordedQueue:
 
     def on(self, budget: int | None, workers: int | None) -> RecordedQueue:
         """The same on a device with another budget or other workers."""
-        given = {"budget_bytes": budget, "workers": workers}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(self, device=replace(self.device, **changes))
+        budget = self.device.budget_bytes if budget is None else budget
+        workers = self.device.workers if workers is None else workers
+        return replace(self, device=replace(self.device, budget_bytes=budget, workers=workers))
 
     def to_json(self) -> str:
         """The text of its file."""
-        tasks = [task.to_dict() for task in self.tasks]
-        about = {"device": self.device.to_dict(), "interference": asdict(self.interference)}
-        measured = {"actual": [task.to_dict() for task in self.actual], "background": self.background}
-        return json.dumps({"tasks": tasks, **about, **measured}, allow_nan=False, indent=1)
+        data = {
+            "tasks": [task.to_dict() for task in self.tasks],
+            "device": self.device.to_dict(),
+            "interference": asdict(self.interference),
+            "actual": [task.to_dict() for task in self.actual],
+            "background": self.background,
+        }
+        return json.dumps(data, allow_nan=False, indent=1)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RecordedQueue:
         """The inverse of :meth:`to_json`, after parsing."""
-        tasks = tuple(QueuedTask.from_dict(task) for task in data["tasks"])
-        actual = tuple(QueuedTask.from_dict(task) for task in data.get("actual", ()))
-        about = DeviceState.from_dict(data["device"]), Interference(**data.get("interference", {}))
-        return cls(tasks, *about, actual, float(data.get("background", 0.0)))
+        return cls(
+            tasks=tuple(QueuedTask.from_dict(task) for task in data["tasks"]),
+            device=DeviceState.from_dict(data["device"]),
+            interference=Interference(**data.get("interference", {})),
+            actual=tuple(QueuedTask.from_dict(task) for task in data.get("actual", ())),
+            background=float(data.get("background", 0.0)),
+        )
 
 
 def read_recorded(path: Path) -> RecordedQueue:
-    """The queue of a file; one sentence for a file that is none."""
-    data = _parsed(path)
-    wrong = mistake_in_queue(data)
-    if wrong:
-        raise SpecError(f"{path}: is not a recorded queue: {wrong}; such a file has tasks, a device and interference")
-    try:
-        return RecordedQueue.from_dict(data)
-    except SpecError as error:
-        raise SpecError(f"{path}: {error}") from None
-
-
-def _parsed(path: Path) -> Any:
+    """The queue of a file; a SpecError of one sentence if it holds none."""
     not_one = f"{path}: is not a recorded queue"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"{not_one}: there is no such file") from None
     except OSError as error:
         raise SpecError(f"{not_one}: it cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{not_one}: it holds no JSON ({error})") from None
+    wrong = mistake_in_queue(data)
+    if wrong:
+        raise SpecError(f"{not_one}: {wrong}; such a file has tasks, a device and interference")
+    try:
+        return RecordedQueue.from_dict(data)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
 
 
-# ---- Queues to simulate: CoGNN's five, and random ones of any length, with costs by rule of thumb for a named
-# machine.
+# ---- Queues to simulate: CoGNN's five, and random ones of any length, with costs by rule of thumb for a machine
 #
 # A queue of CoGNN has 20 trainings of one model (Mix: of all four), 4 to 10 layers of 64, 200 epochs, on the graphs of
 # its Table IV. Which of the 77 combinations a queue has is not published; they are drawn by seed, every graph at least
 # once. All tasks of such a queue arrive at time 0.
 
 # CoGNN's Table IV: nodes, stored edges, features, classes.
-_TABLE_IV = {
+TABLE_IV: Mapping[str, tuple[int, int, int, int]] = {
     "cora": (2_708, 10_858, 1_433, 7),
     "citeseer": (3_327, 9_464, 3_703, 6),
     "pubmed": (19_717, 88_676, 500, 3),
@@ -165,7 +157,6 @@ _TABLE_IV = {
     "yeast": (1_714_644, 3_636_546, 74, 2),
     "ovcar-8h": (1_890_931, 3_946_402, 66, 2),
 }
-TABLE_IV: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(_TABLE_IV)
 PAPER_MODELS = ("gcn", "sage", "gat", "gin")
 PAPER_QUEUES = (*PAPER_MODELS, "mix")
 PAPER_LENGTH, PAPER_LAYERS, PAPER_EPOCHS, PAPER_HIDDEN = 20, range(4, 11), 200, 64
@@ -191,7 +182,12 @@ def paper_queue(name: str, machine: Machine, epochs: int = PAPER_EPOCHS) -> list
     """One of CoGNN's five queues (``"gcn"``, ``"sage"``, ``"gat"``, ``"gin"``, ``"mix"``) with estimated costs."""
     if name not in PAPER_QUEUES:
         raise SpecError(f"there is no queue {name!r}; choose one of {', '.join(PAPER_QUEUES)}")
-    drawn = _draw(name)
+    draw = random.Random(f"queue {name}")
+    models = PAPER_MODELS if name == "mix" else (name,)
+    first = [(graph, draw.choice(PAPER_LAYERS)) for graph in TABLE_IV]
+    combinations = [(graph, layers) for graph in TABLE_IV for layers in PAPER_LAYERS]
+    rest = draw.sample([each for each in combinations if each not in first], PAPER_LENGTH - len(first))
+    drawn = [(graph, draw.choice(models), layers) for graph, layers in first + rest]
     return [estimated(f"{i:02}-{m}-{n}-{graph}", graph, m, n, machine, epochs) for i, (graph, m, n) in enumerate(drawn)]
 
 
@@ -204,8 +200,12 @@ def random_queue(count: int, seed: int, machine: Machine, mixture: Mixture | Non
     arrival = 0.0
     while len(tasks) < count:
         size = min(1 + int(draw.expovariate(1.0 / max(mixture.sweep_size - 1.0, 1e-9))), count - len(tasks))
-        first = _random_task(draw, arrival, mixture, machine)
-        tasks += [_member(draw, first, len(tasks) + place, tasks, mixture) for place in range(size)]
+        graph, model = draw.choice(tuple(TABLE_IV)), draw.choice(PAPER_MODELS)
+        epochs = draw.choice((50, 100, 200, 400))
+        first = estimated("first", graph, model, draw.randint(2, 6), machine, epochs)
+        user, priority = f"user-{draw.randrange(mixture.users)}", int(draw.random() < mixture.urgent)
+        first = replace(first, arrival=arrival, user=user, priority=priority)
+        tasks += [_member(draw, first, len(tasks) + number, tasks, mixture) for number in range(size)]
         arrival += draw.expovariate(1.0 / mixture.gap_seconds) * size if mixture.gap_seconds else 0.0
     return tasks
 
@@ -216,8 +216,8 @@ def estimated(name: str, graph: str, model: str, layers: int, machine: Machine, 
     stats = GraphStats(graph, nodes, edges, features, num_classes=classes)
     task = Task(graph=graph, model=model, layers=layers, hidden=PAPER_HIDDEN, heads=4, out_heads=4)
     rates = rates_of(machine.device, machine, task.precision)
-    one = work(task, stats)
-    busy, launching = one.seconds(rates), one.launches * rates.launch
+    epoch = work(task, stats)
+    busy, launching = epoch.seconds(rates), epoch.launches * rates.launch
     alone, two = (
         int(rule_memory([task] * n, stats, machine.device) + attention_bytes([task] * n, stats)) for n in (1, 2)
     )
@@ -229,26 +229,8 @@ def estimated(name: str, graph: str, model: str, layers: int, machine: Machine, 
         join_key=f"{graph}/{model}/{layers}",
         shared_bytes=max(2 * alone - two, 0),
         utilisation=busy / (busy + launching),
-        turn_seconds=(busy + launching) / one.launches if machine.device == "cuda" else 0.0,
+        turn_seconds=(busy + launching) / epoch.launches if machine.device == "cuda" else 0.0,
     )
-
-
-def _draw(name: str) -> list[tuple[str, str, int]]:
-    """Graph, model and layers of the 20 trainings of a queue."""
-    draw = random.Random(f"queue {name}")
-    models = PAPER_MODELS if name == "mix" else (name,)
-    places = [(graph, layers) for graph in TABLE_IV for layers in PAPER_LAYERS]
-    first = [(graph, draw.choice(PAPER_LAYERS)) for graph in TABLE_IV]
-    rest = draw.sample([place for place in places if place not in first], PAPER_LENGTH - len(first))
-    return [(graph, draw.choice(models), layers) for graph, layers in first + rest]
-
-
-def _random_task(draw: random.Random, arrival: float, mixture: Mixture, machine: Machine) -> QueuedTask:
-    graph, model = draw.choice(tuple(TABLE_IV)), draw.choice(PAPER_MODELS)
-    epochs = draw.choice((50, 100, 200, 400))
-    task = estimated("first", graph, model, draw.randint(2, 6), machine, epochs)
-    user, priority = f"user-{draw.randrange(mixture.users)}", int(draw.random() < mixture.urgent)
-    return replace(task, arrival=arrival, user=user, priority=priority)
 
 
 def _member(

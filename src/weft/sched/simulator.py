@@ -1,9 +1,9 @@
 """A discrete-event simulator: runs a policy over a queue in continuous time, without a device.
 
-Between two events every group advances at a constant rate, given by the interference model from the demands of the
-groups on its device. Events are arrivals and ends of tasks and the moments that a policy asks for, after each of which
-it decides, and the moments at which a task has started and begins to ask something of the device. A group holds its
-worker and its bytes until its last member ends. Equal input gives an equal result.
+Between two events every group advances at a constant rate, which the interference model computes from the demands of
+the groups on its device. Events are arrivals and ends of tasks and the times that a policy requests, after each of
+which it decides, and the times at which a task has started and begins to use the device. A group holds its worker and
+its bytes until its last member ends. Equal input gives an equal result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from typing import Any
 from weft.core.errors import SpecError, WeftError
 from weft.sched.admission import Policy, decide
 from weft.sched.device_plan import fused_cost, slowdown_limit
-from weft.sched.interference import Interference, Load, mean_turn
-from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup, UserShare
+from weft.sched.interference import DeviceLoad, Interference, mean_turn
+from weft.sched.queue_state import (
+    DeviceState,
+    GroupStart,
+    MachineState,
+    QueueDecision,
+    QueuedTask,
+    RunningGroup,
+    UserShare,
+)
 from weft.sched.task_queue import TaskQueue, lane_key, lane_name
-
-# ---- A running group in the simulator: its progress, what it asks of the device now, and when that changes.
 
 ROUNDING = 1e-9
 
@@ -29,90 +35,76 @@ ROUNDING = 1e-9
 class LiveGroup:
     """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds.
 
-    A member asks nothing of the device before its ``start_seconds`` have passed.
-    ``as_planned``: policies are told the end and the utilisation that were predicted, not those that are to be.
+    A member uses nothing of the device before its ``start_seconds`` have passed. ``as_planned``: policies see the end
+    and the utilisation that were predicted, not the actual ones.
     """
 
     id: str
     plan: GroupStart
     worker: int
     start: float
-    left: list[QueuedTask]  # longest first
+    tasks: list[QueuedTask]  # those that have not ended, longest first
     model: Interference
     progress: float = 0.0
     rate: float = 1.0
     as_planned: bool = False
-    load: Load = field(init=False)
+    load: DeviceLoad = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left.sort(key=lambda task: -task.seconds)
+        self.tasks.sort(key=lambda task: -task.seconds)
         self._update_load()
 
-    @property
-    def _fused(self) -> float:
-        return self.model.fused_work if len(self.plan.members) > 1 else 1.0
+    def advance(self, seconds: float) -> list[QueuedTask]:
+        """Let time pass; the members that end by then, which are removed."""
+        self.progress += seconds * self.rate
+        done: list[QueuedTask] = []
+        while self.tasks and self.tasks[-1].seconds - self.progress <= ROUNDING * max(1.0, self.tasks[-1].seconds):
+            done.append(self.tasks.pop())
+        self._update_load()
+        return done
 
     def _update_load(self) -> None:
-        asking = [task for task in self.left if not self._starting(task)]
-        demand = math.fsum(task.demand for task in asking) * self._fused
-        self.load = Load(demand, mean_turn(task.turn_seconds for task in asking))
+        training = [task for task in self.tasks if not self._is_starting(task)]
+        fused = self.model.fused_work if len(self.plan.members) > 1 else 1.0
+        demand = math.fsum(task.demand for task in training) * fused
+        self.load = DeviceLoad(demand, mean_turn(task.turn_seconds for task in training))
 
-    def _starting(self, task: QueuedTask) -> bool:
+    def _is_starting(self, task: QueuedTask) -> bool:
         return task.start_seconds > 0 and task.start_seconds - self.progress > ROUNDING * max(1.0, task.start_seconds)
 
     @property
     def seconds_to_next_change(self) -> float:
         """Until a member ends or has started, at the present rate."""
-        marks = [task.start_seconds for task in self.left if self._starting(task)]
-        return max(min([self.left[-1].seconds, *marks]) - self.progress, 0.0) / self.rate
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        self.progress += seconds * self.rate
-        self._update_load()
-
-    def ended(self) -> list[QueuedTask]:
-        """The members that end now, removed."""
-        done: list[QueuedTask] = []
-        while self.left and self.left[-1].seconds - self.progress <= ROUNDING * max(1.0, self.left[-1].seconds):
-            done.append(self.left.pop())
-        if done:
-            self._update_load()
-        return done
-
-    @property
-    def _mean_demand(self) -> float:
-        """Of the members that are left, over the time that they take alone on the device."""
-        first = self.left[0]
-        if len(self.plan.members) == 1:
-            return first.utilisation
-        start, work = max(task.start_seconds for task in self.left), math.fsum(task.work for task in self.left)
-        return fused_cost(first.seconds, start, work, self.model)[1]
+        marks = [task.start_seconds for task in self.tasks if self._is_starting(task)]
+        return max(min([self.tasks[-1].seconds, *marks]) - self.progress, 0.0) / self.rate
 
     def state(self, now: float) -> RunningGroup:
         """What a policy sees of it."""
-        first = self.left[0]
-        ends = now + max(first.seconds - self.progress, 0.0) / self.rate
+        first = self.tasks[0]
+        ends, utilisation = now + max(first.seconds - self.progress, 0.0) / self.rate, first.utilisation
         if self.as_planned:
-            ends = self.start + self.plan.seconds
+            ends, utilisation = self.start + self.plan.seconds, self.plan.utilisation
+        elif len(self.plan.members) > 1:  # the mean of those that have not ended, over the time that they take alone
+            start, work = max(task.start_seconds for task in self.tasks), math.fsum(task.work for task in self.tasks)
+            utilisation = fused_cost(first.seconds, start, work, self.model)[1]
         return RunningGroup(
             id=self.id,
             device=self.plan.device,
-            members=tuple(task.id for task in self.left),
+            members=tuple(task.id for task in self.tasks),
             bytes=self.plan.bytes,
-            utilisation=self.plan.utilisation if self.as_planned else self._mean_demand,
+            utilisation=utilisation,
             started=self.start,
             ends=ends,
             graph=first.graph,
             kind=first.kind,
             slowdown_limit=slowdown_limit(first, now),
-            priority=max(task.priority for task in self.left),
+            priority=max(task.priority for task in self.tasks),
             start_seconds=self.plan.start_seconds,
             turn_seconds=self.plan.turn_seconds if self.as_planned else self.load.turn,
         )
 
 
-# ---- The outcome of a simulated queue: when each task and group ran, and the figures that compare policies.
+# ---- The outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +130,7 @@ class TaskRun:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRun:
+class SimulatedGroup:
     """One group: the worker it ran on, its members, its bytes, from when to when."""
 
     id: str
@@ -178,7 +170,7 @@ class Simulation:
 
     policy: str
     tasks: tuple[TaskRun, ...]
-    groups: tuple[GroupRun, ...]
+    groups: tuple[SimulatedGroup, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     budget_bytes: int = 0
     devices: int = 1
@@ -202,9 +194,9 @@ class Simulation:
             tasks=len(self.tasks),
             refused=len(self.refused),
             makespan=self.makespan,
-            mean_jct=_mean(completion),
+            mean_jct=math.fsum(completion) / len(completion) if completion else 0.0,
             p95_jct=percentile(completion, 0.95),
-            mean_queuing=_mean(queuing),
+            mean_queuing=math.fsum(queuing) / len(queuing) if queuing else 0.0,
             p95_queuing=percentile(queuing, 0.95),
             utilisation=self.busy_seconds / span if span else 0.0,
             peak_bytes=self.peak_bytes,
@@ -215,8 +207,12 @@ class Simulation:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the figures, every group, and what was refused."""
         groups = [{**asdict(group), "members": list(group.members)} for group in self.groups]
-        metrics = self.metrics().to_dict()
-        return {"policy": self.policy, "metrics": metrics, "groups": groups, "refused": dict(self.refused)}
+        return {
+            "policy": self.policy,
+            "metrics": self.metrics().to_dict(),
+            "groups": groups,
+            "refused": dict(self.refused),
+        }
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -225,9 +221,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
+# ---- The simulation
 
 MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends or arrives, before a policy is at fault
 
@@ -236,7 +230,7 @@ MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends o
 class Conditions:
     """What the simulated device is like: how groups interfere, and what a cold start costs.
 
-    ``background``: the share of the device that others than the queue keep busy all the time.
+    ``background``: the share of the device that is always busy with work outside the queue.
     """
 
     interference: Interference = field(default_factory=Interference)
@@ -257,9 +251,7 @@ def simulate(
     ``actual``: tasks of the queue as they turn out, with other seconds or another utilisation than predicted. The
     policy decides by what is predicted, as a server does, and the simulated device does what is actual.
     """
-    turned_out = {task.id: task for task in actual}
-    made = _Run(policy, list(tasks), devices, conditions or Conditions(), turned_out)
-    return made.until_done(name or type(policy).__name__)
+    return _Run(policy, list(tasks), devices, conditions or Conditions(), actual).until_done(name)
 
 
 class _Run:
@@ -271,14 +263,14 @@ class _Run:
         tasks: list[QueuedTask],
         devices: Sequence[DeviceState],
         conditions: Conditions,
-        actual: Mapping[str, QueuedTask],
+        actual: Iterable[QueuedTask],
     ) -> None:
-        _check(tasks, actual)
-        self.policy, self.conditions = policy, conditions
+        self.policy, self.conditions, self.model = policy, conditions, conditions.interference
         self.predicted = {task.id: task for task in tasks}
-        self.actual = dict(actual)
+        self.actual = {task.id: task for task in actual}
+        self._check(tasks)
         self.devices = {device.name: device for device in devices}
-        self.arrivals = sorted(tasks, key=lambda task: task.arrival)[::-1]  # the next one last
+        self.arrivals = sorted(tasks, key=lambda task: task.arrival)[::-1]  # the next task last
         self.expected = {task.id for task in tasks}
         self.held: dict[str, list[QueuedTask]] = {}  # tasks that arrive before something they depend on
         self.queue = TaskQueue()
@@ -287,53 +279,87 @@ class _Run:
         self.now = self.arrivals[-1].arrival if self.arrivals else 0.0
         self.starts: dict[str, tuple[str, float]] = {}
         self.runs: list[TaskRun] = []
-        self.groups: list[GroupRun] = []
+        self.groups: list[SimulatedGroup] = []
         self.refused: dict[str, str] = {}
         self.busy_seconds, self.peak_bytes, self.decisions = 0.0, 0, 0
-        self.again = math.inf  # when the policy wants to decide though nothing has happened
+        self.again = math.inf  # when the policy decides even if nothing has happened
         self.restless = 0  # decisions since something ended or arrived or time passed
         self.decided: tuple[float, int, int] | None = None  # time, arrivals and ends at the last decision
 
+    def _check(self, tasks: Sequence[QueuedTask]) -> None:
+        """Ids are distinct and dependencies do not form a circle."""
+        for name in self.actual:
+            if name not in self.predicted:
+                raise SpecError(f"actual task {name!r} is not in the queue; name a task that is")
+        for task in tasks:
+            for name in task.after:
+                if name not in self.predicted:
+                    raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
+        TaskQueue.of(tasks)
+
     def until_done(self, name: str) -> Simulation:
+        """Run the events until nothing is queued, running or still to arrive."""
         while self.arrivals or self.queue or any(self.live.values()):
             before = len(self.arrivals), len(self.runs)
-            self._advance(self._seconds_to_next_event())
-            self._arrive()
-            self._end()
+            self._advance()
             if self.queue and (self.now >= self.again or before != (len(self.arrivals), len(self.runs))):
-                self._decide()
-            self._update_rates()
-        budget = max(device.task_bytes for device in self.devices.values())
+                while self._decide().preempt:
+                    pass
+            for device, groups in self.live.items():
+                loads = [*(group.load for group in groups), DeviceLoad(self.conditions.background)]
+                over = sum(group.plan.bytes for group in groups) > self.devices[device].task_bytes
+                for group, slowdown in zip(groups, self.model.slowdowns(loads), strict=False):
+                    group.rate = 1.0 / (slowdown * (self.model.paging if over else 1.0))
         return Simulation(
-            name, tuple(self.runs), tuple(self.groups), self.refused, budget, len(self.devices),
-            self.busy_seconds, self.peak_bytes, self.decisions,
-        )  # fmt: skip
+            policy=name or type(self.policy).__name__,
+            tasks=tuple(self.runs),
+            groups=tuple(self.groups),
+            refused=self.refused,
+            budget_bytes=max(device.task_bytes for device in self.devices.values()),
+            devices=len(self.devices),
+            busy_seconds=self.busy_seconds,
+            peak_bytes=self.peak_bytes,
+            decisions=self.decisions,
+        )
 
-    def _seconds_to_next_event(self) -> float:
-        seconds = max(self.again - self.now, 0.0) if self.queue else math.inf
+    def _advance(self) -> None:
+        """Let time pass until the next event; tasks arrive and end."""
+        running = [group for groups in self.live.values() for group in groups]
+        seconds = min((group.seconds_to_next_change for group in running), default=math.inf)
+        if self.queue:
+            seconds = min(seconds, max(self.again - self.now, 0.0))
         if self.arrivals:
             seconds = min(seconds, max(self.arrivals[-1].arrival - self.now, 0.0))
-        for groups in self.live.values():
-            for group in groups:
-                seconds = min(seconds, group.seconds_to_next_change)
         if seconds == math.inf:
-            stuck = next(iter(self.queue)).id
-            raise WeftError(
-                f"{type(self.policy).__name__} starts nothing although nothing runs and {len(self.queue)} tasks are "
-                f"queued (the first is {stuck!r}); this is a fault of the policy"
-            )
-        return seconds
-
-    def _advance(self, seconds: float) -> None:
+            raise self._fault("starts nothing although nothing runs")
         self.now += seconds
-        for groups in self.live.values():
-            self.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
-            for group in groups:
-                group.advance(seconds)
-
-    def _arrive(self) -> None:
         while self.arrivals and self.arrivals[-1].arrival <= self.now:
             self._admit(self.arrivals.pop())
+        for groups in self.live.values():
+            self.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
+            for group in list(groups):
+                for task in group.advance(seconds):
+                    name, start = self.starts.pop(task.id)
+                    self.runs.append(TaskRun(task.id, name, task.arrival, start, self.now, task.must_end_by))
+                    self.queue.finish(task.id)
+                if not group.tasks:
+                    self._remove(group)
+
+    def _remove(self, group: LiveGroup) -> None:
+        """Record a group that has ended or was preempted."""
+        plan = group.plan
+        self.live[plan.device].remove(group)
+        self.groups.append(
+            SimulatedGroup(
+                group.id, plan.device, group.worker, plan.members, plan.bytes, group.start, self.now, plan.why
+            )
+        )
+
+    def _fault(self, what: str) -> WeftError:
+        return WeftError(
+            f"{type(self.policy).__name__} {what}, and {len(self.queue)} tasks are queued (the first is "
+            f"{next(iter(self.queue)).id!r}); this is a fault of the policy"
+        )
 
     def _admit(self, task: QueuedTask) -> None:
         """Queue a task once everything it depends on has arrived."""
@@ -350,129 +376,65 @@ class _Run:
         for waiting in self.held.pop(task.id, ()):
             self._admit(waiting)
 
-    def _end(self) -> None:
-        for groups in self.live.values():
-            for group in list(groups):
-                for task in group.ended():
-                    self._end_task(task)
-                if not group.left:
-                    groups.remove(group)
-                    self._end_group(group)
-
-    def _end_task(self, task: QueuedTask) -> None:
-        group, start = self.starts.pop(task.id)
-        self.runs.append(TaskRun(task.id, group, task.arrival, start, self.now, task.must_end_by))
-        self.queue.finish(task.id)
-
-    def _end_group(self, group: LiveGroup) -> None:
-        plan = group.plan
-        self.groups.append(
-            GroupRun(group.id, plan.device, group.worker, plan.members, plan.bytes, group.start, self.now, plan.why)
-        )
-
-    def _decide(self) -> None:
-        """Let the policy decide until it preempts nothing more."""
-        while self._decide_once().preempt:
-            self._check_rest()
-        self._check_rest()
-
-    def _check_rest(self) -> None:
-        """Report a policy that goes on deciding although nothing happens meanwhile."""
-        state = self.now, len(self.arrivals), len(self.runs)
-        self.restless = self.restless + 1 if state == self.decided else 0
-        self.decided = state
-        if self.restless > MOST_RESTLESS and self.queue:
-            raise WeftError(
-                f"{type(self.policy).__name__} has decided {self.restless} times at {self.now:g} s without coming to "
-                f"rest, and {len(self.queue)} tasks are queued (the first is {next(iter(self.queue)).id!r}); "
-                f"this is a fault of the policy"
-            )
-
-    def _decide_once(self) -> Decision:
+    def _decide(self) -> QueueDecision:
+        """Let the policy decide once, and carry the decision out."""
         running = [group.state(self.now) for groups in self.live.values() for group in groups]
         machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
         decision = decide(self.policy, self.queue, running, machine)
         self.decisions += 1
         self.again = math.inf if decision.again is None else decision.again
-        self._refuse(decision)
-        for start in decision.start:
-            self._start(start)
-        self._preempt(decision)
-        return decision
-
-    def _refuse(self, decision: Decision) -> None:
         for name, reason in decision.refuse.items():
             self.queue.drop(name)
             self.refused[name] = reason
+        for start in decision.start:
+            self._start(start)
+        preempted = [group for groups in self.live.values() for group in groups if group.id in decision.preempt]
+        for group in preempted:  # they save their state within the event
+            self._remove(group)
+            for task in group.tasks:
+                self._requeue(task, max(group.progress, 0.0))
+        state = self.now, len(self.arrivals), len(self.runs)
+        self.restless = self.restless + 1 if state == self.decided else 0
+        self.decided = state
+        if self.restless > MOST_RESTLESS and self.queue:
+            raise self._fault(f"has decided {self.restless} times at {self.now:g} s without coming to rest")
+        return decision
 
-    def _preempt(self, decision: Decision) -> None:
-        """Groups return to the queue with what is left of them; they save their state within the event."""
-        for groups in self.live.values():
-            for group in [one for one in groups if one.id in decision.preempt]:
-                groups.remove(group)
-                self._end_group(group)
-                for task in group.left:
-                    self._put_back(task, max(group.progress, 0.0))
+    def _requeue(self, task: QueuedTask, progress: float) -> None:
+        """Queue the rest of a preempted task; what is predicted of it shrinks by the same progress.
 
-    def _put_back(self, task: QueuedTask, progress: float) -> None:
-        """Queue what is left of a task; what is predicted of it shrinks by the same progress.
-
-        Its user has not had what is left. Its lane was served until now: it does not rise for the time that it ran.
+        Its user has not had that rest. Its lane was served until now: it does not rise for the time that it ran.
         """
         if task.id in self.actual:
             self.actual[task.id] = task.rest(progress)
-            task = self.predicted[task.id]
-        left = task.rest(progress)
-        self.predicted[task.id] = left
-        self.queue.put_back(left)
-        self._count(left, -left.work)
+        rest = self.predicted[task.id].rest(progress)
+        self.predicted[task.id] = rest
+        self.queue.put_back(rest)
+        self._charge(rest, -rest.work)
 
     def _start(self, start: GroupStart) -> None:
         taken = [self.queue.take(name) for name in start.members]
-        tasks = [self.actual.get(task.id, task) for task in taken]
-        device = self.devices[start.device]
-        self.devices[start.device] = replace(device, started=device.started + len(tasks))
-        groups = self.live[start.device]
+        device, groups = self.devices[start.device], self.live[start.device]
+        self.devices[start.device] = replace(device, started=device.started + len(taken))
         used = {group.worker for group in groups}
-        worker = next(number for number in range(len(used) + 1) if number not in used)
-        setup = 0.0 if start.warm else -self.conditions.cold_start_seconds
-        name = f"{start.device}/{device.started}"
-        made = LiveGroup(
-            name, start, worker, self.now, tasks, self._model, progress=setup, as_planned=bool(self.actual)
+        group = LiveGroup(
+            id=f"{start.device}/{device.started}",
+            plan=start,
+            worker=next(number for number in range(len(used) + 1) if number not in used),
+            start=self.now,
+            tasks=[self.actual.get(task.id, task) for task in taken],
+            model=self.model,
+            progress=0.0 if start.warm else -self.conditions.cold_start_seconds,
+            as_planned=bool(self.actual),
         )
-        groups.append(made)
-        self.peak_bytes = max(self.peak_bytes, sum(group.plan.bytes for group in groups))
+        groups.append(group)
+        self.peak_bytes = max(self.peak_bytes, sum(other.plan.bytes for other in groups))
         for task in taken:
-            self.starts[task.id] = (made.id, self.starts.get(task.id, ("", self.now))[1])
-            self._count(task, task.work)
+            self.starts[task.id] = (group.id, self.starts.get(task.id, ("", self.now))[1])
+            self._charge(task, task.work)
 
-    @property
-    def _model(self) -> Interference:
-        return self.conditions.interference
-
-    def _count(self, task: QueuedTask, seconds: float) -> None:
+    def _charge(self, task: QueuedTask, seconds: float) -> None:
         """Charge device-seconds of a task to its user, whose lane is served now."""
         share = self.users.get(task.user, UserShare(task.user))
         last = {**share.last_start, lane_name(lane_key(task)): self.now}
         self.users[task.user] = UserShare(task.user, share.device_seconds + seconds, last)
-
-    def _update_rates(self) -> None:
-        for name, groups in self.live.items():
-            others = [Load(self.conditions.background)]
-            slowdowns = self._model.slowdowns([*(group.load for group in groups), *others])
-            over = sum(group.plan.bytes for group in groups) > self.devices[name].task_bytes
-            for group, slowdown in zip(groups, slowdowns, strict=False):
-                group.rate = 1.0 / (slowdown * (self._model.paging if over else 1.0))
-
-
-def _check(tasks: Sequence[QueuedTask], actual: Iterable[str]) -> None:
-    """Ids are distinct and dependencies do not form a circle."""
-    names = {task.id for task in tasks}
-    unknown = next((name for name in actual if name not in names), None)
-    if unknown is not None:
-        raise SpecError(f"task {unknown!r} is said to turn out otherwise, and is not in the queue; name a task that is")
-    for task in tasks:
-        for name in task.after:
-            if name not in names:
-                raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
-    TaskQueue.of(tasks)

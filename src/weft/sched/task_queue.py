@@ -1,4 +1,4 @@
-"""The queued tasks, indexed for the policies: each order a policy needs is kept up to date, never sorted anew.
+"""The queued tasks, indexed for the policies: each order a policy needs is updated, never sorted anew.
 
 A policy reads the queue and changes nothing. The caller adds tasks, takes those that a decision starts or refuses, and
 reports those that are done, which releases the tasks that depend on them.
@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from weft.core.errors import SpecError
 from weft.sched.queue_state import QueuedTask, RunningGroup, UserShare
-
-# ---- A list of tasks kept in order while tasks come and go.
 
 Key = tuple[float, ...]
 
@@ -31,14 +29,13 @@ class SortedTasks:
 
     def remove(self, key: Key, position: int, task: str) -> None:
         """Take a task out; it must be there under the same key and position."""
-        place = bisect_left(self._rows, (key, position, task))
-        del self._rows[place]
+        del self._rows[bisect_left(self._rows, (key, position, task))]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, place: int) -> str:
-        return self._rows[place][2]
+    def __getitem__(self, index: int) -> str:
+        return self._rows[index][2]
 
     def __iter__(self) -> Iterator[str]:
         return (row[2] for row in self._rows)
@@ -90,7 +87,17 @@ class TaskQueue:
             queue._enter(task.id)
         for task in waiting:
             queue._insert(task)
-        queue._check_no_cycle()
+        blocked = dict(queue._open_dependencies)
+        done = [name for name in queue._position if name not in blocked]
+        while done:
+            for name in queue._dependents.get(done.pop(), ()):
+                blocked[name] -= 1
+                if blocked[name] == 0:
+                    del blocked[name]
+                    done.append(name)
+        if blocked:
+            names = ", ".join(map(repr, sorted(blocked)[:4]))
+            raise SpecError(f"tasks {names} wait for each other in a circle; remove one of their 'after' entries")
         return queue
 
     def __len__(self) -> int:
@@ -118,7 +125,15 @@ class TaskQueue:
             for name in set(taken.after) & self._dependents.keys():
                 self._dependents[name].remove(task)
         else:
-            self._unready(taken)
+            self.ready_work -= taken.work
+            self.ready_seconds -= taken.seconds
+            for index, key in self._indices(taken):
+                index.remove(key, self._position[task], task)
+            for lanes in (self.lanes, self.inference_lanes):
+                if lane_key(taken) in lanes and not lanes[lane_key(taken)]:
+                    del lanes[lane_key(taken)]
+            if taken.joinable and not self.by_join[taken.join_key]:
+                del self.by_join[taken.join_key]
         self.all_by_bytes.remove((float(taken.bytes),), self._position[task], task)
         return taken
 
@@ -138,16 +153,14 @@ class TaskQueue:
         """Report a taken task as done: what depends on it alone becomes ready."""
         del self._position[task]
         for name in self._dependents.pop(task, ()):
-            left = self._open_dependencies.get(name)
-            if left is None:
-                continue
-            self._open_dependencies[name] = left - 1
-            if left == 1:
-                del self._open_dependencies[name]
-                self._ready(self._tasks[name])
+            if name in self._open_dependencies:
+                self._open_dependencies[name] -= 1
+                if not self._open_dependencies[name]:
+                    del self._open_dependencies[name]
+                    self._ready(self._tasks[name])
 
     def position(self, task: str) -> int:
-        """Its place among all tasks ever queued, in order of submission."""
+        """Its number among all tasks ever queued, in order of submission."""
         return self._position[task]
 
     def blocked_by(self, task: str) -> tuple[str, ...]:
@@ -160,13 +173,13 @@ class TaskQueue:
 
     def dependents(self, task: str) -> list[str]:
         """The queued tasks that wait for ``task``, directly or through others, nearest first."""
-        found: dict[str, None] = {}
+        reached: dict[str, None] = {}
         frontier = [task]
         while frontier:
-            frontier = [n for one in frontier for n in self._dependents.get(one, ()) if n in self._tasks]
-            frontier = [name for name in dict.fromkeys(frontier) if name not in found]
-            found.update(dict.fromkeys(frontier))
-        return list(found)
+            names = [n for name in frontier for n in self._dependents.get(name, ()) if n in self._tasks]
+            frontier = [name for name in dict.fromkeys(names) if name not in reached]
+            reached.update(dict.fromkeys(frontier))
+        return list(reached)
 
     def _enter(self, task: str) -> None:
         if task in self._position:
@@ -191,13 +204,6 @@ class TaskQueue:
         for index, key in self._indices(task):
             index.add(key, self._position[task.id], task.id)
 
-    def _unready(self, task: QueuedTask) -> None:
-        self.ready_work -= task.work
-        self.ready_seconds -= task.seconds
-        for index, key in self._indices(task):
-            index.remove(key, self._position[task.id], task.id)
-        self._drop_if_empty(task)
-
     def _indices(self, task: QueuedTask) -> Iterator[tuple[SortedTasks, tuple[float, ...]]]:
         yield self.by_arrival, (task.arrival,)
         yield self.by_bytes, (float(task.bytes),)
@@ -208,26 +214,6 @@ class TaskQueue:
             yield self.inference_lanes.setdefault(lane_key(task), SortedTasks()), lane_order(task)
         if task.joinable:
             yield self.by_join.setdefault(task.join_key, SortedTasks()), (task.seconds,)
-
-    def _drop_if_empty(self, task: QueuedTask) -> None:
-        for lanes in (self.lanes, self.inference_lanes):
-            if lane_key(task) in lanes and not lanes[lane_key(task)]:
-                del lanes[lane_key(task)]
-        if task.joinable and not self.by_join[task.join_key]:
-            del self.by_join[task.join_key]
-
-    def _check_no_cycle(self) -> None:
-        left = dict(self._open_dependencies)
-        done = [name for name in self._position if name not in left]
-        while done:
-            for name in self._dependents.get(done.pop(), ()):
-                left[name] -= 1
-                if left[name] == 0:
-                    del left[name]
-                    done.append(name)
-        if left:
-            names = ", ".join(map(repr, sorted(left)[:4]))
-            raise SpecError(f"tasks {names} wait for each other in a circle; remove one of their 'after' entries")
 
 
 def lane_key(task: QueuedTask) -> LaneKey:
@@ -245,18 +231,15 @@ def lane_name(lane: LaneKey) -> str:
     return f"{lane[1]} due" if lane[2] else str(lane[1])
 
 
-# ---- What each user has had of the devices, kept from decision to decision.
-
-
 class UserShares:
     """Device-seconds of every user, and when each of their lanes was last served.
 
-    Time without tasks earns nothing: who comes anew starts level with the least served of those that are there.
-    Otherwise a user who comes after a week would have the devices alone until a week is made up for.
+    Time without tasks earns nothing: a new user starts level with the least served of those present. Otherwise a user
+    who comes after a week would have the devices alone until a week is made up for.
     """
 
-    def __init__(self, known: Iterable[UserShare] = ()) -> None:
-        self._shares = {share.user: share for share in known}
+    def __init__(self, shares: Iterable[UserShare] = ()) -> None:
+        self._shares = {share.user: share for share in shares}
         self._present: frozenset[str] | None = None
 
     def of(self, user: str) -> UserShare:
@@ -264,7 +247,7 @@ class UserShares:
         return self._shares.get(user, UserShare(user))
 
     def see(self, present: Iterable[str]) -> None:
-        """Note who has tasks that wait or run; those who had none before are made level with the others."""
+        """Update who has tasks that wait or run; users who had none before are made level with the least served."""
         now, before = frozenset(present), self._present
         self._present = now
         if before is None or not now & before:
@@ -280,7 +263,7 @@ class UserShares:
         self._shares[user] = replace(share, device_seconds=share.device_seconds + seconds)
 
     def started(self, task: QueuedTask, now: float) -> None:
-        """Note that a task is started, or has run until now and is to go on: its lane does not age until then."""
+        """Record that a task is started, or ran until now and will resume: its lane does not age until then."""
         share = self.of(task.user)
         self._shares[task.user] = replace(share, last_start={**share.last_start, lane_name(lane_key(task)): now})
 
@@ -288,4 +271,4 @@ class UserShares:
         """All shares, with the device-seconds by user that are being had now."""
         users = dict.fromkeys([*self._shares, *running])
         shares = [self.of(user) for user in users]
-        return tuple(replace(one, device_seconds=one.device_seconds + running.get(one.user, 0.0)) for one in shares)
+        return tuple(replace(s, device_seconds=s.device_seconds + running.get(s.user, 0.0)) for s in shares)

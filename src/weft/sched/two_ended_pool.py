@@ -1,9 +1,9 @@
-"""Where things lie in one buffer of a device's memory: inputs from its low end, a group's own state from its high end.
+"""Allocate ranges of one buffer of a device's memory: inputs from its low end, a group's state from its high end.
 
 CoGNN keeps parameters at one end of a pool and what is computed at the other, so that the memory of a group is whole
 again when the group ends. Here what is copied to the device before a group starts (graphs, weights) comes from the low
-end, and what a group writes (weights in training, moments, history) from the high end. Every place begins at a multiple
-of 512 bytes. The first ``reserved`` bytes are never given.
+end, and what a group writes (weights in training, moments, history) from the high end. Every range begins at a
+multiple of 512 bytes. The first ``reserved`` bytes are never allocated.
 
 Plain numbers: nothing here touches a device.
 """
@@ -22,7 +22,7 @@ def padded(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class PoolRange:
     """Bytes from ``offset`` on that belong to ``owner``; ``size`` is padded."""
 
     offset: int
@@ -47,68 +47,71 @@ class Move:
 
 @dataclass
 class TwoEndedPool:
-    """Places in ``capacity`` bytes; a place that does not fit is None, never one somewhere else."""
+    """Ranges in ``capacity`` bytes."""
 
     capacity: int
     reserved: int = 0
-    _places: list[Place] = field(default_factory=list)  # by offset
+    _ranges: list[PoolRange] = field(default_factory=list)  # by offset
 
     def __post_init__(self) -> None:
         if not 0 <= self.reserved <= self.capacity:
             raise ValueError(f"reserved={self.reserved} must be from 0 to capacity={self.capacity}")
 
-    def put(self, owner: str, size: int, end: str = LOW) -> Place | None:
-        """A place of ``size`` bytes: in the lowest hole that is large enough, or at the top of the highest."""
+    def put(self, owner: str, size: int, end: str = LOW) -> PoolRange | None:
+        """A range of ``size`` bytes: in the lowest hole that is large enough, or at the top of the highest.
+
+        None if it does not fit.
+        """
         needed, holes = padded(max(size, 1)), self.holes()
-        hole = next((one for one in (holes if end == LOW else holes[::-1]) if one[1] - one[0] >= needed), None)
-        if hole is None:
-            return None
-        found = Place(hole[0] if end == LOW else hole[1] - needed, needed, owner, end)
-        self._places.append(found)
-        self._places.sort(key=lambda place: place.offset)
-        return found
+        for start, stop in holes if end == LOW else holes[::-1]:
+            if stop - start >= needed:
+                allocated = PoolRange(start if end == LOW else stop - needed, needed, owner, end)
+                self._ranges.append(allocated)
+                self._ranges.sort(key=lambda each: each.offset)
+                return allocated
+        return None
 
     def clear(self, owner: str) -> int:
-        """Give back every place of ``owner``; their bytes."""
-        given_back = self.held(owner)
-        self._places = [place for place in self._places if place.owner != owner]
-        return given_back
+        """Release every range of ``owner``; their bytes."""
+        released = self.held(owner)
+        self._ranges = [each for each in self._ranges if each.owner != owner]
+        return released
 
     def pack(self, owner: str) -> list[Move]:
-        """Put the places of ``owner`` anew, each as near to its end as it can be, and say what has to be moved.
+        """Allocate the ranges of ``owner`` anew, each as near to its end as possible; the bytes to move.
 
-        In the order given no move overwrites what a later one reads.
+        In this order no move overwrites what a later one reads.
         """
-        own = [place for place in self._places if place.owner == owner]
+        before = [each for each in self._ranges if each.owner == owner]
         self.clear(owner)
         moves: list[Move] = []
-        for old in [p for p in own if p.end == LOW] + [p for p in own[::-1] if p.end == HIGH]:
+        for old in [r for r in before if r.end == LOW] + [r for r in before[::-1] if r.end == HIGH]:
             new = self.put(owner, old.size, old.end)
-            assert new is not None  # its own old place is free
+            assert new is not None  # its old range is free
             if new.offset != old.offset:
                 moves.append(Move(old.offset, new.offset, old.size))
         return moves
 
     def holes(self) -> list[tuple[int, int]]:
         """The free parts, each as its first byte and the first one behind it, by offset."""
-        found, at = [], padded(self.reserved)
-        for place in self._places:
-            if place.offset > at:
-                found.append((at, place.offset))
-            at = place.stop
+        holes, at = [], padded(self.reserved)
+        for each in self._ranges:
+            if each.offset > at:
+                holes.append((at, each.offset))
+            at = each.stop
         last = self.capacity - self.capacity % ALIGNMENT
-        return [*found, (at, last)] if last > at else found
+        return [*holes, (at, last)] if last > at else holes
 
     def held(self, owner: str) -> int:
         """Bytes of ``owner``."""
-        return sum(place.size for place in self._places if place.owner == owner)
+        return sum(each.size for each in self._ranges if each.owner == owner)
 
     @property
     def free(self) -> int:
-        """Bytes that nobody has."""
+        """Bytes of no owner."""
         return sum(stop - start for start, stop in self.holes())
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """All places, by offset."""
-        return tuple(self._places)
+    def ranges(self) -> tuple[PoolRange, ...]:
+        """All ranges, by offset."""
+        return tuple(self._ranges)

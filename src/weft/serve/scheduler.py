@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.sched.admission import Policy, decide, waits_for
 from weft.sched.policies import find_policy
-from weft.sched.queue_state import Decision, DeviceState, MachineState
+from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
 from weft.serve.queue_file import QueueTask
 from weft.serve.server_deaths import WAITS_ALONE, WAITS_FOR_SUSPECT, is_suspect
@@ -90,7 +90,7 @@ class Scheduler:
             task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
         ]
 
-    def _explain(self, groups: Mapping[str, Preempted], ready: Sequence[QueueTask], decision: Decision) -> None:
+    def _explain(self, groups: Mapping[str, Preempted], ready: Sequence[QueueTask], decision: QueueDecision) -> None:
         """Say why tasks wait that the policy did not start."""
         started = set(decision.started)
         self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
@@ -110,7 +110,7 @@ class Scheduler:
             self._known = kept | {name: self._state.db.get(name) for name in changed}
         return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
 
-    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision) -> None:
+    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision) -> None:
         """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
         wanted = self._next_group(groups, waiting, decision)
         if not any(wanted.values()):
@@ -121,7 +121,7 @@ class Scheduler:
                 worker.send("prefetch", **wanted)
 
     def _next_group(
-        self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: Decision
+        self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision
     ) -> dict[str, Any]:
         """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
         runs, considered = self._state.options.runs, {task.id: task for task in waiting}
@@ -142,7 +142,7 @@ class Scheduler:
         tasks = [] if places else [worker_settings(task) for task in _alike(first, waiting)]
         return {**found, "tasks": tasks, "folders": [str(runs / place) for place in places]}
 
-    def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> Decision:
+    def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
         running = [active.state() for active in self._state.active.values()]
         device = next(iter(self._pool.room))
         setup, share = self._state.setup_of(device), self._pool.share_of(device)

@@ -1,8 +1,8 @@
-"""Launchers of the operators that can share launches: code that only launches kernels.
+"""Operators that weaving adds (copies, pushes), and the launchers of all operators that can share launches.
 
-Only such code can be collected: it reads none of its results, which are complete once its launches have run. Arguments
-are those of the operators' schemas; results are tuples, or a function that returns them and is called after all
-launches.
+A launcher is code that only launches kernels. Only such code can be collected: it reads none of its results, which are
+complete once its launches have run. Arguments are those of the operators' schemas; results are tensors, or a function
+that returns them and is called after all launches.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from weft.ops.attention.gat_triton import (
 )
 from weft.ops.attention.gatv2 import attention_v2_backward_launches, attention_v2_forward_triton
 from weft.ops.attention.mean_heads import mean_heads_triton
-from weft.ops.csr.packed import unpack_csr
-from weft.ops.dense import adam  # noqa: F401  # noqa: F401
+from weft.ops.csr.packed import PackedCSR, unpack_csr
+from weft.ops.dense import adam  # noqa: F401
 from weft.ops.dense.adam import adam_triton
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.dense.cross_entropy import cross_entropy_rows_backward_triton
 from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
-from weft.ops.launch.backend import custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.sparse import edge_softmax, sddmm, spmm  # noqa: F401
 from weft.ops.sparse.sddmm import sddmm_triton
 from weft.ops.sparse.spmm import spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
-from weft.weave.merged_launch import FlatCalls, OpCall, results, unflatten
-from weft.weave.rows_triton import push_triton, whole_edge_softmax_backward_triton, whole_edge_softmax_triton
+from weft.weave.merged_launch import FlatCalls, OpCall, count_results, unflatten
+from weft.weave.rows_triton import push_triton, row_softmax_triton
 from weft.weave.two_phase_ops import (
     add_parts,
     backward_bias_parts,
@@ -49,7 +49,7 @@ from weft.weave.two_phase_ops import (
     weight_grad_parts,
 )
 
-# ---- Copies as kernel launches that can be merged: transposes, concatenation of rows, zeros.
+# ---- Copies as kernel launches: transposes, concatenation of rows, zeros
 #
 #     copied(x)          [A, B, C] of any strides to the same numbers, contiguous
 #     side_by_side(xs)   [T, K_1], [T, K_2], ... to [T, K_1 + K_2 + ...]
@@ -141,35 +141,49 @@ def _side_by_side_fake(parts):
     return parts[0].new_empty(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
 
 
+# ---- Pushes: rows sent along their edges
+#
+#     out[t, j, f] = col_scale[j] * sum over e = (j -> i) of weight[t, e] * row_scale[i] * x[t, i, f]
+#
+# It needs no transpose of the structure; rows are added atomically on a GPU, in another order on every run.
+
+
+def push_torch(x, weight, row_scale, col_scale, csr: PackedCSR, num_cols: int) -> Tensor:
+    """Reference: every row of ``x [..., N, F]`` added to the columns its edges come from, ``[..., M, F]``."""
+    rows, cols = csr.rows(), csr.indices.long()
+    messages = x.index_select(-2, rows).to(accumulate_dtype(x.dtype))
+    if row_scale is not None:
+        messages = messages * row_scale[rows][:, None]
+    if weight is not None:
+        messages = messages * weight[..., None]
+    if col_scale is not None:
+        messages = messages * col_scale[cols][:, None]
+    return messages.new_zeros(*x.shape[:-2], num_cols, x.shape[-1]).index_add(-2, cols, messages)
+
+
+@custom_op(
+    "weft::spmm_push",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, int num_cols) -> Tensor",
+)
+def _push_op(x, weight, row_scale, col_scale, csr, num_cols):
+    if use_triton(x):
+        return push_triton(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols)
+    return push_torch(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols).contiguous()
+
+
+@_push_op.register_fake
+def _push_fake(x, weight, row_scale, col_scale, csr, num_cols):
+    return x.new_empty(*x.shape[:-2], num_cols, x.shape[-1], dtype=accumulate_dtype(x.dtype))
+
+
+# ---- Launchers
+
 Tensors = tuple[Tensor, ...]
 
 
-def _spmm(x, weight, row_scale, col_scale, csr, back, weight_back) -> Tensors:
-    return (spmm_triton(x, weight, row_scale, col_scale, unpack_csr(csr)),)
-
-
-def _push(x, weight, row_scale, col_scale, csr, num_cols) -> Tensors:
-    return (push_triton(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols),)
-
-
-def _max(x, weight, csr, back) -> Tensors:
-    return spmm_max_triton(x, weight, unpack_csr(csr))
-
-
-def _max_backward(grad, winner, weight, csr, back) -> Tensors:
-    return (spmm_max_backward_triton(grad, winner, weight, unpack_csr(back)),)
-
-
-def _sddmm(a, b, heads, csr, back) -> Tensors:
-    return (sddmm_triton(a, b, heads, unpack_csr(csr)),)
-
-
-def _softmax(scores, csr) -> Tensors:
-    return (whole_edge_softmax_triton(scores, unpack_csr(csr)),)
-
-
-def _softmax_backward(grad, out, csr) -> Tensors:
-    return (whole_edge_softmax_backward_triton(grad, out, unpack_csr(csr)),)
+def _spmm(x, weight, row_scale, col_scale, csr, back, weight_back) -> Tensor:
+    return spmm_triton(x, weight, row_scale, col_scale, unpack_csr(csr))
 
 
 def _attention_packed(packed, heads, slope, rate, clock, site, csr, back) -> Tensors:
@@ -191,25 +205,18 @@ def _attention_packed_backward(
     return (result,)
 
 
-def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, csr, back) -> Tensors:
-    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
-
-
 def _attention_v2_backward(
     grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back
 ) -> Callable[[], Tensors]:
-    given = grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site
-    return attention_v2_backward_launches(*given, unpack_csr(csr), unpack_csr(back))
+    return attention_v2_backward_launches(
+        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back)
+    )
 
 
-def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:
+def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensor | Tensors:
     if not _multiplies(x, weight):
         return OpCall("linear", (x, weight, bias, add, act, rate, clock, site))()
-    return (linear_triton(x, weight, bias, add, act, rate, clock, site),)
-
-
-def _product(x, weight) -> Tensors:
-    return (linear_triton(x, weight),) if _multiplies(x, weight) else OpCall("product", (x, weight))()
+    return linear_triton(x, weight, bias, add, act, rate, clock, site)
 
 
 def _multiplies(x: Tensor, weight: Tensor) -> bool:
@@ -217,52 +224,48 @@ def _multiplies(x: Tensor, weight: Tensor) -> bool:
     return x.dtype in (torch.float32, *HALF) and max(weight.shape[-2:]) <= NARROW
 
 
-def _cross_entropy_backward(grad_loss, logits, labels, rows) -> Tensors:
-    return (cross_entropy_rows_backward_triton(grad_loss, logits, labels, rows, zeros=zeros_triton),)
-
-
-def _adam(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step) -> Tensors:
-    adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
-    return ()
-
-
-def _one(launcher: Callable[..., Tensor]) -> Callable[..., Tensors]:
-    """A launcher of one result."""
-    return lambda *arguments: (launcher(*arguments),)
-
-
 INDEPENDENT = frozenset({"side_by_side"})  # operators whose launches are independent
-LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
+LAUNCHERS: dict[str, Callable[..., Tensor | Tensors | Callable[[], Tensors] | None]] = {
     "spmm": _spmm,
-    "spmm_push": _push,
-    "spmm_max": _max,
-    "spmm_max_backward": _max_backward,
-    "sddmm": _sddmm,
-    "edge_softmax": _softmax,
-    "edge_softmax_backward": _softmax_backward,
+    "spmm_push": lambda x, weight, row_scale, col_scale, csr, num_cols: push_triton(
+        x, weight, row_scale, col_scale, unpack_csr(csr), num_cols
+    ),
+    "spmm_max": lambda x, weight, csr, back: spmm_max_triton(x, weight, unpack_csr(csr)),
+    "spmm_max_backward": lambda grad, winner, weight, csr, back: spmm_max_backward_triton(
+        grad, winner, weight, unpack_csr(back)
+    ),
+    "sddmm": lambda a, b, heads, csr, back: sddmm_triton(a, b, heads, unpack_csr(csr)),
+    "edge_softmax": lambda scores, csr: row_softmax_triton(scores, None, unpack_csr(csr)),
+    "edge_softmax_backward": lambda grad, out, csr: row_softmax_triton(out, grad, unpack_csr(csr)),
     "graph_attention_packed": _attention_packed,
     "graph_attention_packed_backward": _attention_packed_backward,
-    "graph_attention_v2": _attention_v2,
+    "graph_attention_v2": lambda x_src, x_dst, att, slope, rate, clock, site, csr, back: attention_v2_forward_triton(
+        x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr)
+    ),
     "graph_attention_v2_backward": _attention_v2_backward,
     "linear": _linear,
-    "product": _product,
-    "cross_entropy_rows_backward": _cross_entropy_backward,
-    "adam_": _adam,
-    "bias_act_dropout": _one(bias_act_dropout_triton),
-    "bias_act_dropout_backward": _one(bias_act_dropout_backward_triton),
+    "product": lambda x, weight: (
+        linear_triton(x, weight) if _multiplies(x, weight) else OpCall("product", (x, weight))()
+    ),
+    "cross_entropy_rows_backward": lambda grad_loss, logits, labels, rows: cross_entropy_rows_backward_triton(
+        grad_loss, logits, labels, rows, zeros=zeros_triton
+    ),
+    "adam_": adam_triton,
+    "bias_act_dropout": bias_act_dropout_triton,
+    "bias_act_dropout_backward": bias_act_dropout_backward_triton,
     "bias_act_dropout_backward_bias_parts": backward_bias_parts,
-    "mean_heads": _one(mean_heads_triton),
+    "mean_heads": mean_heads_triton,
     "linear_backward_parts": linear_backward_parts,
-    "weight_grad_parts": _one(weight_grad_parts),
-    "column_sum_parts": _one(column_sum_parts),
-    "cross_entropy_rows_parts": _one(cross_entropy_parts),
+    "weight_grad_parts": weight_grad_parts,
+    "column_sum_parts": column_sum_parts,
+    "cross_entropy_rows_parts": cross_entropy_parts,
     "add_parts": add_parts,
-    "copied": _one(copied_triton),
-    "side_by_side": _one(side_by_side_triton),
+    "copied": copied_triton,
+    "side_by_side": side_by_side_triton,
 }
 
 
-# ---- Costs of the operators that weaving adds: merged launches, two-phase operators, copies, pushes.
+# ---- Costs of the operators that weaving adds
 
 
 def _spmm_push(call: Call) -> Work:
@@ -276,12 +279,12 @@ def _spmm_push(call: Call) -> Work:
     )
 
 
-def _together(call: Call) -> Work:
+def _merged_call(call: Call) -> Work:
     """Several operators in one launch: the sum of what each costs."""
     parts, outs = unflatten(FlatCalls(*call.args)), iter(call.outs or ())
     total = Work()
     for part in parts:
-        name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
+        name, mine = f"weft.{part.name}", [next(outs) for _ in range(count_results(part.name))]
         work = WEFT[name](replace(call, name=name, args=part.arguments, outs=mine))
         total = Work(total.flops + work.flops, total.stream + work.stream, total.gather + work.gather)
     return total
@@ -300,4 +303,5 @@ def register() -> None:
         "side_by_side": "column_sum",
     }
     register_costs({f"weft.{part}": WEFT[f"weft.{operator}"] for part, operator in whole.items()})
-    register_costs({"weft.spmm_push": _spmm_push, "weft.together": _together, "weft.together_": _together})
+    register_costs({"weft.spmm_push": _spmm_push, "weft.merged_call": _merged_call})
+    register_costs({"weft.merged_call_": _merged_call})

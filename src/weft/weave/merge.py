@@ -1,7 +1,7 @@
 """weave: merge the traced steps of several members into one step, whose operators share launches.
 
 Sparse operators (on small graphs: all operators with a Weft kernel) are matched in rounds (``matching.py``), and those
-of a round become one :func:`weft.weave.merged_launch.together`; everything else is copied as it is. A :class:`Table`
+of a round become one :func:`weft.weave.merged_launch.merged_call`; everything else is copied as it is. A :class:`Table`
 records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so any order
 that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
 rounding: see :mod:`weft.weave.merged_launch`).
@@ -26,19 +26,17 @@ from weft.weave.matching import (
     FAMILY,
     SMALL_FAMILY,
     SUMS,
-    Lane,
     Member,
-    Place,
+    Position,
     Round,
-    given,
     in_order,
     match,
+    node_argument,
     operator_name,
 )
-from weft.weave.merged_launch import OpCall, flatten, is_mutable, results
+from weft.weave.merged_launch import OpCall, count_results, flatten
+from weft.weave.merged_launch import operator as weft_operator
 from weft.weave.recorder import Captured, Graph, Node, map_nodes
-
-# ---- Woven: several members' steps as one, and the table of which fused kernel serves which of them.
 
 OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
@@ -87,16 +85,12 @@ class Table:
         lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
         for fused in self.fused:
             lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
-            lines += [
-                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_structure_text(e.structure)}) -> "
-                f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
-                for e in fused.entries
-            ]
+            for e in fused.entries:
+                structure = "" if e.structure is None else f", structure {e.structure}"
+                shape, numbers = " x ".join(map(str, e.shape)), ", ".join(map(str, e.results))
+                what = f"{e.operator} ({e.direction}{structure})"
+                lines.append(f"  {self.members[e.member]}: {what} -> {shape} as result {numbers} [{e.node}]")
         return "\n".join(lines)
-
-
-def _structure_text(structure: int | None) -> str:
-    return "" if structure is None else f", structure {structure}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +106,15 @@ class Woven:
     inputs: tuple[Tensor, ...]
     table: Table
     structures: str
+
+    def initial_values(self) -> dict[Node, Any]:
+        """The tensor of every input node, for running the graph node by node."""
+        return dict(zip(self.graph.inputs, self.inputs, strict=True))
+
+    def returned(self, values: dict[Node, Any]) -> tuple[Any, ...]:
+        """What the members' steps return, from the results of all nodes."""
+        assert self.graph.returns is not None
+        return map_nodes(self.graph.returns.args[0], values.__getitem__)
 
     @cached_property
     def graph_module(self) -> fx.GraphModule:
@@ -130,174 +133,136 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
     """Merge steps that share no tensor that any of them writes.
 
     ``structures`` says which operators may share a launch: ``"same"``, those over the same structure in the same
-    direction; ``"any"``, also others, whose work items then share the grid (a forward pass of one member beside a
+    direction; ``"any"``, also others, whose work items then share the grid (a forward pass of one member next to a
     backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
 
-    ``push`` lets a backward sum that meets forward sums over its own structure push its rows along that structure
-    instead of pulling over the transpose. Such sums are added atomically, in another order on every run: the members'
-    numbers then agree with separate runs to rounding only.
+    ``push`` is TurboMGNN's pull-and-push: a backward sum that meets forward sums over its own structure pushes its rows
+    along that structure instead of pulling over the transpose. Pushed rows are added atomically, in another order on
+    every run, so the members' numbers agree with separate runs to rounding only. Off by default: measured at 0.586x of
+    separate kernels.
 
-    ``small`` is for small graphs, and steps traced with ``apart``: dense operators are matched too, and ``structures``
+    ``small`` is for small graphs, and steps traced with ``split``: dense operators are matched too, and ``structures``
     is ignored.
     """
     if structures not in STRUCTURES:
         raise InputError(f"weave: structures={structures!r} must be one of {', '.join(map(repr, STRUCTURES))}")
-    members = [Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
-    _check_apart(captured, members)
     numbers: dict[Hashable, int] = {}
-    for member in members:
-        member.number_structures(numbers)
+    members = [Member(step, SMALL_FAMILY if small else FAMILY, numbers) for step in captured]
+    _check_disjoint(members)
     kinds = ("any",) if small else ("same", "any") if structures == "best" else (structures,)
-    plans = {kind: _matched(members, kind) for kind in kinds}
-    chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
-    lanes, rounds = plans[chosen]
-    return _Merge(captured, members, lanes, rounds, chosen, push, small).done()
+    lanes = {kind: [member.lane(kind) for member in members] for kind in kinds}
+    rounds = {kind: match(lanes[kind], (SUMS,)) for kind in kinds}
+    chosen = min(kinds, key=lambda kind: len(rounds[kind]))
+    merge = _Merge(members, push)
+    numbered = {round_: number for number, round_ in enumerate(rounds[chosen])}
+    for positions in in_order(lanes[chosen], rounds[chosen]):
+        if len(positions) > 1:
+            merge.fuse(positions, numbered[positions])
+        else:
+            merge.copy(*positions[0])
+    outputs = (map_nodes(m.output, values.__getitem__) for m, values in zip(members, merge.values, strict=True))
+    merge.graph.output(tuple(outputs))
+    single = sum(len(round_) == 1 for round_ in numbered)
+    names = tuple(member.name for member in members)
+    table = Table(names, tuple(merge.fused), single, len(numbered), "launched" if small else "sparse")
+    return Woven(merge.graph, tuple(merge.inputs), table, chosen)
 
 
-def _matched(members: Sequence[Member], structures: str) -> tuple[list[Lane], list[Round]]:
-    lanes = [member.lane(structures) for member in members]
-    return lanes, match(lanes, (SUMS,))
-
-
-def _check_apart(captured: Sequence[Captured], members: Sequence[Member]) -> None:
+def _check_disjoint(members: Sequence[Member]) -> None:
     """Raise an InputError if a member writes to memory that another one reads or writes."""
     users: dict[int, set[int]] = {}
     writers: dict[int, int] = {}
-    for place, member in enumerate(members):
+    for number, member in enumerate(members):
         for node, tensor in member.inputs.items():
             address = tensor.untyped_storage()._cdata  # also distinct for meta tensors
-            users.setdefault(address, set()).add(place)
+            users.setdefault(address, set()).add(number)
             if node.meta["storage"] in member.written and tensor.numel():
-                writers[address] = place
+                writers[address] = number
     for address, writer in writers.items():
-        others = users[address] - {writer}
-        if others:
-            names = captured[writer].name, captured[min(others)].name
+        readers = users[address] - {writer}
+        if readers:
+            names = members[writer].name, members[min(readers)].name
             raise InputError(f"weave: {names[0]!r} writes to a tensor of {names[1]!r}; members must not share state")
 
 
 class _Merge:
-    """Builds the merged graph."""
+    """The merged graph while it is built."""
 
-    def __init__(
-        self,
-        captured: Sequence[Captured],
-        members: Sequence[Member],
-        lanes: Sequence[Lane],
-        rounds: Sequence[Round],
-        structures: str,
-        push: bool,
-        small: bool,
-    ) -> None:
-        self.captured, self.members, self.structures, self.push, self.small = captured, members, structures, push, small
-        self.lanes, self.rounds = lanes, rounds
+    def __init__(self, members: Sequence[Member], push: bool) -> None:
+        self.members, self.push = members, push
         self.graph = Graph()
         self.inputs: list[Tensor] = []
         self.values: list[dict[Node, Any]] = [{} for _ in members]
         self.placed: list[dict[int, Node]] = [{} for _ in members]  # by position in the member
         self.fused: list[Fused] = []
-
-    def done(self) -> Woven:
-        """The merged step."""
-        self._share_inputs()
-        number = {round_: place for place, round_ in enumerate(self.rounds)}
-        for places in in_order(self.lanes, self.rounds):
-            if len(places) > 1:
-                self._fuse(places, number[places])
-            else:
-                self._copy(*places[0])
-        self.graph.output(tuple(self._map(place, member.output) for place, member in enumerate(self.members)))
-        names = tuple(captured.name for captured in self.captured)
-        single = sum(len(round_) == 1 for round_ in self.rounds)
-        kind = "launched" if self.small else "sparse"
-        table = Table(names, tuple(self.fused), single, len(self.rounds), kind)
-        return Woven(self.graph, tuple(self.inputs), table, self.structures)
-
-    def _share_inputs(self) -> None:
-        """One placeholder per tensor, for all members that read it."""
-        known: dict[int, Node] = {}
-        for place, member in enumerate(self.members):
+        shared: dict[int, Node] = {}  # one placeholder per tensor, for all members that read it
+        for member, values in zip(members, self.values, strict=True):
             for node, tensor in member.inputs.items():
-                if id(tensor) not in known:
-                    known[id(tensor)] = self.graph.placeholder(f"input_{len(self.inputs)}")
+                if id(tensor) not in shared:
+                    shared[id(tensor)] = self.graph.placeholder(f"input_{len(self.inputs)}")
                     self.inputs.append(tensor)
-                self.values[place][node] = known[id(tensor)]
+                values[node] = shared[id(tensor)]
 
-    def _map(self, member: int, value: Any) -> Any:
-        return map_nodes(value, self.values[member].__getitem__)
-
-    def _copy(self, member: int, place: int) -> None:
-        node, values = self.members[member].nodes[place], self.values[member]
+    def copy(self, member: int, position: int) -> None:
+        """Add a member's operator as it is."""
+        node, values = self.members[member].nodes[position], self.values[member]
         if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
             values[node] = values[node.args[0]][node.args[1]]  # a part of what a fused kernel returned
         else:
             args, kwargs = map_nodes(node.args, values.__getitem__), map_nodes(node.kwargs, values.__getitem__)
             values[node] = self.graph.call_function(node.target, args, kwargs)
-            values[node].meta = node.meta | {"stream": 1 + member, "after": self._after([(member, place)])}
+            values[node].meta = node.meta | {"stream": 1 + member, "after": self._after([(member, position)])}
         if "storage" in node.meta:
             values[node].meta["storage"] = (member, node.meta["storage"])
-        self.placed[member][place] = values[node]
+        self.placed[member][position] = values[node]
 
-    def _after(self, places: Sequence[Place]) -> tuple[Node, ...]:
-        """The nodes of the merged graph that those at ``places`` come after."""
-        found = {self.placed[m][before]: None for m, place in places for before in self.members[m].before[place]}
-        return tuple(found)
-
-    def _fuse(self, places: Round, number: int) -> None:
-        """One node for the operators at ``places``, and one for each of their results."""
-        nodes = [self.members[member].nodes[place] for member, place in places]
-        pushed = self._pushed(places) if self.push else ()
-        calls = [
-            self._call(member, node, (member, place) in pushed)
-            for (member, place), node in zip(places, nodes, strict=True)
-        ]
-        flat = flatten(calls)
-        in_place = is_mutable(calls[0].name)
-        fused = self.graph.call_function(
-            torch.ops.weft.together_.default if in_place else torch.ops.weft.together.default,
-            (flat.names, flat.tensors, flat.counts, flat.numbers, flat.words),
+    def _after(self, positions: Sequence[Position]) -> tuple[Node, ...]:
+        """The nodes of the merged graph that those at ``positions`` come after."""
+        return tuple(
+            dict.fromkeys(
+                self.placed[m][before] for m, position in positions for before in self.members[m].before[position]
+            )
         )
-        family = self.members[places[0][0]].family_of[places[0][1]]
+
+    def fuse(self, positions: Round, number: int) -> None:
+        """Add one node for the operators at ``positions``, and one for each of their results."""
+        nodes = [self.members[member].nodes[position] for member, position in positions]
+        calls = self._calls(positions, nodes)
+        in_place = weft_operator(calls[0].name)._schema.is_mutable
+        target = torch.ops.weft.merged_call_ if in_place else torch.ops.weft.merged_call
+        fused = self.graph.call_function(target.default, flatten(calls).lists)
+        family = self.members[positions[0][0]].family_of[positions[0][1]]
         stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
         backward = sum(bool(node.meta.get("backward")) for node in nodes)
-        fused.meta |= {"stream": stream, "after": self._after(places), "backward": 2 * backward > len(nodes)}
+        fused.meta |= {"stream": stream, "after": self._after(positions), "backward": 2 * backward > len(nodes)}
         entries, first = [], 0
-        for place, node, call in zip(places, nodes, calls, strict=True):
-            mine = tuple(range(first, first + results(call.name)))
-            first += len(mine)
-            parts = tuple(self._part(fused, result) for result in mine)
-            self.values[place[0]][node] = parts[0] if len(parts) == 1 else parts
-            self.placed[place[0]][place[1]] = fused
+        for (member, position), node, call in zip(positions, nodes, calls, strict=True):
+            results = tuple(range(first, first + count_results(call.name)))
+            first += len(results)
+            parts = tuple(self.graph.call_function(operator.getitem, (fused, result)) for result in results)
+            for part in parts:
+                part.meta |= {"stream": stream, "after": (fused,)}
+            self.values[member][node] = parts[0] if len(parts) == 1 else parts
+            self.placed[member][position] = fused
             if "storage" in node.meta:
-                parts[0].meta["storage"] = (place[0], node.meta["storage"])
-            entries.append(self._entry(place, node, call.name, mine))
+                parts[0].meta["storage"] = (member, node.meta["storage"])
+            shape = next((n.meta["shape"] for n in (node, *node.users) if "shape" in n.meta), ())
+            direction = "backward" if node.meta.get("backward") else "forward"
+            structure = self.members[member].structure_of.get(position)
+            entries.append(Entry(member, node.name, call.name, direction, structure, shape, results))
         self.fused.append(Fused(fused.name, number, family, tuple(entries)))
 
-    def _pushed(self, places: Round) -> set[Place]:
-        """The sums over a transpose among ``places`` whose original structure forward sums there use."""
-        visited = {self.members[member].structure_of.get(place) for member, place in places} - {None}
-        return {
-            (member, place)
-            for member, place in places
-            if self.members[member].pushable(place) in visited - {self.members[member].structure_of.get(place)}
-        }
-
-    def _call(self, member: int, node: Node, push: bool) -> OpCall:
-        arguments = self._map(member, node.args)
-        if not push:
-            return OpCall(operator_name(node), arguments)
-        grad, _, col_scale, row_scale, _, csr, weight = arguments
-        rows = self.members[member].inputs[given(node, "csr")[0]].numel() - 1
-        return OpCall("spmm_push", (grad, weight, row_scale, col_scale, csr, rows))
-
-    def _part(self, fused: Node, result: int) -> Node:
-        part = self.graph.call_function(operator.getitem, (fused, result))
-        part.meta |= {"stream": fused.meta["stream"], "after": (fused,)}
-        return part
-
-    def _entry(self, place: Place, node: Node, name: str, mine: tuple[int, ...]) -> Entry:
-        member = self.members[place[0]]
-        described = (given.meta["shape"] for given in (node, *node.users) if "shape" in given.meta)
-        shape = next(described, ())
-        direction = "backward" if node.meta.get("backward") else "forward"
-        return Entry(place[0], node.name, name, direction, member.structure_of.get(place[1]), shape, mine)
+    def _calls(self, positions: Round, nodes: Sequence[Node]) -> list[OpCall]:
+        """The calls at ``positions``; with ``push``, sums over a transpose whose original structure forward sums there
+        use are pushed along that structure."""
+        structures = [self.members[member].structure_of.get(position) for member, position in positions]
+        calls = []
+        for (member, position), node, structure in zip(positions, nodes, structures, strict=True):
+            arguments = map_nodes(node.args, self.values[member].__getitem__)
+            if self.push and self.members[member].pushable(position) in set(structures) - {None, structure}:
+                grad, _, col_scale, row_scale, _, csr, weight = arguments
+                rows = self.members[member].inputs[node_argument(node, "csr")[0]].numel() - 1
+                calls.append(OpCall("spmm_push", (grad, weight, row_scale, col_scale, csr, rows)))
+            else:
+                calls.append(OpCall(operator_name(node.target), arguments))
+        return calls

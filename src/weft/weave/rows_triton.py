@@ -1,4 +1,4 @@
-"""Kernels of ``edge_softmax`` and its gradient for merged launches: one launch finishes whole rows.
+"""Kernels for merged launches: ``edge_softmax`` and its gradient in whole rows, and rows pushed along their edges.
 
 A row that is no hub is finished by one program: its edges are read once for the maximum and the sum, and once more,
 from the cache, to be normalised. Chunks of hubs write their maximum and sum, and a second launch normalises them by
@@ -140,7 +140,11 @@ def _hub_softmax_kernel(
     )  # fmt: skip
 
 
-def _softmax(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
+def row_softmax_triton(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
+    """The softmax of ``scores [..., E, H]`` over the edges of a row, as ``edge_softmax_triton`` gives it.
+
+    If ``other`` is the gradient of a softmax, and ``scores`` its result: the gradient of the scores.
+    """
     work = csr.work
     scores_TEH = flatten_tasks(scores, 2)
     other_TEH = scores_TEH if other is None else flatten_tasks(other, 2)
@@ -165,17 +169,7 @@ def _softmax(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
     return out.reshape(scores.shape)
 
 
-def whole_edge_softmax_triton(scores: Tensor, csr: PackedCSR) -> Tensor:
-    """The softmax of ``scores [..., E, H]``, as ``edge_softmax_triton`` gives it."""
-    return _softmax(scores, None, csr)
-
-
-def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
-    """Its gradient ``[..., E, H]``."""
-    return _softmax(out, grad, csr)
-
-
-# ---- Triton kernel of ``multi_spmm.py``: rows pushed along their edges, added up atomically.
+# ---- Pushes: see launchers.py
 
 
 @triton.jit

@@ -26,8 +26,8 @@ START = -1  # the event of the beginning, on the caller's stream
 
 @dataclass
 class Action:
-    """One node: the stream it runs on, the actions it waits for (START or places), whether others wait for it, and
-    the nodes whose results are dead after it."""
+    """One node: the stream it runs on, the actions it waits for (START or numbers), whether any action waits for it,
+    and the nodes whose results are dead after it."""
 
     node: Node
     stream: int
@@ -46,16 +46,18 @@ class Schedule:
 
 def schedule(woven: Woven, side_streams: int) -> Schedule:
     """Work out streams, waits and lifetimes of a woven step; members share ``side_streams`` streams."""
-    nodes = [node for node in woven.graph.nodes if node.op == "call_function"]
-    streams = [_stream(node, side_streams) for node in nodes]
+    nodes = woven.graph.calls
+    streams = []
+    for node in nodes:
+        stream = node.meta["stream"]
+        streams.append(stream if stream == OWN_STREAM else 1 + (stream - 1) % side_streams)
     actions = [Action(node, stream) for node, stream in zip(nodes, streams, strict=True)]
-    place = {node: number for number, node in enumerate(nodes)}
+    number_of = {node: number for number, node in enumerate(nodes)}
     clocks = _Clocks()
     lifetimes = _Lifetimes(woven, nodes, streams)
     for number, action in enumerate(actions):
-        before = [
-            place[other] for other in (*action.node.meta["after"], *action.node.all_input_nodes) if other in place
-        ]
+        sources = (*action.node.meta["after"], *action.node.all_input_nodes)
+        before = [number_of[source] for source in sources if source in number_of]
         action.waits = clocks.meet(number, action.stream, [(other, streams[other]) for other in before])
         for other in action.waits:
             if other != START:
@@ -67,20 +69,15 @@ def schedule(woven: Woven, side_streams: int) -> Schedule:
     return Schedule(tuple(actions), tuple(joins.values()))
 
 
-def _stream(node: Node, side_streams: int) -> int:
-    own = node.meta["stream"]
-    return own if own == OWN_STREAM else 1 + (own - 1) % side_streams
-
-
 class _Clocks:
-    """For every stream, up to which action of every other stream its own work is known to come after."""
+    """For every stream, the last action of every other stream that its own work comes after."""
 
     def __init__(self) -> None:
         self.seen: dict[int, dict[int, int]] = {}
         self._at: list[dict[int, int]] = []  # what an action's stream had seen when it was issued
 
     def meet(self, number: int, stream: int, before: Sequence[tuple[int, int]]) -> list[int]:
-        """Action ``number`` on ``stream`` comes after actions (place, stream): the events it must wait for."""
+        """Action ``number`` on ``stream`` comes after actions (number, stream): the events it must wait for."""
         waits = []
         if stream not in self.seen:
             self.seen[stream] = {}
@@ -100,9 +97,9 @@ class _Lifetimes:
     """When the result of each node may be dropped."""
 
     def __init__(self, woven: Woven, nodes: Sequence[Node], streams: Sequence[int]) -> None:
-        place = {node: number for number, node in enumerate(nodes)}
-        output = next(node for node in woven.graph.nodes if node.op == "output")
-        kept = set(output.all_input_nodes)
+        number_of = {node: number for number, node in enumerate(nodes)}
+        assert woven.graph.returns is not None
+        returned = set(woven.graph.returns.all_input_nodes)
         home: dict[Any, int] = {}  # the stream that a storage was allocated on
         self._home: dict[Node, int] = {}
         self._readers: dict[Node, dict[int, int]] = {}
@@ -111,9 +108,9 @@ class _Lifetimes:
         for number, node in enumerate(nodes):
             storage = node.meta.get("storage", node)
             self._home[node] = home.setdefault(storage, streams[number])
-            users = sorted(place[user] for user in node.users if user in place)
+            users = sorted(number_of[user] for user in node.users if user in number_of)
             self._readers[node] = {streams[number]: number} | {streams[user]: user for user in users}
-            if node not in kept:
+            if node not in returned:
                 self._due[max([number, *users])].append(node)
 
     def after(self, number: int, action: Action, clocks: _Clocks) -> list[Node]:
@@ -124,13 +121,11 @@ class _Lifetimes:
         candidates = [*(self._held.pop(action.stream, ()) if action.waits else ()), *self._due.pop(number, ())]
         free = []
         for node in candidates:
-            (free if self._settled(node, clocks) else self._held[self._home[node]]).append(node)
+            home, readers = self._home[node], self._readers[node]
+            seen = clocks.seen.get(home, {})
+            settled = all(stream == home or seen.get(stream, START) >= last for stream, last in readers.items())
+            (free if settled else self._held[home]).append(node)
         return free
-
-    def _settled(self, node: Node, clocks: _Clocks) -> bool:
-        home = self._home[node]
-        seen = clocks.seen.get(home, {})
-        return all(stream == home or seen.get(stream, START) >= last for stream, last in self._readers[node].items())
 
 
 class Streamed:
@@ -139,16 +134,13 @@ class Streamed:
     def __init__(self, woven: Woven, side_streams: int, device: torch.device) -> None:
         self._woven, self._device = woven, device
         self._schedule = schedule(woven, side_streams)
-        graph = woven.graph
-        self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        self._output = next(node for node in graph.nodes if node.op == "output").args[0]
         self._side = dict(enumerate(streams.side_streams(side_streams, device), 1))
 
     def __call__(self) -> tuple[Any, ...]:
         """One step of every member; the caller's stream comes after all of it."""
         own = torch.cuda.current_stream(self._device)
         streams = {OWN_STREAM: own, **self._side}
-        values: dict[Node, Any] = dict(zip(self._inputs, self._woven.inputs, strict=True))
+        values: dict[Node, Any] = self._woven.initial_values()
         events: dict[int, torch.cuda.Event] = {START: own.record_event()}
         for number, action in enumerate(self._schedule.actions):
             stream = streams[action.stream]
@@ -162,10 +154,10 @@ class Streamed:
                 del values[node]
         for number in self._schedule.joins:
             own.wait_event(events[number])
-        return map_nodes(self._output, lambda node: values[node])
+        return self._woven.returned(values)
 
 
 def run_node(node: Node, values: dict[Node, Any]) -> None:
     """Run one node on the results so far."""
-    args, kwargs = map_nodes((node.args, node.kwargs), lambda given: values[given])
+    args, kwargs = map_nodes((node.args, node.kwargs), values.__getitem__)
     values[node] = node.target(*args, **kwargs)

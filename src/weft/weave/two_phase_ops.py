@@ -5,7 +5,8 @@ Only the update at the end of the step reads that sum; as an operator of its own
 instead of delaying the launches that follow.
 
 Each ``*_parts`` runs all launches of its operator except the last, and returns ``partial [T, P, K]``; ``add_parts`` is
-the last. If an operator launches nothing (on a CPU, or in a library), its whole result is the only part.
+the last. If an operator launches nothing (on a CPU, or in a library), its whole result is the only part. With
+``launch=False`` results are allocated but not computed.
 
 Shapes: T tasks, P parts, K results per task.
 """
@@ -29,162 +30,97 @@ from weft.ops.dense.linear import BACKWARD_ARGUMENTS, linear_backward_torch, wei
 from weft.ops.dense.linear_triton import choose_weight_grad_launch, linear_backward_triton, weight_grad_triton
 from weft.ops.dense.tiles_triton import add_parts as add_parts_triton
 from weft.ops.launch.backend import custom_op, limits_of, use_triton
-from weft.weave.merged_launch import Launch, collected, launch_alone
+from weft.weave.merged_launch import collected
 
 LEAST_ROWS = 64  # below which a weight gradient is one tile's work
 
 
-def _noted(launcher: Callable[[], Any]) -> tuple[list[Launch], Any]:
-    with collected() as parts:
-        out = launcher()
-    return parts, out
-
-
-def _taken(launcher: Callable[[], Any], summed: Callable[[Any], Tensor], make: bool) -> tuple[Any, Tensor]:
-    """What ``launcher`` returns, and the parts of its last launch; ``make`` the launches before it, or skip them.
+def _first_phase(launcher: Callable[[], Any], summed: Callable[[Any], Tensor], launch: bool) -> tuple[Any, Tensor]:
+    """What ``launcher`` returns, and the parts that its last launch would add; the launches before it are made.
 
     ``summed`` picks, out of what it returns, the result of the reduction, ``[T, K]``: the only part if there is no
     reduction.
     """
-    parts, out = _noted(launcher)
-    adds = bool(parts) and "partial" in parts[-1].names and "first" in parts[-1].names
-    for part in parts[: -1 if adds else None]:
-        if make:
-            launch_alone(part)
+    with collected() as launches:
+        out = launcher()
+    adds = bool(launches) and "partial" in launches[-1].names and "first" in launches[-1].names
+    for each in launches[: -1 if adds else None] if launch else ():
+        each()
     if not adds:
         return out, summed(out)[:, None]
-    return out, dict(zip(parts[-1].names, parts[-1].arguments, strict=True))["partial"]
+    return out, dict(zip(launches[-1].names, launches[-1].arguments, strict=True))["partial"]
 
 
-def _flat(value: Tensor, keep: int) -> Tensor:
-    """``[..., *rest]`` to ``[T, K]``, ``keep`` dimensions in ``rest``; memory of its own."""
-    lead = value.shape[: value.dim() - keep].numel()
+def _flat(value: Tensor, dims: int) -> Tensor:
+    """``[..., *rest]`` to ``[T, K]``, ``dims`` dimensions in ``rest``, as a copy."""
+    lead = value.shape[: value.dim() - dims].numel()
     return value.reshape(lead, -1).clone(memory_format=torch.contiguous_format)
 
 
-# ---- weight_grad -------------------------------------------------------------------------------------------
-
-
-def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
-    """Parts of ``grad^T x``, ``[T, P, O * I]``; without ``make`` they are allocated but not computed."""
+def weight_grad_parts(grad: Tensor, x: Tensor, *, launch: bool = True) -> Tensor:
+    """Parts of ``grad^T x``, ``[T, P, O * I]``."""
     if not use_triton(x):
         return _flat(weight_grad_torch(grad, x), 2)[:, None]
     # Alone, a result much smaller than a tile goes to cuBLAS; in a merged launch the tile is free.
     suits = x.dtype != torch.float64 and x.shape[-2] >= LEAST_ROWS and grad.numel()
     sizes = (grad.shape[-1], x.shape[-1], grad.shape[:-2].numel())
-    launch = choose_weight_grad_launch(*sizes, limits_of(x.device)) if suits else None
-    return _taken(lambda: weight_grad_triton(grad, x, launch), lambda out: _flat(out, 2), make)[1]
+    tiles = choose_weight_grad_launch(*sizes, limits_of(x.device)) if suits else None
+    return _first_phase(lambda: weight_grad_triton(grad, x, tiles), lambda out: _flat(out, 2), launch)[1]
 
 
-@custom_op("weft::weight_grad_parts", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
-def _weight_grad_op(grad, x):
-    return weight_grad_parts(grad, x)
-
-
-@_weight_grad_op.register_fake
-def _weight_grad_fake(grad, x):
-    return weight_grad_parts(grad, x, make=False)
-
-
-# ---- column_sum --------------------------------------------------------------------------------------------
-
-
-def column_sum_parts(x: Tensor, make: bool = True) -> Tensor:
-    """Parts of the sums over the rows of ``x [..., N, F]``, ``[T, P, F]``; ``make`` as above."""
+def column_sum_parts(x: Tensor, *, launch: bool = True) -> Tensor:
+    """Parts of the sums over the rows of ``x [..., N, F]``, ``[T, P, F]``."""
     if not use_triton(x):
         return _flat(column_sum_torch(x), 1)[:, None]
-    return _taken(lambda: column_sum_triton(x), lambda out: _flat(out, 1), make)[1]
+    return _first_phase(lambda: column_sum_triton(x), lambda out: _flat(out, 1), launch)[1]
 
 
-@custom_op("weft::column_sum_parts", mutates_args=(), schema="(Tensor x) -> Tensor")
-def _column_sum_op(x):
-    return column_sum_parts(x)
-
-
-@_column_sum_op.register_fake
-def _column_sum_fake(x):
-    return column_sum_parts(x, make=False)
-
-
-# ---- bias_act_dropout_backward_bias --------------------------------------------------------------------------
-
-
-def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make: bool = True):
-    """The gradient to the epilogue's input, and parts of that to its bias, ``[T, P, F]``; ``make`` as above."""
-    serve = bias_act_dropout_backward_bias_triton if use_triton(grad) else bias_act_dropout_backward_bias_torch
-    given = grad, out, torch.Size(bias_shape), act, rate, clock, site, parts
-    (grad_x, _), partial = _taken(lambda: serve(*given), lambda made: _flat(made[1], 1), make)
+def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts=1, *, launch: bool = True):
+    """The gradient to the epilogue's input, and parts of that to its bias, ``[T, P, F]``."""
+    run = bias_act_dropout_backward_bias_triton if use_triton(grad) else bias_act_dropout_backward_bias_torch
+    arguments = grad, out, torch.Size(bias_shape), act, rate, clock, site, parts
+    (grad_x, _), partial = _first_phase(lambda: run(*arguments), lambda made: _flat(made[1], 1), launch)
     return grad_x, partial
 
 
-@custom_op("weft::bias_act_dropout_backward_bias_parts", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
-def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
-    return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts)
-
-
-@_backward_bias_op.register_fake
-def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site, parts=1):
-    return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make=False)
-
-
-# ---- linear_backward -----------------------------------------------------------------------------------------
-
-
-def linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """``(g, grad_x)`` and parts of ``(grad_W, grad_b)``, ``[T, P, O * I + O]``; ``make`` as above."""
-    serve = linear_backward_triton if use_triton(given[2]) else linear_backward_torch
-
-    def summed(made: tuple[Tensor, ...]) -> Tensor:
-        return torch.cat([_flat(made[2], 2), _flat(made[3], 1)], 1)
-
-    (grad_in, grad_x, _, _), partial = _taken(lambda: serve(*given), summed, make)
+def linear_backward_parts(*arguments: Any, launch: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """``(g, grad_x)`` and parts of ``(grad_W, grad_b)``, ``[T, P, O * I + O]``."""
+    run = linear_backward_triton if use_triton(arguments[2]) else linear_backward_torch
+    (grad_in, grad_x, _, _), partial = _first_phase(
+        lambda: run(*arguments), lambda made: torch.cat([_flat(made[2], 2), _flat(made[3], 1)], 1), launch
+    )
     return grad_in, grad_x, partial
 
 
-@custom_op("weft::linear_backward_parts", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor)")
-def _linear_backward_op(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
-    return linear_backward_parts(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
-
-
-@_linear_backward_op.register_fake
-def _linear_backward_fake(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
-    given = grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x
-    return linear_backward_parts(*given, make=False)
-
-
-# ---- cross_entropy_rows --------------------------------------------------------------------------------------
-
-
-def cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, make: bool = True) -> Tensor:
-    """Parts of the mean loss, ``[T, P, 1]``; ``make`` as above."""
+def cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, *, launch: bool = True) -> Tensor:
+    """Parts of the mean loss, ``[T, P, 1]``."""
     if not use_triton(logits):
         return _flat(cross_entropy_rows_torch(logits, labels, rows)[..., None], 1)[:, None]
-    parts, partial = _noted(lambda: cross_entropy_parts_triton(logits, labels, rows))
-    for part in parts if make else ():
-        launch_alone(part)
+    with collected() as launches:
+        partial = cross_entropy_parts_triton(logits, labels, rows)
+    for each in launches if launch else ():
+        each()
     return partial
 
 
-@custom_op(
-    "weft::cross_entropy_rows_parts", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor"
-)
-def _cross_entropy_op(logits, labels, rows):
-    return cross_entropy_parts(logits, labels, rows)
+def _register(name: str, parts: Callable[..., Any], schema: str) -> None:
+    op = custom_op(f"weft::{name}_parts", mutates_args=(), schema=schema)(lambda *args: parts(*args))
+    op.register_fake(lambda *args: parts(*args, launch=False))
 
 
-@_cross_entropy_op.register_fake
-def _cross_entropy_fake(logits, labels, rows):
-    return cross_entropy_parts(logits, labels, rows, make=False)
+_register("weight_grad", weight_grad_parts, "(Tensor grad, Tensor x) -> Tensor")
+_register("column_sum", column_sum_parts, "(Tensor x) -> Tensor")
+_register("bias_act_dropout_backward_bias", backward_bias_parts, BACKWARD_BIAS_SCHEMA)
+_register("linear_backward", linear_backward_parts, f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor)")
+_register("cross_entropy_rows", cross_entropy_parts, "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
 
 
-# ---- the sum -------------------------------------------------------------------------------------------------
-
-
-def add_parts_torch(partial: Tensor, first: int, second: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def add_parts_torch(partial: Tensor, first: int, second: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Reference: ``partial [T, P, first + second]`` to the sums ``[T, first]`` and ``[T, second]``."""
     total = partial[:, 0] if partial.shape[1] == 1 else partial.sum(1)
-    one, other = total.to(dtype).split((first, second), 1)
-    return tuple(part.clone(memory_format=torch.contiguous_format) for part in (one, other))
+    return tuple(
+        part.clone(memory_format=torch.contiguous_format) for part in total.to(dtype).split((first, second), 1)
+    )
 
 
 @custom_op(
@@ -194,14 +130,14 @@ def _add_parts_op(partial, first, second, dtype):
     return add_parts(partial, first, second, dtype)
 
 
-def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Tensor, Tensor]:
+@_add_parts_op.register_fake
+def _add_parts_fake(partial, first, second, dtype):
+    return tuple(partial.new_empty(partial.shape[0], size, dtype=getattr(torch, dtype)) for size in (first, second))
+
+
+def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Tensor, ...]:
     """``partial [T, P, first + second]`` summed over P: ``[T, first]`` and ``[T, second]`` of the type ``dtype``."""
     kind = getattr(torch, dtype)
     if use_triton(partial) and partial.numel():
         return add_parts_triton(partial, (first, second), kind)
     return add_parts_torch(partial, first, second, kind)
-
-
-@_add_parts_op.register_fake
-def _add_parts_fake(partial, first, second, dtype):
-    return tuple(partial.new_empty(partial.shape[0], size, dtype=getattr(torch, dtype)) for size in (first, second))

@@ -9,9 +9,9 @@ import torch
 
 import weft
 from weft.core.errors import SpecError
+from weft.core.member import short
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
-from weft.engine.events import short
 from weft.engine.ranking import standings
 from weft.engine.result import Result
 from weft.engine.sweep_result import SweepResult

@@ -15,7 +15,7 @@ from weft.ops.sparse.edge_softmax import edge_softmax_triton
 from weft.ops.sparse.sddmm import sddmm_triton
 from weft.ops.sparse.spmm import spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
-from weft.weave.merged_launch import OpCall, together_triton
+from weft.weave.merged_launch import OpCall, merged_call_triton
 
 SIZE, LIGHT, CHUNK = 23, 4, 8
 
@@ -61,7 +61,7 @@ def test_sums_and_maxima_in_one_launch(orders):
     def all_of(csr, back):
         packed = [csr.indptr, csr.indices, csr.perm, csr.row_of_edge, *csr.work.tensors()]
         calls = [OpCall("spmm", (x, None, None, None, packed, [], None)), OpCall("spmm_max", (other, None, packed, []))]
-        return [outputs[0] for outputs in together_triton(calls)]
+        return [outputs[0] for outputs in merged_call_triton(calls)]
 
     assert_same_bits([all_of(*order) for order in orders])
 

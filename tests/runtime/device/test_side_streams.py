@@ -79,6 +79,6 @@ def passes(program):
     """Launches of every pass over the sparse operators."""
     found = Counter()
     for operator in program.operators:
-        if operator.name in ("weft.spmm", "weft.together"):
+        if operator.name in ("weft.spmm", "weft.merged_call"):
             found[operator.phase] += 1
     return found

@@ -9,7 +9,7 @@ from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_torch
 from weft.ops.dense.linear import linear_torch
 from weft.ops.launch import backend
-from weft.weave.merged_launch import OpCall, together_triton
+from weft.weave.merged_launch import OpCall, merged_call_triton
 
 AS_ON_A_GPU = (lambda tensor: True).__code__
 ROWS = 70
@@ -57,8 +57,8 @@ def calls(dtype) -> list[OpCall]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_of_a_launch_of_their_own(as_on_a_gpu, dtype):
     given = calls(dtype)
-    for call, mine in zip(given, together_triton(given), strict=True):
-        alone = together_triton([call])[0]
+    for call, mine in zip(given, merged_call_triton(given), strict=True):
+        alone = merged_call_triton([call])[0]
         assert len(mine) == len(alone)
         assert all(torch.equal(one, other) for one, other in zip(mine, alone, strict=True)), call.name
 
@@ -67,7 +67,7 @@ def test_numbers_of_the_references(monkeypatch):
     given = calls(torch.float32)
     expected = [_summed(call.name, call()) for call in given]
     monkeypatch.setattr(backend.on_gpu, "__code__", AS_ON_A_GPU)
-    for call, mine, theirs in zip(given, together_triton(given), expected, strict=True):
+    for call, mine, theirs in zip(given, merged_call_triton(given), expected, strict=True):
         found = _summed(call.name, mine)
         assert len(found) == len(theirs)
         assert_same(found, theirs, torch.float32)
@@ -83,8 +83,8 @@ def test_updates_in_one_launch(as_on_a_gpu):
     states = [[numbers(*shape, seed=seed) for seed in range(2)] for shape in ((2, 700), (1, 30))]
     states = [[*state, torch.zeros_like(state[0]), torch.zeros_like(state[0])] for state in states]
     alone = [[tensor.clone() for tensor in state] for state in states]
-    together_triton([OpCall("adam_", (*state, hyper, None)) for state in states])
+    merged_call_triton([OpCall("adam_", (*state, hyper, None)) for state in states])
     for state in alone:
-        together_triton([OpCall("adam_", (*state, hyper, None))])
+        merged_call_triton([OpCall("adam_", (*state, hyper, None))])
     for mine, theirs in zip(states, alone, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

@@ -1,1 +1,0 @@
-"""Multi-task kernels kept to reproduce a paper's figures; no training uses them."""
