@@ -23,7 +23,7 @@ from weft.core.units import show_bytes
 from weft.engine.choosing import with_divisions, with_modes, with_reason
 from weft.engine.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.graphs import Graphs
-from weft.engine.kernel_store import KernelStore, triton_folder
+from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
 from weft.engine.learning import label_of, observe
 from weft.engine.machine import choose_device, cpu_count, load_calibration, machine_with
 from weft.engine.memory_budget import room
@@ -33,7 +33,7 @@ from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_ve
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
-from weft.planner.grouping.limits import Limits, Throughput
+from weft.planner.grouping.limits import Limits
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
@@ -109,18 +109,18 @@ class RunPlanner:
         with seeded(task.seed, self._device):
             return self._estimator.alone(task).weights
 
-    def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
+    def groups(self, tasks: Sequence[Task]) -> list[Plan]:
         """Groups within the budget, with predicted costs; by rule of thumb if there is no dry run."""
         room = self.room
         if self._budget is None and self._plan_options == NONE and is_small(tasks, self._estimator, room):
             told = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
-            return [self._with_known_cost(plan, tasks) for plan in self._by_rule(tasks, throughput, told)]
+            return [self._with_known_cost(plan, tasks) for plan in self._by_rule(tasks, told)]
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             known, unknown = self._followed(tasks)
-            plans = self._estimated(known, throughput) if known else []
+            plans = self._estimated(known) if known else []
         for reason in dict.fromkeys(unknown.values()):
             told = f"memory by rule of thumb, time not known: {reason}"
-            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
+            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], told)
         self._check_evaluations(plans, tasks)
         plans = [with_reason(plan, {task.label: task for task in tasks} | self._given, room) for plan in plans]
         place = {task.label: position for position, task in enumerate(tasks)}
@@ -169,19 +169,19 @@ class RunPlanner:
                     wrong[task.label] = _in_words(error).removeprefix(f"task {task.label!r}: ")
         return [task for task in tasks if task.label not in wrong], wrong
 
-    def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
+    def _estimated(self, tasks: Sequence[Task]) -> list[Plan]:
         try:
-            found = groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
+            found = groups_within_budget(tasks, self._estimator, self.room, self._plan_options)
             by_name = {task.label: task for task in tasks}
             divided = with_divisions(found, by_name, self._estimator, self.room, self._plan_options)
             return [plan for plan, _ in divided]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             told = f"memory by rule of thumb, time not known: {_in_words(error)}"
-            return self._by_rule(tasks, throughput, told)
+            return self._by_rule(tasks, told)
 
-    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, told: str) -> list[Plan]:
+    def _by_rule(self, tasks: Sequence[Task], told: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
-        limits = {"throughput": throughput, "budget": self.room, "weave": self._plan_options.weave}
+        limits = {"budget": self.room, "weave": self._plan_options.weave}
         plans = group(tasks, stats, machine.device, machine=machine, **limits)
         found = []
         for plan in plans:
@@ -223,16 +223,15 @@ def warm_kernels(
     """
     if not have_triton() or not can_compile_in_parallel():
         return 0
-    keep_triton_key(triton_folder())
-    store = KernelStore(arch)
-    missing = store.missing(estimator.kernels(tasks, plan))
+    keep_triton_key(home() / KERNELS)
+    missing = missing_kernels(arch, estimator.kernels(tasks, plan))
     if len(missing) < FEWEST:
         return 0
     live = estimator.versions(tasks, plan)
     wanted = [live[digest] for digest in missing if digest in live]
     found = compile_versions(wanted, arch, processes or cpu_count(), told)
     with suppress(OSError):
-        store.add({wanted[one.place].digest: (one.folder, one.seconds) for one in found})
+        note_kernels(arch, {wanted[one.place].digest: one.folder for one in found})
     return len(found)
 
 
