@@ -39,6 +39,7 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
         patch.setenv(VARIABLE, "off")  # a fresh home has no probe, and every test would start one
+        patch.setenv("WEFT_STRICT", "1")  # a fault of the planner is raised, not noted
         yield
 
 

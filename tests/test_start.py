@@ -19,7 +19,7 @@ NOT_ON_A_CPU = (
     *("torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy", "triton", "rich"),
     *("weft.capture", "weft.weave", "weft.serve", "weft.graph.generate"),
     *("weft.batches.sampler", "weft.batches.pipeline", "weft.dist.launch", "weft.dist.ranks", "weft.dist.exchange"),
-    *("weft.engine.report_page", "weft.engine.charts", "weft.runtime.compile", "weft.runtime.dry_run"),
+    *("weft.engine.page", "weft.engine.charts", "weft.runtime.compile", "weft.runtime.dry_run"),
 )
 
 

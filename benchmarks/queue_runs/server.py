@@ -19,6 +19,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any
 
+from weft.core.gpus import nvml
 from weft.sched.admission import Tasks
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
@@ -29,8 +30,6 @@ from weft.serve.queue_file import ENDED, QueueError, QueueEvent, QueueTask
 from weft.serve.state import queued_task
 from weft.serve.supervisor import Supervisor
 from weft.serve.worker_pool import PLANNER
-
-LIBRARY = "libnvidia-ml.so.1"  # comes with the driver
 
 
 class _Utilisation(ctypes.Structure):
@@ -45,9 +44,8 @@ class NVML:
     """One GPU by its index, as ``nvidia-smi`` shows it; an OSError if the driver does not answer."""
 
     def __init__(self, index: int, library: Any = None) -> None:
-        self._library = ctypes.CDLL(LIBRARY) if library is None else library
+        self._library = nvml() if library is None else library
         self._device = ctypes.c_void_p()
-        self._call("nvmlInit_v2")
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device))
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -35,7 +35,6 @@ from weft.engine.graphs import Graphs
 from weft.engine.merger import merger_for
 from weft.engine.run_planner import RunPlanner
 from weft.graph.graph import Graph
-from weft.planner.grouping.limits import Throughput
 from weft.runtime.group import GroupRun
 
 GRAPHS = {
@@ -57,7 +56,7 @@ def groups_of(tasks: Sequence[weft.Task], graph: Graph) -> list[tuple[Plan, Grou
     """The groups that a run plans for ``tasks``, built and warm."""
     planner = RunPlanner(graph.device, Graphs(graph.device))
     by_name, made = {task.label: task for task in tasks}, []
-    for plan in planner.groups(tasks, Throughput(planner.machine.name)):
+    for plan in planner.groups(tasks):
         members = [by_name[name] for name in plan.members]
         planner.warm(members, plan, lambda done, total: None)  # on all cores, as a run does
         group = GroupRun(members, graph, plan, graph.device, merger_for(plan), measure=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from weft.core.models import BUILT_IN
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
-from weft.engine.home import STEPS, home
+from weft.engine.home import home, step_store
 
 if TYPE_CHECKING:
     import torch
@@ -249,26 +248,25 @@ def cache(
     Forms take at most 16 GiB (WEFT_FORMS=4GiB: less, WEFT_FORMS=0: none are kept), the least recently used are removed
     first. What was measured of machines is not in it: `weft probe` shows and replaces that.
     """
-    from weft.engine.derived_cache import FormFiles  # imports torch
+    from weft.engine.derived_cache import FormStore  # imports torch
 
-    store, steps = FormFiles(), home() / STEPS
+    store, steps = FormStore(), step_store()
     if clear:
         try:
-            freed = store.clear() + sum(file.stat().st_size for file in steps.glob("*"))
-            shutil.rmtree(steps, ignore_errors=True)
+            freed = store.clear() + steps.clear()
         except OSError as error:
             raise SpecError(f"{error.filename} cannot be removed: {error.strerror}") from None
         print(f"removed {show_bytes(freed)} from {home()}")
         return
-    found = store.entries()
+    found = store.forms()
     for entry in found:
         since = time.time() - entry.last_use
         line = f"{show_bytes(entry.bytes):>10}  {_ago(since):>8}  {entry.graph}: {_short(entry.form)}"
         print(jsonlib.dumps(entry.to_dict()) if json else f"{line} ({entry.seconds:.1f} s to make)")
     if not json:
-        total = show_bytes(sum(entry.bytes for entry in found))
-        count = sum(1 for _ in steps.glob("*.json.gz"))
-        print(f"{len(found)} forms of graphs, {total} of at most {show_bytes(store.limit)}; {count} captured steps")
+        total, limit = show_bytes(sum(entry.bytes for entry in found)), show_bytes(store.max_bytes or 0)
+        count = sum(entry.path.name.endswith(".gz") for entry in steps.entries())
+        print(f"{len(found)} forms of graphs, {total} of at most {limit}; {count} captured steps")
         print(f"in {home()}; `weft cache --clear` removes them")
 
 

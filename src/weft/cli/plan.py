@@ -90,7 +90,7 @@ def plan(
     work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
         from weft.dist.node_order import check_order
-        from weft.engine.charts import check_plot, check_simulate, write_schedules, write_timeline
+        from weft.engine.charts import check_picture, write_schedules, write_timeline
         from weft.engine.plan import (
             effect_words,
             explanation,
@@ -102,9 +102,9 @@ def plan(
         from weft.engine.plan import plan as make_plan
 
     if plot is not None:
-        check_plot(plot)
+        check_picture("--plot", plot)
     if simulate is not None:
-        check_simulate(simulate)
+        check_picture("--simulate", simulate)
     if order is not None:
         check_order(order)
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}

@@ -169,10 +169,10 @@ def _row(run: Simulation) -> tuple[str, ...]:
 
 
 def _write(runs: list[Simulation], path: Path) -> None:
-    from weft.sched.gantt import gantt_svg
+    from weft.engine.charts import queue_svg
 
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(gantt_svg(runs) + "\n", encoding="utf-8")
+        path.write_text(queue_svg(runs) + "\n", encoding="utf-8")
     except OSError as error:
         raise SpecError(f"--plot {path}: cannot be written ({error.strerror}); choose another place") from None

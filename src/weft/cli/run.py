@@ -321,7 +321,7 @@ def _show_summary(result: Result, folder: Path) -> None:
 
 
 def _show_caches(console: Console, plans: Sequence[Plan]) -> None:
-    from weft.engine.report_page import cache_words
+    from weft.engine.page import cache_words
 
     for words in dict.fromkeys(map(cache_words, plans)):
         if words:

@@ -1,4 +1,4 @@
-"""Memory of the host, or of the container this runs in, as Linux reports it."""
+"""Cores and memory of the host, or of the container this runs in, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import sys
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
 
 
 def host_bytes() -> int:
@@ -27,26 +35,20 @@ def free_host_bytes() -> int:
         free = 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         free = host_bytes()
-    return min(free, _free_in_container())
-
-
-def _free_in_container() -> int:
-    total = host_bytes()
-    try:
+    try:  # a container's limit less what it uses; pages of files can be reclaimed
         used = int((CGROUP / "memory.current").read_text(encoding="utf-8"))
         cache = (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
-        given_back = sum(int(line.split()[1]) for line in cache if line.startswith("inactive_file "))
+        reclaimable = sum(int(line.split()[1]) for line in cache if line.startswith("inactive_file "))
     except (OSError, ValueError):
-        return total
-    return max(total - used + given_back, 0)
+        return min(free, host_bytes())
+    return min(free, max(host_bytes() - used + reclaimable, 0))
 
 
-# ---- Huge pages: ask the system to back a large array with pages of 2 MiB instead of 4 KiB.
+# ---- Huge pages: pages of 2 MiB instead of 4 KiB for a large array.
 #
-# Rows of features and lists of neighbours are read in random places: with small pages nearly every row misses the
-# cache
-# of address translations. Batches of products' shape took a thread 57 ms instead of 79 ms to sample and gather (2.4
-# million rows of 400 bytes, AMD EPYC). Systems that have none, or give them to everybody, ignore the advice.
+# Rows of features and lists of neighbours are read at random: with small pages nearly every row misses the cache of
+# address translations. Batches of products' shape took a thread 57 ms instead of 79 ms to sample and gather (2.4 M rows
+# of 400 bytes, AMD EPYC). Systems without huge pages, or with them everywhere, ignore the advice.
 
 PAGE = 1 << 21
 MADV_HUGEPAGE = 14  # of Linux

@@ -350,7 +350,7 @@ class RunFolder:
 
     def save_report(self, result: Result) -> None:
         """Write the page about the training, over or not; there is nothing to show before its first epoch."""
-        from weft.engine.report_page import write_report
+        from weft.engine.page import write_report
 
         if result.history and "metric" in result.metrics:
             with self.writing():
@@ -460,7 +460,7 @@ class SweepFolder(RunFolder):
 
     def save_report(self, result: SweepResult) -> None:  # type: ignore[override]
         """Write the page about the sweep, over or not."""
-        from weft.engine.report_page import write_sweep_report
+        from weft.engine.page import write_sweep_report
 
         with self.writing():
             write_sweep_report(result, self.path / REPORT)

@@ -1,6 +1,8 @@
-"""The folder with what Weft has learned about machines: probes, calibrations and stack sizes.
+"""The folder with what Weft keeps between runs: probes and calibrations of machines, captured steps, kernels, forms.
 
-``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/NAME/``.
+``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``. Everything in it is a :class:`KeyedStore`:
+``machines/NAME`` has probe.json and calibration.json, ``steps`` what dry runs captured, ``kernels`` which versions of
+kernels lie in Triton's own cache, ``forms`` arrays derived from large graphs.
 """
 
 from __future__ import annotations
@@ -8,25 +10,33 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from weft.core.host_memory import cpu_count
+from weft.core.keyed_store import KeyedStore, files_digest
+
 HOME_VARIABLE = "WEFT_HOME"
-STEPS = "steps"  # captured by dry runs
-PROBE, CALIBRATION, THROUGHPUT = "probe.json", "calibration.json", "throughput.json"
-STARTED = "probe.started"  # beside the probe: one is under way in the background
+STEPS, KERNELS = "steps", "kernels"
+MAX_STEP_BYTES = 20 << 20  # about 20 KB per step
+PROBE, CALIBRATION = "probe.json", "calibration.json"
+STARTED = "probe.started"  # next to the probe: one is under way in the background
+COMPILE_SECONDS = 1.1  # of a version of a kernel that was never compiled here; H200 host, Triton 3.6
 
 
 def home() -> Path:
     """The folder for what Weft keeps between runs; it need not exist."""
-    given = os.environ.get(HOME_VARIABLE)
-    if given:
-        return Path(given).expanduser()
+    chosen = os.environ.get(HOME_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "weft"
 
 
 def machine_name(device: str) -> str:
-    """What this host with ``device`` (``"cpu"``, or the name of its GPU) is called wherever something is kept."""
+    """The name of this host with ``device`` (``"cpu"``, or the name of its GPU) in the home folder."""
     return f"{platform.node() or 'this host'} {device}"
 
 
@@ -34,3 +44,46 @@ def machine_folder(name: str) -> Path:
     """The folder of the machine of that name."""
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return home() / "machines" / (words or "machine")
+
+
+@cache
+def code_digest() -> str:
+    """Weft's source files by name, size and time, and torch's version: a change of either starts afresh."""
+    return files_digest(Path(__file__).parents[1], (".py",), f"torch {version('torch')}")[:16]
+
+
+def step_store() -> KeyedStore:
+    """The steps that dry runs captured with this code."""
+    return KeyedStore(home() / STEPS, code_digest(), MAX_STEP_BYTES)
+
+
+# ---- Kernels: which versions are compiled on this machine, and still have their folder in Triton's cache.
+
+
+def _kernel_key(arch: int | str) -> str:
+    try:
+        return f"sm{arch}-triton-{version('triton')}.json"
+    except PackageNotFoundError:
+        return f"sm{arch}-triton-none.json"
+
+
+def missing_kernels(arch: int | str, digests: Iterable[str]) -> list[str]:
+    """The versions that have to be compiled for GPUs of compute capability ``arch`` (90)."""
+    folders: Mapping[str, str] = KeyedStore(home() / KERNELS, code_digest()).read(_kernel_key(arch), dict) or {}
+    return [digest for digest in digests if not os.path.isdir(folders.get(digest, ""))]
+
+
+def note_kernels(arch: int, folders: Mapping[str, str]) -> None:
+    """Note versions that were compiled, with the folder of each in Triton's cache."""
+    store, key = KeyedStore(home() / KERNELS, code_digest()), _kernel_key(arch)
+    with store.lock(key):
+        store.write(key, {**(store.read(key, dict) or {}), **folders})
+
+
+def seconds_to_compile(digests: Iterable[str]) -> float:
+    """Predicted time to compile the versions that this machine lacks, on all cores; no GPU is touched."""
+    digests = list(digests)
+    files = (home() / KERNELS).glob(_kernel_key("*"))
+    archs = [file.name.partition("-")[0].removeprefix("sm") for file in files] or ["0"]
+    fewest = min(len(missing_kernels(arch, digests)) for arch in archs)
+    return COMPILE_SECONDS * -(-fewest // cpu_count())

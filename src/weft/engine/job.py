@@ -32,7 +32,6 @@ from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder, RunningReport
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.job_options import JobOptions
-from weft.engine.learning import learn_stack_sizes
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import DevicePool, give_back_heap, move_in, move_out
 from weft.engine.memory_budget import memory_cap, memory_taken, watch_memory
@@ -405,9 +404,7 @@ class Job:
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = self._planner.with_modes([self._as_before(task) for task in missing])
         self._planner.check(tasks)
-        whole = [task for task in tasks if not task.sampled]
-        throughput = learn_stack_sizes(whole, self._graphs.on_device, self._device, self._graphs.stats)
-        return self._planner.groups(tasks, throughput)
+        return self._planner.groups(tasks)
 
     def _as_before(self, task: Task) -> Task:
         """``task`` in the mode of the run that is resumed, where it leaves that to how much memory is free."""

@@ -1,8 +1,8 @@
 """Find the machine of a plan or a run, with its probe and calibration.
 
 A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
-The machine at hand has one name, whether it was probed or not; under it are kept its probe, what runs taught of it and
-the group sizes measured on it.
+The machine at hand has one name, whether it was probed or not; under it are kept its probe and
+what runs taught of it.
 """
 
 from __future__ import annotations
@@ -14,35 +14,25 @@ import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.core.errors import SpecError
-from weft.core.files import locked, write_text
 from weft.core.gpus import check_device_name, gpu_names
-from weft.core.host_memory import host_bytes
+from weft.core.host_memory import cpu_count, host_bytes
+from weft.core.keyed_store import KeyedStore
 from weft.core.machine import Host, Machine
 from weft.core.version import __version__
-from weft.engine.home import CALIBRATION, PROBE, THROUGHPUT, machine_folder, machine_name
+from weft.engine.home import CALIBRATION, PROBE, machine_folder, machine_name
 from weft.planner.cost.calibration import Calibration
-from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
 
 # ---- The host as the system reports it: cores, memory and cache.
 
 MIB = 2**20
-CPU_CACHE = 8 * MIB  # where the system does not say
-
-
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+CPU_CACHE = 8 * MIB  # where the system does not report it
 
 
 def cpu_cache_bytes() -> int:
@@ -63,12 +53,8 @@ def choose_device(wanted: str | torch.device = "auto") -> torch.device:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     check_device_name(str(wanted))
     device = torch.device(wanted)
-    if device.type == "cuda":
-        device = _cuda(device)
-    return device
-
-
-def _cuda(device: torch.device) -> torch.device:
+    if device.type != "cuda":
+        return device
     if not torch.cuda.is_available():
         raise SpecError(f"device {str(device)!r}: torch finds no CUDA device here; use auto or cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -203,83 +189,47 @@ def _by_properties(name: str, device: torch.device) -> Machine:
 
 
 def keep_probe(machine: Machine) -> Path:
-    """Keep ``machine`` as what is known of this host with its device; of one with a GPU, also the host by itself."""
+    """Keep the probe of this host with its device; of one with a GPU, also the host by itself."""
     if machine.devices and machine.host.flops:
-        alone = machine.host_only(machine_name("cpu"))
-        _keep(machine_folder(alone.name) / PROBE, alone.to_json())
-    return _keep(machine_folder(machine.name) / PROBE, machine.to_json())
+        keep_probe(machine.host_only(machine_name("cpu")))
+    return _keep(KeyedStore(machine_folder(machine.name)), PROBE, machine.to_dict())
 
 
 def load_calibration(machine: Machine) -> Calibration | None:
-    """What earlier runs on ``machine`` taught; None if there were none, or none that can be read.
-
-    Factors say by how much predictions were off, so they hold only for predictions made from the same rates.
-    """
-    path = machine_folder(machine.name) / CALIBRATION
-    try:
-        found = _fitted(path.read_text(encoding="utf-8"), basis_of(machine))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return found if found.known or found.phases else None
-
-
-@lru_cache(maxsize=4)
-def _fitted(text: str, basis: str) -> Calibration:
-    """The calibration in a file; fitting its factors takes 0.1 s, and a worker would do so before every group."""
-    data = json.loads(text)
-    return Calibration.from_dict(data) if data["basis"] == basis else Calibration()
-
-
-def basis_of(machine: Machine) -> str:
-    """What predictions for ``machine`` are made from, in short: its rates, and the version that uses them."""
-    own = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
-    rates = {key: value for key, value in own.items() if key not in NO_RATES}
-    digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
-    return f"weft {__version__}, rates {digest[:16]}"
-
-
-def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
-    """Keep what runs on ``machine`` taught."""
-    data = {"basis": basis_of(machine), **calibration.to_dict()}
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    return _keep(machine_folder(machine.name) / CALIBRATION, text)
-
-
-def load_throughput(machine: str) -> Throughput:
-    """The group sizes measured on the machine of that name; an empty table if there is none that can be read."""
-    try:
-        text = (machine_folder(machine) / THROUGHPUT).read_text(encoding="utf-8")
-        return replace(Throughput.from_dict(json.loads(text)), machine=machine)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Throughput(machine)
+    """The calibration by earlier runs on ``machine``; None if there were none, or none that can be read."""
+    found = _calibrations(machine).read(CALIBRATION, Calibration.from_dict)
+    return found if found is not None and (found.known or found.phases) else None
 
 
 def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:
-    """Change what runs on ``machine`` taught and keep it; another process changes it before or after, not meanwhile."""
-    with locked(machine_folder(machine.name) / CALIBRATION):
+    """Change the calibration of ``machine`` and keep it; other processes wait."""
+    store = _calibrations(machine)
+    with store.lock(CALIBRATION):
         calibration = change(load_calibration(machine) or Calibration())
         keep_calibration(machine, calibration)
     return calibration
 
 
-def update_throughput(machine: str, change: Callable[[Throughput], Throughput]) -> Throughput:
-    """Change the table of group sizes of ``machine`` and keep it, one process at a time."""
-    with locked(machine_folder(machine) / THROUGHPUT):
-        table = change(load_throughput(machine))
-        keep_throughput(table)
-    return table
+def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
+    """Keep the calibration of ``machine``."""
+    return _keep(_calibrations(machine), CALIBRATION, calibration.to_dict())
 
 
-def keep_throughput(table: Throughput) -> Path:
-    """Keep a table of group sizes for later runs and plans on its machine."""
-    text = json.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n"
-    return _keep(machine_folder(table.machine) / THROUGHPUT, text)
+def _calibrations(machine: Machine) -> KeyedStore:
+    """Factors say by how much predictions were off, so they hold only for predictions made from the same rates."""
+    return KeyedStore(machine_folder(machine.name), basis_of(machine))
 
 
-def _keep(path: Path, text: str) -> Path:
+def basis_of(machine: Machine) -> str:
+    """What predictions for ``machine`` are made from: a digest of its rates, and the version that uses them."""
+    rates = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
+    rates = {key: value for key, value in rates.items() if key not in NO_RATES}
+    digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
+    return f"weft {__version__}, rates {digest[:16]}"
+
+
+def _keep(store: KeyedStore, key: str, value: Any) -> Path:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        return store.write(key, value)
     except OSError as error:
-        raise SpecError(f"cannot keep {path}: {error.strerror}; WEFT_HOME names another folder") from None
-    return path
+        raise SpecError(f"cannot keep {store.folder / key}: {error.strerror}; WEFT_HOME names another folder") from None

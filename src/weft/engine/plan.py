@@ -33,8 +33,8 @@ from weft.engine.choosing import (
 )
 from weft.engine.estimator import NONE, Estimate, Estimator, alone_estimates, check_budget, groups_within_budget
 from weft.engine.graphs import HOST, Graphs, with_all_splits
-from weft.engine.kernel_store import seconds_to_compile
-from weft.engine.machine import Given, find_machine, load_calibration, load_throughput
+from weft.engine.home import seconds_to_compile
+from weft.engine.machine import Given, find_machine, load_calibration
 from weft.engine.options import check_choices, not_work
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.calibration import Calibration
@@ -111,7 +111,7 @@ def report_on(
     for task, estimate in zip(tasks, alone, strict=True):
         if estimate is not None:
             check_budget(estimate, task, room)
-    found = groups_within_budget(tasks, estimator, room, load_throughput(there.name), plan_options)
+    found = groups_within_budget(tasks, estimator, room, plan_options)
     found = with_divisions(found, {task.label: task for task in tasks}, estimator, room, plan_options)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}

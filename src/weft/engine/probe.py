@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from weft import ops
-from weft.core.host_memory import host_bytes
+from weft.core.gpus import process_bytes
+from weft.core.host_memory import cpu_count, host_bytes
 from weft.core.machine import Device, Host, Link, Machine, Rates
-from weft.engine.machine import MIB, cpu_cache_bytes, cpu_count, device_name, machine_of
+from weft.engine.machine import MIB, cpu_cache_bytes, device_name, machine_of
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.cuda_graph import gc_disabled, no_capture
 from weft.runtime.device.process import cpu_threads
@@ -356,25 +357,13 @@ def custom_op_seconds(device: torch.device, count: int = 10) -> float:
 def context_bytes(device: torch.device) -> int:
     """Bytes of the device that this process holds beyond its tensors: the CUDA context and loaded kernels.
 
-    The driver says it per process where NVML is installed; otherwise whatever else runs there is counted as well.
+    The driver counts it per process; if it does not, whatever else runs there is counted as well.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved(device)
-    own = _own_bytes(device)
+    own = process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     if own is None:
         free, total = torch.cuda.mem_get_info(device)
         own = total - free
     return max(own - reserved, 0)
-
-
-def _own_bytes(device: torch.device) -> int | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except Exception:  # not installed, or a driver that does not say: there is another way
-        return None
-    return next((p.usedGpuMemory for p in processes if p.pid == os.getpid() and p.usedGpuMemory), None)

@@ -34,7 +34,7 @@ from weft.engine.graphs import HOST, Graphs
 from weft.engine.home import machine_folder
 from weft.engine.job import Job
 from weft.engine.job_options import JobOptions
-from weft.engine.machine import load_throughput, machine_of
+from weft.engine.machine import machine_of
 from weft.engine.process_state import Needs, process_state
 from weft.engine.session import Save, Session
 from weft.graph.graph import Graph
@@ -236,7 +236,7 @@ class ShardedJob(Job):
         return list(groups)
 
     def _plans(self) -> list[Plan]:
-        return self._planner.groups(list(self._tasks.values()), load_throughput(machine_of(self._device)))
+        return self._planner.groups(list(self._tasks.values()))
 
     def _over_ranks(self, plan: Plan) -> Plan:
         """The plan with one step after the other, uncaptured: ranks meet at barriers on the host inside of a step."""

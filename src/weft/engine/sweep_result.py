@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import Counter
@@ -15,8 +14,9 @@ from weft.core.errors import SpecError
 from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.settings import ARGS, identity, lower_is_better
-from weft.core.sweep import Sweep, setting_of
-from weft.engine.result import Result, SettingsScore, settings_scores, sweep_html
+from weft.core.sweep import Sweep
+from weft.engine.ranking import SettingsScore, score_of, settings_scores
+from weft.engine.result import FORMAT, Result
 
 if TYPE_CHECKING:
     import pandas
@@ -43,10 +43,15 @@ class SweepResult:
 
     def __repr__(self) -> str:
         ends = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
-        best = "".join(f"; best {words}" for words in map(SweepResult._best_words, self.by_graph().values()) if words)
+        best = ""
+        for part in self.by_graph().values():
+            if (name := part._best_name()) is not None:
+                best += f"; best {name!r}, {part.metric}={part[name].metrics[part.metric]:.4f}"
         return f"<SweepResult {self.sweep.label!r}: {len(self.tasks)} tasks, {ends}{best}>"
 
     def _repr_html_(self) -> str:
+        from weft.engine.page import sweep_html
+
         return sweep_html(self)
 
     def __len__(self) -> int:
@@ -75,11 +80,13 @@ class SweepResult:
         return next(iter(self.graphs.values())) if len(self.graphs) == 1 else {}
 
     def on(self, graph: Any) -> SweepResult:
-        """The members on ``graph`` alone: its name in ``sweep.graphs``, or what the tasks were given."""
-        name = next((self.sweep.graph_of(r.task) for r in self.tasks if self._is_on(r, graph)), None)
-        if name is None:
-            raise SpecError(f"graph={graph!r} is not in {self.sweep.label!r}; its graphs: {self._graph_names()}")
-        return self.by_graph()[name]
+        """The members on ``graph`` alone: its name in ``sweep.graphs``, or the graph that the tasks had."""
+        for result in self.tasks:
+            name = self.sweep.graph_of(result.task)
+            if name == graph or identity(result.task.graph) == identity(graph):
+                return self.by_graph()[name]
+        names = ", ".join(map(repr, self.sweep.graphs))
+        raise SpecError(f"graph={graph!r} is not in {self.sweep.label!r}; its graphs: {names}")
 
     def by_graph(self) -> dict[str, SweepResult]:
         """The members on every graph as a result of their own, by the name of the graph."""
@@ -87,31 +94,15 @@ class SweepResult:
         if len(names) == 1:
             return {names[0]: self}
         graph_of = {result.name: self.sweep.graph_of(result.task) for result in self.tasks}
-        own: dict[str, list[Result]] = {name: [] for name in names}
-        for result in self.tasks:
-            own[graph_of[result.name]].append(result)
-        plans: dict[str, list[Plan]] = {name: [] for name in names}
-        for plan in self.plan:  # a group trains on one graph
-            homes = {graph_of.get(member) for member in plan.members}
-            if len(homes) == 1 and None not in homes:
-                plans[homes.pop()].append(plan)
-        return {name: self._part(name, own[name], plans[name]) for name in names}
-
-    def _is_on(self, result: Result, graph: Any) -> bool:
-        return self.sweep.graph_of(result.task) == graph or identity(result.task.graph) == identity(graph)
-
-    def _part(self, graph: str, own: list[Result], plans: list[Plan]) -> SweepResult:
-        return SweepResult(
-            Sweep.from_tasks([result.task for result in own], self.sweep.name),
-            own,
-            tuple(plans),
-            self.environment,
-            sum(float(result.metrics.get("seconds", 0.0)) for result in own),
-            {graph: self.graphs[graph]} if graph in self.graphs else {},
-        )
-
-    def _graph_names(self) -> str:
-        return ", ".join(map(repr, self.sweep.graphs))
+        parts = {}
+        for name in names:
+            members = [result for result in self.tasks if graph_of[result.name] == name]
+            plans = [plan for plan in self.plan if {graph_of.get(member) for member in plan.members} == {name}]
+            seconds = sum(float(result.metrics.get("seconds", 0.0)) for result in members)
+            size = {name: self.graphs[name]} if name in self.graphs else {}
+            sweep = Sweep.from_tasks([result.task for result in members], self.sweep.name)
+            parts[name] = SweepResult(sweep, members, tuple(plans), self.environment, seconds, size)
+        return parts
 
     @property
     def metric(self) -> str:
@@ -122,80 +113,75 @@ class SweepResult:
         return f"val_{name}" if measured or not names else f"train_{name}"
 
     def best(self, metric: str | None = None, graph: Any = None) -> Result:
-        """The member with the highest ``metric`` (the validation metric where left out), or the lowest loss.
+        """The member with the highest ``metric`` (the validation metric by default), or the lowest loss.
 
-        Metrics are those of a member's own best epoch, so that ``best("test_accuracy")`` is over test nodes. Where
-        there are several graphs, ``graph`` says on which.
+        Metrics are those of a member's own best epoch, so that ``best("test_accuracy")`` is over test nodes. If
+        there are several graphs, ``graph`` names one of them.
         """
         return self.tasks[self.ranking(metric, graph)[0]]
 
     def best_settings(self, metric: str | None = None, graph: Any = None) -> SettingsScore:
         """The settings with the best mean of ``metric`` over their seeds: :meth:`best` is one lucky run, these are not.
 
-        Where there are several graphs, ``graph`` says on which.
+        If there are several graphs, ``graph`` names one of them.
         """
-        found = self.settings_table(metric, graph)
-        if not found:
+        scores = self.settings_table(metric, graph)
+        if not scores:
             raise SpecError(f"no member of {self.sweep.label!r} has the metric {metric or self.metric!r}")
-        return found[0]
+        return scores[0]
 
     def settings_table(self, metric: str | None = None, graph: Any = None) -> list[SettingsScore]:
         """Mean and deviation over seeds of every choice of settings, best first."""
-        self._check_one_graph(graph)
-        part = self if graph is None else self.on(graph)
+        part = self._on_one_graph(graph)
         return settings_scores(part, metric or part.metric)
 
     def ranking(self, metric: str | None = None, graph: Any = None) -> list[int]:
         """Positions of the members that have ``metric``, best first; of equal ones the earlier.
 
-        Where there are several graphs, ``graph`` says on which.
+        If there are several graphs, ``graph`` names one of them.
         """
-        self._check_one_graph(graph)
-        if graph is None:
-            return self._ranking(metric or self.metric)
-        part = self.on(graph)
-        place = {result.name: index for index, result in enumerate(self.tasks)}
-        return [place[part.tasks[index].name] for index in part._ranking(metric or part.metric)]
+        part = self._on_one_graph(graph)
+        metric = metric or part.metric
+        sign = 1 if lower_is_better(metric) else -1
+        names = {result.name for result in part.tasks}
+        scores = {
+            i: sign * score
+            for i, result in enumerate(self.tasks)
+            if result.name in names and (score := score_of(result, metric)) is not None
+        }
+        if not scores:
+            measured = sorted({key for r in part.tasks for key in r.metrics if score_of(r, key) is not None})
+            what = f"they have {', '.join(measured)}" if measured else "no member has any"
+            raise SpecError(f"no member of {self.sweep.label!r} has the metric {metric!r}; {what}")
+        return sorted(scores, key=lambda index: (scores[index], index))
 
-    def _check_one_graph(self, graph: Any) -> None:
-        if graph is None and len(self.sweep.graphs) > 1:
+    def _on_one_graph(self, graph: Any) -> SweepResult:
+        """The part on ``graph``, or all of a sweep on one graph."""
+        if graph is not None:
+            return self.on(graph)
+        if len(self.sweep.graphs) > 1:
             raise SpecError(
                 f"{self.sweep.label!r} has {len(self.sweep.graphs)} graphs, whose scores do not compare; "
-                f"say which with graph=, one of {self._graph_names()}"
+                f"say which with graph=, one of {', '.join(map(repr, self.sweep.graphs))}"
             )
-
-    def _ranking(self, metric: str) -> list[int]:
-        sign = 1 if lower_is_better(metric) else -1
-        values = {i: value for i, r in enumerate(self.tasks) if _is_number(value := r.metrics.get(metric))}
-        if not values:
-            known = sorted({key for r in self.tasks for key, v in r.metrics.items() if _is_number(v)})
-            what = f"they have {', '.join(known)}" if known else "no member has any"
-            raise SpecError(f"no member of {self.sweep.label!r} has the metric {metric!r}; {what}")
-        return sorted(values, key=lambda index: (sign * values[index], index))
-
-    def _ranked(self) -> list[int]:
-        """The ranking on one graph, empty if no member has a score."""
-        metric = self.metric
-        return self._ranking(metric) if any(_is_number(r.metrics.get(metric)) for r in self.tasks) else []
+        return self
 
     def _best_name(self) -> str | None:
-        ranked = self._ranked()
-        return self.tasks[ranked[0]].name if ranked else None
-
-    def _best_words(self) -> str:
-        name = self._best_name()
-        return "" if name is None else f"{name!r}, {self.metric}={self[name].metrics[self.metric]:.4f}"
+        """The best member on one graph, None if no member has a score."""
+        metric = self.metric
+        scored = any(score_of(result, metric) is not None for result in self.tasks)
+        return self.best(metric).name if scored else None
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A flat row for every member: name, status, the settings that vary, the metrics, and the message if any."""
-        return [self._row(result) for result in self.tasks]
-
-    def _row(self, result: Result) -> dict[str, Any]:
-        described = result.task.to_dict()
-        described["graph"] = self.sweep.graph_of(result.task)
-        arguments = {f"{ARGS}{key}": value for key, value in described["model_args"].items()}
-        settings = {key.removeprefix(ARGS): (described | arguments).get(key) for key in self.sweep.varying}
-        return {"name": result.name, "status": result.status, **settings, **result.metrics, "message": result.message}
+        rows = []
+        for result in self.tasks:
+            described = {**result.task.to_dict(), "graph": self.sweep.graph_of(result.task)}
+            described |= {f"{ARGS}{key}": value for key, value in described["model_args"].items()}
+            settings = {key.removeprefix(ARGS): described.get(key) for key in self.sweep.varying}
+            row = {"name": result.name, "status": result.status, **settings, **result.metrics}
+            rows.append({**row, "message": result.message})
+        return rows
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows of :meth:`to_dicts` as a table of pandas, which has to be installed."""
@@ -208,6 +194,7 @@ class SweepResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights; histories are in the files of the members."""
         return {
+            "format": FORMAT,
             "sweep": self.sweep.to_dict(),
             **self.summary(),
             "varying": list(self.sweep.varying),
@@ -221,17 +208,17 @@ class SweepResult:
         """How it went as a whole and on every graph, as plain data, without the members."""
         parts = self.by_graph()
         alone = len(parts) == 1
+        graphs = {
+            name: {**part.graph, "tasks": len(part), "metric": part.metric, "best": part._best_name()}
+            for name, part in parts.items()
+        }
         return {
             "metric": self.metric if alone else None,
             "best": self._best_name() if alone else None,
             "statuses": self.statuses,
             "seconds": self.seconds,
-            "graphs": {name: part._about() for name, part in parts.items()},
+            "graphs": graphs,
         }
-
-    def _about(self) -> dict[str, Any]:
-        """One graph: its name and size, what its members are compared by, and which is best."""
-        return {**self.graph, "tasks": len(self), "metric": self.metric, "best": self._best_name()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``result.json`` and ``tasks/NAME/{result.json, model.safetensors}``, each file in one piece."""
@@ -254,12 +241,3 @@ def folder_names(names: Sequence[str]) -> list[str]:
         taken.add(plain.lower())
         result.append(plain)
     return result
-
-
-def value_of(result: Result, setting: str) -> Any:
-    """A hashable value of a member's setting, equal for equal settings."""
-    return identity(setting_of(result.task, setting))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

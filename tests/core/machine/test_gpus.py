@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -16,8 +17,8 @@ NAMES = ["NVIDIA A100", "NVIDIA H100", "NVIDIA H200"]
 class Driver:
     """A driver's library with two GPUs; ``broken`` is a function that fails."""
 
-    def __init__(self, broken=""):
-        self._broken = broken
+    def __init__(self, broken="", processes=()):
+        self._broken, self.processes = broken, processes
 
     def __getattr__(self, name):
         def answer(*arguments):
@@ -29,6 +30,10 @@ class Driver:
                 arguments[1].value = b"NVIDIA H200"
             if name == "nvmlDeviceGetUUID":
                 arguments[1].value = f"GPU-{arguments[0].value}".encode()
+            if name == "nvmlDeviceGetComputeRunningProcesses_v3":
+                for process, (pid, size) in zip(arguments[2], self.processes, strict=False):
+                    process.pid, process.bytes = pid, size
+                arguments[1]._obj.value = len(self.processes)
             return 3 if name == self._broken else 0
 
         return answer
@@ -100,6 +105,19 @@ def test_a_process_that_cuda_shows_none_still_knows_of_them(monkeypatch, chosen,
         monkeypatch.setenv(name, value)
     assert gpus.VISIBLE in gpus.without_gpus()
     assert gpus.gpu_names() == names
+
+
+def test_bytes_of_a_process_by_the_drivers_library(monkeypatch):
+    processes = [(1, 5 << 30), (os.getpid(), 7 << 20), (9, gpus.NOT_AVAILABLE)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(processes=processes))
+    assert gpus.process_bytes("GPU-2") == 7 << 20
+    assert gpus.process_bytes("GPU-2", pid=1) == 5 << 30
+    assert gpus.process_bytes("GPU-2", pid=9) is None
+    assert gpus.process_bytes("GPU-2", pid=4) is None
+    assert gpus.process_bytes("GPU-3") is None
+    for broken in ("nvmlInit_v2", "nvmlDeviceGetComputeRunningProcesses_v3"):
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, broken=broken: Driver(broken, processes))
+        assert gpus.process_bytes("GPU-2") is None
 
 
 def test_torch_is_not_imported():

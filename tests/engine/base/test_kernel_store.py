@@ -11,36 +11,36 @@ import sys
 import pytest
 
 import weft
-from weft.engine.home import home
-from weft.engine.kernel_store import FOLDER, SECONDS_EACH, KernelStore, seconds_to_compile
-from weft.engine.machine import cpu_count
+from weft.core.host_memory import cpu_count
+from weft.engine.home import COMPILE_SECONDS, KERNELS, home, missing_kernels, note_kernels, seconds_to_compile
 from weft.planner.report.plan_report import PlanReport
 
 
 def test_what_is_compiled_is_missing_only_if_its_folder_is_gone(tmp_path):
-    store = KernelStore(90)
-    assert store.missing(["a", "b"]) == ["a", "b"]
-    store.add({"a": (str(tmp_path / "a"), 1.0), "b": (str(tmp_path), 2.0)})
-    assert store.missing(["a", "b"]) == ["a"]
-    assert KernelStore(90).missing(["a", "b", "c"]) == ["a", "c"]
-    assert KernelStore(80).missing(["b"]) == ["b"], "another kind of GPU"
+    assert missing_kernels(90, ["a", "b"]) == ["a", "b"]
+    note_kernels(90, {"a": str(tmp_path / "a"), "b": str(tmp_path)})
+    assert missing_kernels(90, ["a", "b"]) == ["a"]
+    assert missing_kernels(90, ["a", "b", "c"]) == ["a", "c"]
+    assert missing_kernels(80, ["b"]) == ["b"], "another kind of GPU"
+    note_kernels(90, {"c": str(tmp_path)})
+    assert missing_kernels(90, ["b", "c"]) == [], "what was noted before is still there"
 
 
 def test_a_table_of_other_code_or_a_damaged_one_counts_for_nothing(tmp_path):
-    KernelStore(90).add({"a": (str(tmp_path), 1.0)})
-    (path,) = (home() / FOLDER).glob("*.json")
+    note_kernels(90, {"a": str(tmp_path)})
+    (path,) = (home() / KERNELS).glob("*.json")
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "code": "other"}))
-    assert KernelStore(90).missing(["a"]) == ["a"]
+    path.write_text(json.dumps({**data, "digest": "other"}))
+    assert missing_kernels(90, ["a"]) == ["a"]
     path.write_text("{")
-    assert KernelStore(90).missing(["a"]) == ["a"]
+    assert missing_kernels(90, ["a"]) == ["a"]
 
 
 def test_seconds_to_compile_are_those_of_what_is_missing(tmp_path):
     wanted = [f"k{place}" for place in range(2 * cpu_count())]
-    assert seconds_to_compile(wanted) == pytest.approx(2 * SECONDS_EACH)
-    KernelStore(90).add(dict.fromkeys(wanted[: cpu_count()], (str(tmp_path), 1.0)))
-    assert seconds_to_compile(wanted) == pytest.approx(SECONDS_EACH)
+    assert seconds_to_compile(wanted) == pytest.approx(2 * COMPILE_SECONDS)
+    note_kernels(90, dict.fromkeys(wanted[: cpu_count()], str(tmp_path)))
+    assert seconds_to_compile(wanted) == pytest.approx(COMPILE_SECONDS)
     assert seconds_to_compile(wanted[: cpu_count()]) == 0
 
 

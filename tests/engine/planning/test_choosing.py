@@ -15,7 +15,7 @@ from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.units import parse_bytes
 from weft.engine import choosing as setups
-from weft.engine.charts import check_simulate, write_schedules
+from weft.engine.charts import check_picture, write_schedules
 from weft.engine.choosing import choose_for
 from weft.engine.plan import explanation, schedules
 from weft.graph.generate import citation
@@ -67,7 +67,7 @@ def test_the_schedule_is_drawn(report, tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(SpecError, match=r"must end in \.html or \.svg"):
-        check_simulate(tmp_path / "chart.png")
+        check_picture("--simulate", tmp_path / "chart.png")
     whole = weft.plan(weft.Task(graph="demo", model="gcn", mode="full"), machine="h200")
     with pytest.raises(SpecError, match="no group has batches that a host and a GPU prepare together"):
         schedules(whole)

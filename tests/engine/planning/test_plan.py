@@ -16,14 +16,12 @@ from weft.core import gpus
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine import estimator as estimate
-from weft.engine.home import machine_folder, machine_name
+from weft.engine.home import machine_name
 from weft.engine.machine import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
 from weft.engine.plan import plan
-from weft.graph.catalog import names as catalog
 from weft.graph.catalog import shapes
 from weft.planner.cost.calibration import Calibration, Observation
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
 
@@ -264,19 +262,6 @@ def test_calibration_is_used_where_it_is_kept():
     assert "corrected by 5 earlier runs" in str(after)
     assert "not corrected" in str(before)
     assert plan(task, machine="a100-80g").groups[0].cost.corrected is False
-
-
-def test_measured_group_sizes_are_used():
-    sweep = Sweep(ARXIV, seed=range(8))
-    tasks = sweep.tasks()
-    table = Throughput("h200").with_measured(tasks[0], catalog.stats(ARXIV), {1: 2.0, 2: 1.0, 4: 3.0, 8: 4.0})
-    before = len(plan(sweep, machine="h200").groups)
-    path = machine_folder("h200") / "throughput.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(table.to_dict()))
-    report = plan(sweep, machine="h200")
-    assert before < len(report.groups) == 4
-    assert any("measured" in reason for reason in report.groups[0].plan.why)
 
 
 def test_a_broken_calibration_is_no_calibration(tmp_path):

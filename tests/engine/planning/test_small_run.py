@@ -14,7 +14,6 @@ from tests.graphs_for_tests import tiny_graph
 from weft.engine.graphs import Graphs
 from weft.engine.home import STEPS, home
 from weft.engine.run_planner import RunPlanner
-from weft.planner.grouping.limits import Throughput
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
 
@@ -41,7 +40,7 @@ class Own(nn.Module):
 
 
 def plans_of(tasks, budget=None):
-    return RunPlanner(CPU, Graphs(CPU), budget).groups(tasks, Throughput(""))
+    return RunPlanner(CPU, Graphs(CPU), budget).groups(tasks)
 
 
 def test_a_small_run_makes_no_dry_run_and_says_so(followed):
@@ -134,7 +133,7 @@ def test_a_sweep_of_a_users_module_makes_two_dry_runs(followed, count):
     graph = tiny_graph()
     tasks = [weft.Task(graph=graph, model=Own, seed=seed, epochs=2, name=str(seed)) for seed in range(count)]
     planner = RunPlanner(CPU, Graphs(CPU))
-    (plan,) = planner.groups(tasks, Throughput(""))
+    (plan,) = planner.groups(tasks)
     assert len(plan.members) == count
     assert [1 if isinstance(made, weft.Task) else len(made) for made in followed] == [1, count]
     planner._estimator.kernels(tasks, plan)  # what compiles kernels ahead

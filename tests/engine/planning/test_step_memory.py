@@ -10,11 +10,10 @@ import pytest
 
 import weft
 from weft.core.models import BUILT_IN
-from weft.engine import estimator as step_memory
+from weft.engine import home as home_module
 from weft.engine import run_planner as warm_kernels
 from weft.engine.estimator import Estimator
-from weft.engine.home import STEPS, home
-from weft.engine.kernel_store import KernelStore
+from weft.engine.home import STEPS, home, note_kernels
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
@@ -41,7 +40,7 @@ def group_of(task, count=1):
 def captured_kernels(task, count=1):
     """Digests of the kernels of a dry run that is made now."""
     estimator, tasks, plan = group_of(task, count)
-    return set(estimator._captured_now(tasks, plan).kernels)
+    return set(estimator.captured_now(tasks, plan).kernels)
 
 
 @pytest.mark.parametrize("model", BUILT_IN)
@@ -78,7 +77,7 @@ def test_a_start_whose_kernels_are_compiled_makes_no_dry_run(followed, monkeypat
     monkeypatch.setattr(warm_kernels, "can_compile_in_parallel", lambda: True)
     monkeypatch.setattr(warm_kernels, "keep_triton_key", lambda folder: None)
     task = weft.Task(graph="shape:cora", hidden=16, epochs=1)
-    KernelStore(90).add(dict.fromkeys(captured_kernels(task), (str(tmp_path), 1.0)))
+    note_kernels(90, dict.fromkeys(captured_kernels(task), str(tmp_path)))
     del followed[:]
     for epochs in (1, 40, 200):
         estimator, *group = group_of(task.with_values(epochs=epochs))
@@ -106,25 +105,24 @@ def test_merged_launches_have_kernels_per_number_of_epochs(followed):
 def test_a_list_that_cannot_be_read_is_found_in_the_step(followed, text):
     estimator, *group = group_of(weft.Task(graph="shape:cora", hidden=16))
     known = estimator.kernels(*group)
-    (kept,) = (home() / STEPS).glob(f"*{step_memory.KERNELS}")
-    assert json.loads(kept.read_text()) == list(known)
+    (kept,) = (home() / STEPS).glob("*.kernels.json")
+    assert json.loads(kept.read_text())["value"] == list(known)
     kept.write_text(text)
     estimator, *group = group_of(weft.Task(graph="shape:cora", hidden=16))
     assert estimator.kernels(*group) == known
     assert len(followed) == 1
 
 
-def test_the_oldest_files_go(monkeypatch):
-    monkeypatch.setattr(step_memory, "MOST_FILES", 2)
-    monkeypatch.setattr(step_memory, "SPARE_FILES", 1)
-    folder, counts = home() / STEPS, []
-    for place in range(5):
-        estimator, *group = group_of(weft.Task(graph="shape:cora", hidden=16, epochs=1 + place))
+def test_the_least_recently_used_steps_go(monkeypatch):
+    folder, task = home() / STEPS, weft.Task(graph="shape:cora", hidden=16)
+    for epochs in (1, 2, 3, 4):
+        estimator, *group = group_of(task.with_values(epochs=epochs))
         estimator.steps(group[0][0])
-        for path in folder.glob(f"*{step_memory.STEP}"):  # written within a tick of the clock
-            if path.stat().st_mtime > 1e6:
-                os.utime(path, (place, place))
-        counts.append(len(list(folder.glob(f"*{step_memory.STEP}"))))
-    assert counts == [1, 2, 3, 2, 3]
-    assert sorted(path.stat().st_mtime for path in folder.glob(f"*{step_memory.STEP}"))[1:] == [3.0, 4.0]
-    assert len(list(folder.glob(f"*{step_memory.KERNELS}"))) == 1
+        if epochs == 1:
+            size = sum(path.stat().st_size for path in folder.iterdir())
+            monkeypatch.setattr(home_module, "MAX_STEP_BYTES", int(2.5 * size))
+        for path in folder.glob("*.gz"):
+            if path.stat().st_atime > 1e6:  # written within a tick of the clock
+                os.utime(path, (epochs, epochs))
+    assert sorted(path.stat().st_mtime for path in folder.glob("*.gz"))[-1] == 4.0
+    assert 1 <= len(list(folder.glob("*.gz"))) <= 2

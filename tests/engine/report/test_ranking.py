@@ -17,9 +17,9 @@ def test_seeds_are_averaged():
     ranked = standings(result)
     assert len(ranked) == 6
     assert ranked[0].name == "lr=0.3 hidden=16"
-    assert ranked[0].score == pytest.approx(0.315)
-    assert ranked[0].error == pytest.approx(0.00645, abs=1e-4)
-    assert ranked[0].test == pytest.approx(0.305)
+    assert ranked[0].mean == pytest.approx(0.315)
+    assert ranked[0].error_of(ranked[0].deviation) == pytest.approx(0.00645, abs=1e-4)
+    assert ranked[0].test_mean == pytest.approx(0.305)
 
 
 def test_a_clear_lead_and_one_within_the_noise():

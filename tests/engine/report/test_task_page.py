@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DivergedError
 from weft.core.task import Task
-from weft.engine.charts import Curve, chart, nice_ticks
-from weft.engine.report_page import render_report
+from weft.engine.charts import finite_points, line_chart, nice_ticks
+from weft.engine.page import render_report
 from weft.engine.run import run
 
 
@@ -24,9 +25,20 @@ def test_ticks_are_round_and_cover_the_values(span):
 
 
 def test_charts_leave_out_what_was_not_measured():
-    svg = chart("loss", [Curve("a", [1.0, math.nan, 0.5], "train")], marked=3)
+    svg = line_chart("loss", [('class="train"', finite_points([1.0, math.nan, 0.5, None]))], marked=3)
+    assert svg.count("<polyline") == 1
     assert "nan" not in svg
-    assert chart("loss", [Curve("a", [math.nan], "train")]) == ""
+    assert line_chart("loss", [('class="train"', finite_points([math.nan]))]) == ""
+
+
+@pytest.mark.parametrize("count", [2, 7, 400, 401, 1000])
+def test_long_lines_are_thinned_and_keep_their_ends(count):
+    svg = line_chart("loss", [("", [(i, float(i)) for i in range(1, count + 1)])])
+    points = re.search(r'points="([^"]*)"', svg).group(1).split()
+    assert len(points) <= 401
+    whole = line_chart("loss", [("", [(1, 1.0), (count, float(count))])])
+    ends = re.search(r'points="([^"]*)"', whole).group(1).split()
+    assert (points[0], points[-1]) == (ends[0], ends[-1])
 
 
 class Balance(HTMLParser):

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.sweeps import made
 from weft.core.errors import SpecError
 from weft.core.sweep import Sweep
-from weft.engine.report_page import render_sweep_report
+from weft.engine.page import render_sweep_report
 from weft.engine.sweep_result import folder_names
 
 SWEEP = Sweep("cora", hidden=[16, 64], lr=[0.1, 0.01], seed=[0, 1], name="mine")

@@ -10,7 +10,7 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
-from weft.engine.report_page import write_sweep_report
+from weft.engine.page import write_sweep_report
 from weft.graph.graph import Graph
 
 

@@ -56,5 +56,5 @@ def test_a_decision_is_as_it_was(shape, count, settings, cores, clustered, once,
     assert threads(tasks, stats, "cpu")[0] == cores
     assert row_order(tasks, stats, "cuda")[0] is clustered
     assert first_layer(tasks, stats)[0] is once
-    sizes = [fitting_size(tasks[0], stats, one, rates_of(one, None, "fp32"), None).tasks for one in ("cpu", "cuda")]
+    sizes = [fitting_size(tasks[0], stats, one, rates_of(one, None, "fp32")).tasks for one in ("cpu", "cuda")]
     assert sizes == [on_cpu, on_gpu]

@@ -13,7 +13,6 @@ from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.grouping.groups import group, plan_as_one_group
-from weft.planner.grouping.limits import Throughput
 from weft.planner.grouping.stacks import cut_widths, waste
 
 CORA = GraphStats("cora", 2_708, 10_858, 1_433, feature_nnz=49_216, num_classes=7, symmetric=True)
@@ -232,14 +231,6 @@ def test_a_task_that_does_not_fit_says_so():
     assert "it does not fit even alone: 3.00 GiB of 1.00 GiB" in text(plans)
 
 
-def test_measured_throughput_decides_the_size():
-    tasks = sweep(8)
-    table = Throughput("here").with_measured(tasks[0], CORA, {1: 4.0, 2: 2.0, 4: 1.9, 8: 2.5})
-    plans = group(tasks, CORA, "cuda", throughput=table)
-    assert [len(plan.members) for plan in plans] == [4, 4]
-    assert "throughput peaks at 4 tasks (measured on this machine)" in text(plans)
-
-
 def test_small_graphs_make_large_groups():
     sizes = [max(len(p.members) for p in group(sweep(300), stats, "cuda")) for stats in (CORA, ARXIV, PRODUCTS)]
     assert sizes == sorted(sizes, reverse=True)
@@ -286,24 +277,9 @@ def test_unlike_tasks_are_not_woven():
 
 def test_full_stacks_are_not_woven():
     tasks = sweep(200) + sweep(200, model="gin")
-    table = Throughput("here")
-    for task in (tasks[0], tasks[-1]):
-        table = table.with_measured(task, CORA, {100: 1.0, 200: 1.2})
-    plans = group(tasks, CORA, "cuda", throughput=table)
+    plans = group(tasks, CORA, "cuda")
     assert {plan.join for plan in plans} == {"stacked"}
     assert "times what fills the device" in text(plans)
-
-
-def test_a_device_that_is_not_busy_has_room_for_more():
-    tasks = sweep(4) + sweep(4, model="gin")
-    table = Throughput("here")
-    for task in (tasks[0], tasks[-1]):
-        table = table.with_measured(task, CORA, {4: 1.0, 8: 1.2}, busy={4: 0.45})
-    (plan,) = group(tasks, CORA, "cuda", throughput=table)
-    assert plan.join == "concurrent"
-    busy = table.with_measured(tasks[0], CORA, {4: 1.0}, busy={4: 0.9})
-    assert len(group(tasks, CORA, "cuda", throughput=busy)) == 2
-    assert "the GPU 90% busy" in text(group(sweep(8), CORA, "cuda", throughput=busy))
 
 
 def test_memory_bounds_woven_groups():

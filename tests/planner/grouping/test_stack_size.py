@@ -14,7 +14,7 @@ TASK = Task(graph="g", hidden=16)
 
 
 def sized(cache):
-    return fitting_size(TASK, STATS, "cpu", replace(DEFAULT_RATES["cpu"], cache=cache), None)
+    return fitting_size(TASK, STATS, "cpu", replace(DEFAULT_RATES["cpu"], cache=cache))
 
 
 def test_a_cache_that_holds_the_rows_of_all_does_not_limit_them():

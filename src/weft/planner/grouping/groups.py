@@ -3,7 +3,7 @@
 1. Tasks share a group only if they share the graph and its treatment (features, precision, objective, metric).
 2. Equal structures are one stack. Structures equal except for widths are one stack, padded with zeros, where the
    waste costs less than the launches it saves.
-3. A stack is cut where its throughput peaks (measured, else by rule) and where memory ends.
+3. A stack is cut where its throughput peaks (by rule) and where memory ends.
 4. On a GPU, stacks that do not fill it train concurrently (or, on request, are woven into one step, the most
    similar first), within the same limits.
 
@@ -23,7 +23,7 @@ from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import Limits, MemoryOf, Size, Throughput, size_in_words
+from weft.planner.grouping.limits import Limits, MemoryOf, Size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stack_draft, stacks_of
 from weft.planner.placement import stages_of, why_this_mode
 
@@ -205,7 +205,6 @@ def group(
     device: str,
     machine: Machine | None = None,
     memory_of: MemoryOf | None = None,
-    throughput: Throughput | None = None,
     budget: float | None = None,
     *,
     weave: bool | None = None,
@@ -213,7 +212,7 @@ def group(
     """Plans for groups that together hold every task once, in the order of their first members.
 
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
-    peak bytes of a group (None: a rule of thumb). ``throughput``: what was measured on this machine. ``budget``:
+    peak bytes of a group (None: a rule of thumb). ``budget``:
     bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``weave``: whether stacks of
     different structure are merged into one step; None: they train concurrently on a GPU, False: each is a group
     of its own.
@@ -223,7 +222,7 @@ def group(
     plans: list[tuple[int, Plan]] = []
     for places in _by_group_key(listed, stats):
         found = stats if isinstance(stats, GraphStats) else stats(listed[places[0]])
-        limits = Limits(found, device, machine, memory_of, throughput, budget, weave)
+        limits = Limits(found, device, machine, memory_of, budget, weave)
         many = len(listed) > 1
         plans += [(members[0], plan) for members, plan in _plans(listed, places, limits, many)]
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]

@@ -63,7 +63,7 @@ class StackDraft:
     @property
     def load(self) -> float:
         """The share of the device that the stack fills."""
-        return self.size.occupancy * len(self.tasks) / self.size.tasks
+        return len(self.tasks) / self.size.tasks
 
 
 def by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
@@ -140,7 +140,7 @@ def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -
     """One stack, or as many equal ones as its limits require; wide tasks stay together, so that less is padded."""
     order = sorted(places, key=lambda place: (-width(tasks[place]), place))
     sample = tasks[order[0]]
-    size = fitting_size(sample, limits.stats, limits.device, limits.rates(sample), limits.throughput)
+    size = fitting_size(sample, limits.stats, limits.device, limits.rates(sample))
     most, memory_reason = _most_that_fit([tasks[place] for place in order], limits)
     least = min(size.tasks, most)
     cut = []
