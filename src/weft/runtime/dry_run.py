@@ -39,7 +39,7 @@ from weft.runtime.device.streams import SIDE_STREAMS, Steps
 from weft.runtime.epoch import StepMerger
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.build import build_model
-from weft.runtime.step.outside import Outside, uncached
+from weft.runtime.modules.global_state import GlobalsSnapshot
 
 # ---- Keep a dry run from changing what is outside of users' modules: global tables, attributes of classes, caches.
 #
@@ -52,8 +52,9 @@ def outside_unchanged(tasks: Sequence[Task], graph: Graph | GraphStats) -> Itera
     own = {str(one.model) if isinstance(one.model, str) else id(one.model): one for one in tasks if one.traits is None}
     with ExitStack() as stack:
         for model in filter(None, [_built(task, graph) for task in own.values()]):
-            stack.callback(Outside(model).put_back)
-            stack.enter_context(uncached(model))
+            outside = GlobalsSnapshot(model)
+            stack.callback(outside.restore)
+            stack.enter_context(outside.fresh_caches())
         yield
 
 

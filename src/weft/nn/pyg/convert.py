@@ -114,8 +114,7 @@ def _message_passing(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _check(layer: nn.Module, draws: bool) -> None:
     """A :class:`SpecError` that says why ``layer`` cannot be swapped."""
     kind = type(layer)
-    own = kind.__module__.startswith("torch_geometric.")
-    if kind.__name__ not in TEMPLATES or not own:
+    if kind.__name__ not in TEMPLATES or kind is not getattr(library(), kind.__name__):
         raise SpecError(f"{kind.__name__} has no counterpart in Weft")
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         raise SpecError(f"{kind.__name__}: its weights are not initialised; call the module once")
