@@ -53,7 +53,10 @@ class Swaps:
 
 
 def possible_swaps(model: nn.Module, draws: bool) -> Swaps:
-    """The layers of PyG in ``model``; ``draws``: those that draw masks of their own count as well."""
+    """The layers of PyG in ``model``; ``draws``: those count as well that give other numbers where PyG's may differ.
+
+    They draw masks of their own, cache their edges, or divide the gradient of equal maxima.
+    """
     layers: dict[str, str] = {}
     kept: dict[str, str] = {}
     for name, layer in _message_passing(model):
@@ -129,6 +132,10 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
     if getattr(layer, "cached", False) and not draws:
         raise SpecError(f"{kind.__name__}: cached=True keeps the edges of its first call; convert=True converts it")
+    if getattr(layer, "aggr", None) == "max" and not draws:
+        raise SpecError(
+            f"{kind.__name__}: aggr='max' divides the gradient of equal neighbours in another way; convert=True converts it"
+        )
     rate = _attention_dropout(_template(layer))
     if rate and not draws:
         raise SpecError(

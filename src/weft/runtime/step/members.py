@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
+from weft.capture.observer import is_dry_run
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
@@ -470,13 +471,12 @@ class Members:
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        meta = inputs.device.type == "meta"
-        if self.is_users and not meta:  # the widest one is built again, since its own model runs for all
-            again = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
-        self._to_try = again if self.is_users and not meta else []
+        dry_run, self._to_try = inputs.device.type == "meta" or is_dry_run(), []
+        if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
+            self._to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
         as_pyg = self.builder.sparse and takes_edges(self.model)
         self.source = self.source_of(dense=self.builder.made_dense or as_pyg)
-        self._convert(models, meta and as_pyg)
+        self._convert(models, dry_run and as_pyg)
         rates = _take_rates(models)
         set_stacked(self.model, len(tasks) > 1)
         set_reduce(self.model, self.source.reduce)
