@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
@@ -271,6 +271,11 @@ class Observer(TorchDispatchMode):
             except (RuntimeError, NotImplementedError):  # a launcher that reads data cannot be dry-run
                 self._insides[key] = Inside(seen=False)
         return self._insides[key]
+
+
+def is_dry_run() -> bool:
+    """Whether an :class:`Observer` records what runs now."""
+    return any(isinstance(mode, Observer) for mode in _get_current_dispatch_mode_stack())
 
 
 def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:

@@ -24,7 +24,7 @@ from weft.engine.sweep_result import SweepResult, folder_names
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.build import build_model
 from weft.runtime.modules.settings import check_tasks
-from weft.runtime.modules.state import check_enough, restore_attributes
+from weft.runtime.modules.state import ModuleState, restore_state
 from weft.runtime.trained_inputs import treat_inputs
 
 OF_MEMBERS = ("tasks", "metric", "best")  # what a summary says of a graph's members, beside its size
@@ -97,8 +97,14 @@ class LoadedResult(Result):
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         with same_draws(torch.device("cpu")):
             model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
-        check_enough(task.label, model, self.kept)
-        _give_back(model, task, self.kept, place / KEPT)  # first: calls may have made buffers that weights are for
+        state = ModuleState.from_tensors(self.kept)
+        if not state.evaluates:
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} keeps {state.unsaved!r} between calls, which is not plain "
+                "data and in no file, and its predictions depend on it: predict in the process that trained it, or "
+                "return it from get_extra_state and take it back in set_extra_state"
+            )
+        _restore(model, task, state, place / KEPT)  # first: calls may have made buffers that weights are for
         _fill(model, task, place / WEIGHTS)
         return treat_inputs(model, task, dense=self.dense_features).eval()
 
@@ -121,10 +127,10 @@ def _fill(model: nn.Module, task: Task, file: Path) -> None:
         raise SpecError(f"{file}: holds the weights of another {task.model_name} than there is now: {what}") from None
 
 
-def _give_back(model: nn.Module, task: Task, kept: Mapping[str, Tensor], file: Path) -> None:
-    """What the module kept beside its weights; refuse that of another model."""
+def _restore(model: nn.Module, task: Task, state: ModuleState, file: Path) -> None:
+    """Give the module its plain data; refuse that of another model."""
     try:
-        restore_attributes(model, kept)
+        restore_state(model, state, exact=False)
     except (AttributeError, IndexError, KeyError, RuntimeError, SpecError, TypeError, ValueError) as error:
         raise SpecError(f"{file}: does not fit the {task.model_name} that there is now: {error}") from None
 

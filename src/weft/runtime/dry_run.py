@@ -3,8 +3,8 @@
 The run is built by the same code that trains, on a graph with sizes but no data, so the dry run cannot drift from the
 real one. No arrays of the size of the graph are allocated, and no GPU is needed or touched.
 
-A model that reads its data (how many edges pass a mask?) has no dry run on meta tensors. It takes one real step on a
-small random graph, whose sizes are then replaced by those of the real graph.
+A model that reads its data (how many edges pass a mask?) has no dry run on meta tensors. It takes one real step on the
+user's own graph: a module may know its number of nodes, and write out of bounds on any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from weft.capture.meta_graph import META, meta_graph
 from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import Observer
 from weft.capture.program_builder import program_of
-from weft.capture.small_graph_step import Sizes, rescale, small_graph
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import on_device, within_device
@@ -34,12 +33,12 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
-from weft.runtime.device.process import cpu_threads, matmul_precision, same_draws
+from weft.runtime.device.process import matmul_precision, same_draws
 from weft.runtime.device.streams import SIDE_STREAMS, Steps
 from weft.runtime.epoch import StepMerger
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.build import build_model
-from weft.runtime.step.outside import Outside, uncached
+from weft.runtime.modules.global_state import GlobalsSnapshot
 
 # ---- Keep a dry run from changing what is outside of users' modules: global tables, attributes of classes, caches.
 #
@@ -52,8 +51,9 @@ def outside_unchanged(tasks: Sequence[Task], graph: Graph | GraphStats) -> Itera
     own = {str(one.model) if isinstance(one.model, str) else id(one.model): one for one in tasks if one.traits is None}
     with ExitStack() as stack:
         for model in filter(None, [_built(task, graph) for task in own.values()]):
-            stack.callback(Outside(model).put_back)
-            stack.enter_context(uncached(model))
+            outside = GlobalsSnapshot(model)
+            stack.callback(outside.restore)
+            stack.enter_context(outside.fresh_caches())
         yield
 
 
@@ -115,31 +115,30 @@ def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: S
             group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
         )
     except Exception as error:
-        told = isinstance(error, WeftError) and error.__cause__ is None
-        if told or not any(map(_runs_users_code, group)):
+        if (isinstance(error, WeftError) and error.__cause__ is None) or not any(map(_runs_users_code, group)):
             raise
-    return _follow_small(group, graph if isinstance(graph, GraphStats) else graph.stats(), plan)
-
-
-def _runs_users_code(task: Task) -> bool:
-    return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
-
-
-def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
-    """Take a real step on a small graph; a failure there is the model's own, not due to missing data."""
-    sizes = Sizes.for_graph(stats)
-    plan = replace(plan, placement=on_device("cpu"))  # the small graph is in memory
+        failed = (
+            f"task {group[0].label!r}: model {group[0].model_name} fails in training: {type(error).__name__}: {error}"
+        )
+        if isinstance(graph, GraphStats):
+            raise SpecError(
+                f"{error if isinstance(error, WeftError) else failed}; of graph {graph.name!r} only the sizes are known: "
+                "give the graph itself if the model reads values of its data"
+            ) from error
+    on_cpu = replace(plan, placement=on_device("cpu"))
     try:
-        with cpu_threads(1):  # the step is small: more threads would wait for each other
-            return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+        return _follow(group, lambda: graph.to(CPU), on_cpu, CPU)
     except WeftError:
         raise
     except Exception as error:
         models = ", ".join(dict.fromkeys(one.model_name for one in group))
         raise SpecError(
-            f"task {group[0].label!r}: model {models} fails in training, also on a small graph: "
-            f"{type(error).__name__}: {error}"
+            f"task {group[0].label!r}: model {models} fails in training: {type(error).__name__}: {error}"
         ) from error
+
+
+def _runs_users_code(task: Task) -> bool:
+    return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
 
 
 def default_plan(group: Sequence[Task], device: str) -> Plan:
@@ -159,7 +158,6 @@ def _follow(
     make_graph: Callable[[], Graph],
     plan: Plan,
     where: torch.device,
-    sizes: Sizes | None = None,
     merger: StepMerger | None = None,
 ) -> Captured:
     gpu = plan.device == "cuda"
@@ -181,11 +179,8 @@ def _follow(
     del saved
     carried, left = [n for n in resident if n in gone], [n for n in after if n not in set(resident)]
     resident = [number for number in resident if number not in gone]
-    note = ""
-    if sizes is not None:
-        rescale(observer, sizes)
-        note = sizes.note
-    about = {"tasks": len(group), "note": note, "recordable": sizes is None}
+    note = "" if where is META else "one real step on a CPU: the model reads values of its data, so it has no dry run"
+    about = {"tasks": len(group), "note": note, "recordable": where is META}
     program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
     preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
     return Captured(program, preparation, run)

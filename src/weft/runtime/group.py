@@ -41,7 +41,7 @@ from weft.runtime.epoch import (
     train_epoch,
 )
 from weft.runtime.modules.convert import BuiltStack
-from weft.runtime.modules.state import as_kept, as_tensors, from_tensors
+from weft.runtime.modules.state import TEXT, ModuleState, restore_state, with_tensors
 from weft.runtime.stack_check import slower_than_alone
 from weft.runtime.step.copies import model_of
 from weft.runtime.step.evaluation import evaluates_at
@@ -215,6 +215,7 @@ class GroupBuild:
             self.graph = clustered(self.graph, self.notes)
         place = within_device(placement, plan.device if device.type == "meta" else device.type).features
         self.inputs = Inputs(self.graph, make_source, device, place)
+        self.inputs.group_size = len(tasks)
         self._epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self.built: list[BuiltStack] = []
@@ -398,10 +399,11 @@ class GroupState:
             saved |= {f"{member.index}.{name}": member.saved(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
             with nullcontext() if own is None else own:
-                kept = member.stack.members.python_state() | member.stack.loop_state()
+                more = member.stack.members.saved_state() | member.stack.loop_state()
             saved |= {} if own is None else {f"{member.index}.random": own.state}
-            kept |= {BEST + name: value for name, value in as_tensors(member.stack.best_kept).items()}
-            saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
+            best = {} if member.stack.best_state is None else member.stack.best_state.to_tensors()
+            more |= {BEST + name: value for name, value in best.items()}
+            saved |= {f"{member.index}.{name}": value for name, value in more.items()}
         return saved | generator_states(self.device)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -432,9 +434,10 @@ class GroupState:
             tensor[member.row].copy_(own[name])
         kept, random = _of_member(saved, member.index), self._own_random.get(id(member.stack))
         with nullcontext() if random is None else random:
-            member.stack.members.restore_python_state(kept)
+            member.stack.members.restore_saved_state(kept)
         member.stack.restore_loop_state(kept)
-        member.stack.best_kept = from_tensors({n.removeprefix(BEST): kept[n] for n in kept if n.startswith(BEST)})
+        best = {name.removeprefix(BEST): kept[name] for name in kept if name.startswith(BEST)}
+        member.stack.best_state = ModuleState.from_tensors(best) if TEXT in best else None
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
 
@@ -443,15 +446,21 @@ class GroupState:
         member = self.members[index]
         flat, buffers = member.best()
         model = model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
-        member.stack.members.put_kept(model, member.stack.best_kept)
+        if member.stack.best_state is not None:
+            restore_state(model, member.stack.best_state)
         return model
 
     def best_kept(self, index: int) -> dict[str, Tensor]:
-        """What a member's module kept when its best weights were evaluated, and its ``state_dict`` does not have."""
+        """A user's module beside its ``state_dict`` when its best weights were evaluated, for a file."""
         member = self.members[index]
-        names = member.stack.members.left_out_buffers()
-        best = {name: as_kept(value) for name, value in member.best()[1].items() if name in names}
-        return as_tensors(member.stack.best_kept | best)
+        members = member.stack.members
+        if not members.is_users:
+            return {}
+        names = members.left_out_buffers()
+        left_out = {name: value for name, value in member.best()[1].items() if name in names}
+        state = member.stack.best_state or ModuleState()
+        state = replace(with_tensors(state, left_out), unsaved=members.unsaved, evaluates=members.evaluates)
+        return state.to_tensors() if state.trees or state.unsaved else {}
 
     def made_dense(self, index: int) -> bool:
         """Whether the graph's sparse features are dense in what a member's model is given."""
@@ -603,7 +612,6 @@ class GroupRun(GroupState):
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
             self._stepped = stepped_epochs(self.stacks, self._may_record(), self.group_step.in_own_random)
-            self._follow(not self._may_record())
             return
         self.group_step.merge()
         self.group_step.compile(self._skips_evaluations())
@@ -628,12 +636,6 @@ class GroupRun(GroupState):
             self._without_evaluation = self._replay(self.group_step.without_evaluation)
             both.append(self._without_evaluation)
         self._capture(both)
-        self._follow(not any(replay.recorded for replay in both))
-
-    def _follow(self, eager: bool) -> None:
-        """Whether modules run Python in every step, so that what they keep may change."""
-        for stack in self.stacks:
-            stack.members.follows = eager
 
     def _may_record(self) -> bool:
         """Whether to capture the step: as planned, unless something is kept in Python between calls."""

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from tests.sched.queues import GIB, device, task
 from weft.engine.charts import Frame, head, linear, package_file, path, queue_svg
 from weft.sched.policies import find_policy
-from weft.sched.simulator import GroupRun, simulate
+from weft.sched.simulator import SimulatedGroup, simulate
 
 FRAME = Frame(width=100, height=50, left=10, right=5, top=4, bottom=6)
 
@@ -70,7 +70,7 @@ def test_no_group_at_all():
 
 
 def test_memory_over_time_and_round_ticks():
-    groups = [GroupRun("a", "d", 0, ("a",), GIB, 0.0, 5.0), GroupRun("b", "d", 1, ("b",), GIB, 2.0, 10.0)]
+    groups = [SimulatedGroup("a", "d", 0, ("a",), GIB, 0.0, 5.0), SimulatedGroup("b", "d", 1, ("b",), GIB, 2.0, 10.0)]
     picture = ElementTree.fromstring(queue_svg([replace(runs()[0], groups=groups)]))
     (memory,) = [one for one in picture.iter(f"{SVG}polygon") if one.get("class") == "memory"]
     heights = [float(point.split(",")[1]) for point in memory.get("points").split()]

@@ -11,7 +11,7 @@ from torch import nn
 
 import weft
 from tests.stacks import start
-from weft.runtime.step.preflight import TryOut
+from weft.runtime.step.preflight import Preflight
 
 
 def small() -> weft.Graph:
@@ -99,26 +99,24 @@ def test_members_that_are_right_stay_one_stack():
 def test_what_members_return_alone_is_not_kept_while_all_run_at_once(monkeypatch):
     """It would take memory that no plan counts: one trial of one member at most is there, and all together once."""
 
-    order, alive = [], []
-    trial, together = TryOut._trial, TryOut._together
-
-    def tried(self, row):
-        order.append(row)
-        alive.append(sum(ref() is not None for ref in found))
-        made = trial(self, row)
-        found.append(weakref.ref(made.logits))
-        return made
+    order, alive, logits = [], [], []
+    together, is_same = Preflight._together, Preflight._is_same
 
     def all_at_once(self):
         order.append("together")
         return together(self)
 
-    found: list[weakref.ref] = []
-    monkeypatch.setattr(TryOut, "_trial", tried)
-    monkeypatch.setattr(TryOut, "_together", all_at_once)
+    def compared(self, row, alone, found, others):
+        order.append(row)
+        alive.append(sum(ref() is not None for ref in logits))
+        logits.append(weakref.ref(found))
+        return is_same(self, row, alone, found, others)
+
+    monkeypatch.setattr(Preflight, "_together", all_at_once)
+    monkeypatch.setattr(Preflight, "_is_same", compared)
     tasks = [weft.Task(graph=GRAPH, model=Plain, epochs=1, seed=seed) for seed in range(4)]
     assert len(start(tasks, GRAPH, join="stacked").stacks) == 1
-    assert order[:5] == [0, "together", 1, 2, 3]
+    assert order == ["together", 0, 1, 2, 3]
     assert max(alive) <= 1
 
 

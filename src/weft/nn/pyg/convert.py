@@ -53,7 +53,10 @@ class Swaps:
 
 
 def possible_swaps(model: nn.Module, draws: bool) -> Swaps:
-    """The layers of PyG in ``model``; ``draws``: those that draw masks of their own count as well."""
+    """The layers of PyG in ``model``; ``draws``: those count as well that give other numbers where PyG's may differ.
+
+    They draw masks of their own, cache their edges, or divide the gradient of equal maxima.
+    """
     layers: dict[str, str] = {}
     kept: dict[str, str] = {}
     for name, layer in _message_passing(model):
@@ -114,8 +117,7 @@ def _message_passing(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _check(layer: nn.Module, draws: bool) -> None:
     """A :class:`SpecError` that says why ``layer`` cannot be swapped."""
     kind = type(layer)
-    own = kind.__module__.startswith("torch_geometric.")
-    if kind.__name__ not in TEMPLATES or not own:
+    if kind.__name__ not in TEMPLATES or kind is not getattr(library(), kind.__name__):
         raise SpecError(f"{kind.__name__} has no counterpart in Weft")
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         raise SpecError(f"{kind.__name__}: its weights are not initialised; call the module once")
@@ -130,6 +132,10 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
     if getattr(layer, "cached", False) and not draws:
         raise SpecError(f"{kind.__name__}: cached=True keeps the edges of its first call; convert=True converts it")
+    if getattr(layer, "aggr", None) == "max" and not draws:
+        raise SpecError(
+            f"{kind.__name__}: aggr='max' divides the gradient of equal neighbours in another way; convert=True converts it"
+        )
     rate = _attention_dropout(_template(layer))
     if rate and not draws:
         raise SpecError(

@@ -6,9 +6,6 @@ not cover (bipartite features, learned edge weights, attention weights asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,18 +24,6 @@ from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
 
 TEMPLATE, BUILDS, SETUP = "_weft_layer", "_weft_builds", "_weft_setup"
-_calls: ContextVar[dict[int, bool] | None] = ContextVar("calls", default=None)
-
-
-@contextmanager
-def recorded_calls() -> Iterator[dict[int, bool]]:
-    """By the id of a swapped layer that is called inside: whether all of its calls were Weft's."""
-    found: dict[int, bool] = {}
-    token = _calls.set(found)
-    try:
-        yield found
-    finally:
-        _calls.reset(token)
 
 
 class Swapped:
@@ -55,9 +40,6 @@ class Swapped:
         if plain and otherwise is None and not self.explain and not torch.compiler.is_compiling():
             edges = edges_of(edge_index, x.shape[0], vars(self)[BUILDS])
             adj = None if edges is None else edges.weighted(edge_weight)
-        found = _calls.get()
-        if found is not None:
-            found[id(self)] = found.get(id(self), True) and adj is not None
         return adj
 
     def layer(self: Any, x: Features, **weights: Tensor | None) -> Conv:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.runtime.modules.walking import LOCKS
-from weft.runtime.modules.writes import followers
+from weft.runtime.modules.state import followers, tensors_in
 
+LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 DEPTH = 5  # functions in closures of functions, and so on
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
 
@@ -32,10 +32,11 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
     None.
     """
     memo: dict[int, Any] = {}
+    modules = {id(module) for module in model.modules()}
     for _, value in _attributes(model):
         if isinstance(value, LOCKS):
             memo[id(value)] = type(value)() if type(value) is not LOCKS[0] else threading.Lock()
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value, modules):
             if not tensor.is_leaf or _of_a_stack(tensor):
                 memo[id(tensor)] = None if _of_a_stack(tensor) else tensor.detach().clone()
     left_out: dict[str, Any] = {}
@@ -135,17 +136,6 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
         for key, value in vars(module).items():
             if key not in REGISTERED:
                 yield f"{prefix}.{key}" if prefix else key, value
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of an attribute, also in lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _of_a_stack(tensor: Tensor) -> bool:

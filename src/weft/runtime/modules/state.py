@@ -1,445 +1,618 @@
-"""KeptState: what a user's module keeps in Python beside its training state, as it is now, and given back later."""
+"""The state of a user's module beside its weights: every attribute that is plain data, as tensors of a file, and back.
+
+A checkpoint and the best weights hold parameters, buffers, what ``get_extra_state`` returns, and every attribute of
+every submodule that is plain data: numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts, sets and
+deques of them. Always all of them: no rule decides which of them matter. What is none of these is opaque: it is never
+saved, and a module whose calls depend on it cannot be resumed (:mod:`weft.runtime.step.preflight`).
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Self
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import FunctionType, MethodType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
-from torch.overrides import TorchFunctionMode
 
 from weft.core.errors import SpecError
-from weft.runtime.modules.packing import SCALARS, CannotUnpack, Packed, Packing, Reference, unpack
-from weft.runtime.modules.walking import SCRIPT, Place, Places, Scripted, inside, is_given
-from weft.runtime.modules.writes import DATA, Memory, Sharing, storage
 
-EMPTY = {kind: [kind.__module__, kind.__qualname__] for kind in (dict, list, set, OrderedDict)}
-ABSENT = Packed({"is": "absent"})
-Snapshot = dict[str, Packed]
+SCALARS = (type(None), bool, int, float, str)
+SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict)}
+COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+}
+CLOCK = "clock"  # the buffer of Weft's modules that count their draws, which have a state per member
+EXTRA = "_extra_state"  # as torch's state_dict calls it
+TORCHS = frozenset((*vars(nn.Module()), "_compiled_call_impl"))  # tables and flags that every module has
+OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
+OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
+COMPARED = 1 << 22  # numbers of a tensor: larger ones are the same if torch counts no write to them
+MARKED = 1 << 12  # numbers of a tensor inside of an opaque attribute that are compared
+UNCOMPARED = (*map(type, (threading.Lock(), threading.RLock())), weakref.ref)  # hold nothing of their own
+MOST_VALUES = 100_000  # values of one attribute that are searched for tensors
+TEXT = "module_state"  # the name in a file; tensors are called "module_state.NAME"
 
 
-class KeptState:
-    """The state of ``model``, which nothing has called yet; ``held``: names of what its training state holds.
+# ---- Tensors: whether two are equal, where their memory is, and which of them lie in that of a weight.
 
-    ``again`` is the same module built anew: what its constructor makes alike is not written down, unless it changes.
+
+def same_numbers(now: Tensor, before: Tensor) -> bool:
+    """True if all numbers are equal; a NaN equals a NaN."""
+    if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
+        return False
+    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
+
+
+def memory_of(tensor: Tensor) -> int:
+    """The address of a tensor's storage; 0 for sparse ones and inside of torch's transforms."""
+    try:
+        with DisableTorchFunction():
+            return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def has_values(tensor: Tensor) -> bool:
+    """False for meta tensors, uninitialised parameters and tensors of all members of a stack at once."""
+    return not (
+        tensor.is_meta or nn.parameter.is_lazy(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor's numbers in its storage, and the one after the last."""
+    size, first = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+    reach = sum((length - 1) * abs(step) for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (reach + 1) * size if tensor.numel() else first
+
+
+class WeightMemory:
+    """Finds the parameter or buffer of ``model``, among ``names`` (None: all), whose memory a tensor lies in."""
+
+    def __init__(self, model: nn.Module, names: Collection[str] | None = None) -> None:
+        registered = (*model.named_parameters(), *model.named_buffers())
+        self._tensors = {name: tensor for name, tensor in registered if names is None or name in names}
+        self._by_storage: dict[int, list[str]] = {}
+        for name, tensor in self._tensors.items():
+            self._by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(name)
+
+    def owner(self, tensor: Tensor) -> str | None:
+        """The name of the parameter or buffer that ``tensor`` is, or whose numbers it shares."""
+        for name in self._by_storage.get(memory_of(tensor) or -id(tensor), ()):
+            own = self._tensors[name]
+            if own is tensor:
+                return name
+            (first, end), (start, last) = _bytes_of(own), _bytes_of(tensor)
+            if own.dtype == tensor.dtype and first < last and start < end:
+                return name
+        return None
+
+    def shared(self) -> Iterator[tuple[str, str]]:
+        """Pairs of names whose tensors lie in one memory."""
+        for names in self._by_storage.values():
+            for place, name in enumerate(names):
+                (first, end) = _bytes_of(self._tensors[name]) if len(names) > 1 else (0, 0)
+                for other in names[place + 1 :]:
+                    start, last = _bytes_of(self._tensors[other])
+                    if first < last and start < end:
+                        yield name, other
+
+    def view(self, name: str, tensor: Tensor) -> list[Any] | None:
+        """Shape, strides and offset of ``tensor`` in the memory of ``name``; None if it is that parameter itself."""
+        own = self._tensors[name]
+        if own is tensor and isinstance(tensor, nn.Parameter):
+            return None
+        return [list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - own.storage_offset()]
+
+    def referred(self, name: str, view: list[Any] | None) -> Tensor:
+        """The inverse of :meth:`view`."""
+        own = self._tensors[name]
+        if view is None:
+            return own
+        shape, stride, start = view
+        return own.detach().as_strided(shape, stride, own.storage_offset() + start)
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A tensor that a module keeps in its attribute ``name``, in the memory of its weight or buffer ``owner``.
+
+    Training keeps weights in a flat buffer. In a plain loop a view of a weight (``layer.weight.detach()``) follows
+    every update; here it does once it is a view of the flat buffer.
     """
 
-    def __init__(self, model: nn.Module, held: Collection[str], again: nn.Module | None = None) -> None:
-        self._model, self._held = model, frozenset(held)
-        self._places = Places(model, held)
-        self._alive = [one for place in self._places for one in _all_in(place.value, self._places)]
-        self._made = frozenset(map(id, self._alive))
-        self._first = _packed(model if again is None else again, self._held, _Everything(), {})
-        self._last: Snapshot = self._first
-        self._ignored: frozenset[str] = frozenset()
-        self._opaque: Snapshot = {}
-        self._caches: dict[str, Packed | None] = {}
+    name: str
+    owner: str
+    tensor: Tensor
+    view: list[Any]
 
-    def learn(self, unread: Collection[str], caches: Collection[str], lost: Collection[str], needed: bool) -> None:
-        """Leave out what no call reads, and caches as long as they are what the first call made of the graph.
-
-        ``lost``: what changes, and may say nothing of it, as a generator; ``needed``: evaluations read it.
-        """
-        self._ignored, self._caches = frozenset(unread), dict.fromkeys(caches)
-        self._opaque = {name: Packed({"is": "other", "class": "?", "needed": needed}, whole=False) for name in lost}
-
-    def now(self) -> Snapshot:
-        """Everything that is not as the constructor left it."""
-        sharing, first = Sharing(), self._first
-        self._last = _packed(self._model, self._held, self._made, self._last, self._places, sharing, self._ignored)
-        found = {n: one for n, one in self._last.items() if one is not first.get(n) and not one.same(first.get(n))}
-        found |= {name: ABSENT for name in first if name not in self._last}
-        found |= self._opaque
-        kept = {name: one for name, one in found.items() if not self._left_out(name, one)}
-        return self._with_referred(kept, sharing.pairs) if sharing.pairs else kept
-
-    def _with_referred(self, kept: Snapshot, pairs: Sequence[tuple[str, str]]) -> Snapshot:
-        """The same with the places that others refer to, in the order in which they were packed."""
-        for name, referred in reversed(pairs):
-            if name in kept and referred not in kept:
-                kept[referred] = self._last[referred]
-            if name in kept and not kept[referred].whole:
-                kept[name] = replace(kept[name], whole=False)
-        return {name: kept[name] for name in dict.fromkeys((*self._last, *kept)) if name in kept}
-
-    def _left_out(self, name: str, packed: Packed) -> bool:
-        if isinstance(packed.tree, dict) and "table" in packed.tree:  # a state_dict has it, too
-            return False
-        if name in self._caches and self._caches[name] is None and packed is not ABSENT:
-            self._caches[name] = packed
-        cache = self._caches.get(name)
-        return name in self._ignored or (cache is not None and packed.same(cache))
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """The inverse of :meth:`now`, before the first call."""
-        give_back(self._model, snapshot)
-        self._caches = {name: one for name, one in self._caches.items() if name not in snapshot}
-
-    def on_copy(self, snapshot: Snapshot) -> Snapshot:
-        """What makes a copy of the model as it is now one as it was: places that have changed since are reset."""
-        reset = {name: self._first.get(name, ABSENT) for name in self.now() if name not in snapshot}
-        return reset | snapshot
-
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Afterwards the module keeps what it kept before."""
-        before = self.now()
-        try:
-            yield
-        finally:
-            give_back(self._model, self.on_copy(before), strict=False)
-
-    def lost(self, other: nn.Module, changing: Collection[str]) -> list[str]:
-        """Places of now that could not be given back to ``other``, the same module before its first call.
-
-        ``changing``: places that are known to change.
-        """
-        now = self.now()
-        found = [name for name in changing if name not in now and not self._last.get(name, ABSENT).whole]
-        return [*found, *_given_back(other, now)]
+    def follow(self, owner: Tensor) -> None:
+        """Move to the same part of the memory of ``owner``."""
+        shape, stride, start = self.view
+        with torch.no_grad():
+            self.tensor.data = owner.detach().as_strided(shape, stride, owner.storage_offset() + start)
 
 
-def alike(model: nn.Module, other: nn.Module, held: Collection[str], names: Collection[str]) -> list[str]:
-    """Those of the places ``names`` in which two modules of one class keep the same."""
-    mine, its = (_packed(one, held, _Everything(), {}) for one in (model, other))
-    return [n for n in names if n in mine and not _refers_to_weights(mine[n].tree) and mine[n].near(its.get(n))]
-
-
-def _refers_to_weights(tree: Any) -> bool:
-    """Whether a part of it is a weight or in the memory of one, and so changes with it."""
-    if isinstance(tree, dict):
-        return tree.get("is") == "weight" or any(map(_refers_to_weights, tree.values()))
-    return isinstance(tree, list) and any(map(_refers_to_weights, tree))
-
-
-def _all_in(value: Any, places: Places) -> list[Any]:
-    """A value and everything inside of it."""
-    found: dict[int, Any] = {}
-    left = [value]
-    while left:
-        one = left.pop()
-        if type(one) in SCALARS or id(one) in found or (isinstance(one, nn.Module) and places.name_of(one) is not None):
-            continue
-        found[id(one)] = one
-        left += [] if isinstance(one, Tensor) or is_given(one) else inside(one)
-    return list(found.values())
-
-
-class _Everything:
-    def __contains__(self, one: object) -> bool:
-        return True
-
-
-def _packed(
-    model: nn.Module,
-    held: Collection[str],
-    made: Container[int],
-    former: Snapshot,
-    places: Places | None = None,
-    sharing: Sharing | None = None,
-    unread: Container[str] = (),
-) -> Snapshot:
-    places = Places(model, held) if places is None else places
-    refer = _references(places, Memory(model, held))
-    pack = Packing(refer, made, Sharing() if sharing is None else sharing)
-    found: Snapshot = {}
-    for place in sorted(places, key=_depth):
-        if place.name in unread and not place.kind:
-            continue
-        before = former.get(place.name)
-        unchanged = before is not None and _is_unchanged(place, before.tree, made)
-        found[place.name] = before if before is not None and unchanged else _pack_place(place, pack, before)
+def followers(model: nn.Module, held: Collection[str]) -> list[Follower]:
+    """The tensors in attributes of ``model`` that lie in the memory of the weights and buffers ``held``."""
+    memory, modules = WeightMemory(model, held), {id(module) for module in model.modules()}
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    found = []
+    for name, _, _, value in attributes(model):
+        for tensor in tensors_in(value, modules):
+            owner = memory.owner(tensor) if id(tensor) not in trained and tensor.layout is torch.strided else None
+            if owner is not None:
+                view = memory.view(owner, tensor) or [list(tensor.shape), list(tensor.stride()), 0]
+                found.append(Follower(name, owner, tensor, view))
     return found
 
 
-def _depth(place: Place) -> int:
-    """Modules that calls have made are given back before what is in them."""
-    return place.name.count(".")
-
-
-def _is_unchanged(place: Place, tree: Any, made: Container[int]) -> bool:
-    """Whether a value is certainly what it was, without a look inside: most attributes are numbers and empty tables."""
-    value = place.table[place.key]
-    if type(value) in SCALARS:
-        return tree is value
-    if type(value) not in EMPTY or value or type(tree) is not dict or tree.get("items", tree.get("pairs")) != []:
-        return False
-    if place.key.endswith("_hooks"):
-        return True
-    return tree["class"] == EMPTY[type(value)] and id(value) in made and "new" not in tree
-
-
-def _pack_place(place: Place, pack: Packing, before: Packed | None) -> Packed:
-    if place.of_hooks:
-        return replace(pack, made=_Everything())(place.name, list(place.value.values()), before)
-    if place.kind == SCRIPT:
-        pack = replace(pack, made=_Everything())
-    packed = pack(place.name, place.value, before)
-    if place.kind and isinstance(packed.tree, dict):
-        packed.tree["table"] = place.kind
-    return packed
-
-
-def _references(places: Places, memory: Memory) -> Reference:
-    def refer(value: Any) -> dict[str, Any] | None:
+def tensors_in(value: Any, skipped: Collection[int] = ()) -> Iterator[Tensor]:
+    """The tensors in containers, objects and variables of functions, each once; ids in ``skipped`` are not entered."""
+    seen, waiting = set(skipped), [value]
+    while waiting and len(seen) < MOST_VALUES:
+        value = waiting.pop()
+        if type(value) in SCALARS or id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, Tensor):
-            return memory.reference(value)
-        if isinstance(value, nn.Module):
-            name = places.name_of(value)
-            return None if name is None else {"is": "module", "name": name}
-        return {"is": "given", "kind": type(value).__name__} if is_given(value) else None
-
-    return refer
-
-
-def give_back(model: nn.Module, snapshot: Mapping[str, Packed], strict: bool = True) -> None:
-    """Put what was kept into ``model``; a :class:`SpecError` if it cannot be made again, unless not ``strict``."""
-    failed = _given_back(model, snapshot)
-    for name, why in failed.items() if strict else ():
-        raise SpecError(
-            f"model {type(model).__name__} keeps {name!r} between calls, which cannot be made again ({why}): "
-            "keep it in a buffer, or make it in the constructor"
-        )
+            yield value
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, FunctionType):
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        elif isinstance(value, MethodType):
+            waiting.append(value.__self__)
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and not _is_wefts(value):
+            waiting += vars(value).values()
 
 
-def _given_back(model: nn.Module, snapshot: Mapping[str, Packed]) -> dict[str, str]:
-    """Put what was kept into ``model``; gives the places that failed, with the reasons."""
-    modules, memory = dict(model.named_modules()), Memory(model, None)
-    failed: dict[str, str] = {}
-    done: dict[str, Any] = {}
-
-    def refer(tree: dict[str, Any]) -> Any:
-        return modules[tree["name"]] if tree["is"] == "module" else memory.referred(tree)
-
-    for name, packed in sorted(snapshot.items(), key=lambda one: one[0].count(".")):
-        path, _, key = name.rpartition(".")
-        try:
-            module = model.get_submodule(path)
-            table = _table_of(module, key, packed)
-            shared = partial(_is_shared, memory, None if table is module.__dict__ else table.get(key))
-            _put(table, key, packed, partial(unpack, packed, refer=refer, shared=shared, model=model, done=done))
-            if table is not module.__dict__:  # a constructor may have set it to None, which would hide it
-                module.__dict__.pop(key, None)
-        except (CannotUnpack, AttributeError) as error:
-            failed[name] = str(error)
-    return failed
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
-def _is_shared(memory: Memory, place: Any, tensor: Tensor) -> bool:
-    """Whether a tensor is a weight or in the memory of one, and not the one that is to be filled."""
-    return tensor is not place and memory.reference(tensor) is not None
+def _is_wefts(value: Any) -> bool:
+    """True for adjacencies and batches, which every call gets anew."""
+    return type(value).__module__.startswith(("weft.ops", "weft.graph", "weft.batches"))
 
 
-def _put(table: dict[str, Any], key: str, packed: Packed, make: Callable[[Any], Any]) -> None:
-    if packed.tree == ABSENT.tree:
-        table.pop(key, None)
-    elif key.endswith("_hooks") and isinstance(table.get(key), dict):
-        hooks = list(table[key].values())
-        if [id(one) for one in make(list(hooks))] != list(map(id, hooks)):
-            raise CannotUnpack("other hooks than there are now")
-    else:
-        table[key] = make(table.get(key))
+# ---- Attributes: where a module has its own data, and what is plain among it.
 
 
-def _table_of(module: nn.Module, key: str, packed: Packed) -> Any:
-    """Where an attribute, a parameter, a buffer or a submodule of that name is or belongs."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return Scripted(module)
-    for table in (module._parameters, module._buffers, module._modules):
-        if key in table:
-            return table
-    tree = packed.tree if isinstance(packed.tree, dict) else {}
-    return getattr(module, tree["table"]) if "table" in tree else module.__dict__
+def attributes(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """Full name, table, key and value of everything that ``model`` keeps beside registered tensors and modules."""
+    for prefix, module in model.named_modules():
+        if CLOCK in module._buffers or isinstance(module, torch.jit.ScriptModule):
+            continue
+        for key, value in vars(module).items():
+            if key in TORCHS or key.startswith(OF_CONVERTED) or type(value).__module__ == OF_ITS_CLASS:
+                continue
+            yield f"{prefix}.{key}" if prefix else key, module.__dict__, key, value
 
 
-# ---- KeptReads: notice which tensors of earlier calls a call of a user's module reads, and which it writes unseen.
-#
-# Whether a number depends on what a module keeps may not show in a first step: a teacher may begin as a copy of its
-# student. That its memory is read does.
+class _Marker(pickle.Pickler):
+    """Pickles values that are not plain data, to compare them and not to load them again."""
 
-WHOLE = frozenset((Tensor.zero_, Tensor.fill_, Tensor.copy_))  # what was there before does not matter
-LOOKS = frozenset(("size", "dim", "stride", "numel", "element_size", "is_floating_point", "is_complex", "detach"))
-VIEWS = (*DATA[:1], *(getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag")))
-TO_PYTHON = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
+    def __init__(self, file: io.BytesIO, modules: Mapping[int, str]) -> None:
+        super().__init__(file)
+        self.fast = True  # without a memo equal values have equal bytes
+        self._modules = modules
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not has_values(value) or value.is_inference() or value.layout is not torch.strided:
+                return type(value).__name__, tuple(value.shape)
+            small = value.numel() <= MARKED
+            return small and value.detach().cpu().reshape(-1).tolist(), tuple(value.shape), not small and value._version
+        return self._modules.get(id(value)) if isinstance(value, nn.Module) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            return tuple, ((value.__code__.co_code, cells, value.__defaults__, value.__kwdefaults__),)
+        if isinstance(value, torch.Generator):
+            return bytes, (value.get_state().numpy().tobytes(),)
+        if isinstance(value, UNCOMPARED):
+            return str, (type(value).__name__,)
+        return NotImplemented
 
 
-class KeptReads(TorchFunctionMode):
-    """Around one call: :attr:`names` of places whose tensors it reads, ``kept`` being those of before the call.
+def opaque_marks(model: nn.Module, names: Collection[str]) -> dict[str, bytes]:
+    """For each of the attributes ``names`` bytes that are equal as long as its value is; none if it cannot be read."""
+    modules, found = {id(module): name for name, module in model.named_modules()}, {}
+    for name, _, _, value in attributes(model):
+        if name in names:
+            file = io.BytesIO()
+            try:
+                _Marker(file, modules).dump(value)
+                found[name] = file.getvalue()
+            except Exception:  # generators, files, values that hold themselves: nothing says what is in them
+                continue
+    return found
 
-    ``ours``: tensors whose memory is not meant, such as weights and what the call is given. :attr:`written`: places
-    whose memory it reaches by ``.data``; :attr:`branches`: whether it reads numbers into Python, and so may do
-    something else in a later call.
+
+class NotPlain(Exception):
+    """Raised for a value that is not plain data, with its type."""
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """Plain data of a module at one time: JSON ``trees`` by attribute, and the ``tensors`` that they name.
+
+    ``opaque``: names of attributes that are not plain data, with their types. ``unsaved``: what the module's calls
+    depend on though it is not saved, empty if nothing; ``evaluates``: whether evaluations do without that.
     """
 
-    def __init__(self, kept: Sequence[tuple[str, Tensor, int]], ours: Iterable[Tensor]) -> None:
-        super().__init__()
-        ours = list(ours)
-        not_meant = {storage(one) for one in ours} | {-id(one) for one in ours}
-        self._alive = [one for _, one, _ in kept]  # so that no other tensor gets their memory
-        self._places = {key: name for name, one, _ in kept for key in _keys(one) if key not in not_meant}
-        self.names: set[str] = set()
-        self.written: set[str] = set()
-        self.branches = False
+    trees: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+    unsaved: str = ""
+    evaluates: bool = True
 
-    def __enter__(self) -> Self:
-        """Watch."""
-        super().__enter__()
-        return self
+    def differences(self, other: ModuleState, near: float = 0.0) -> list[str]:
+        """Names of attributes whose values differ, by more than ``near`` of the largest if they are tensors."""
+        found = [name for name in {**self.trees, **other.trees} if self._tree(name) != other._tree(name)]
+        for label in self.tensors.keys() & other.tensors.keys():
+            mine, its = self.tensors[label], other.tensors[label]
+            if mine is not its and not same_numbers(mine, its) and not _is_near(mine, its, near):
+                found.append(label.rpartition(":")[0])
+        return sorted(set(found))
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        self.branches = self.branches or name in TO_PYTHON
-        if self._places and name != "__set__" and name not in LOOKS:
-            self._note(func, name, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    def _tree(self, name: str) -> Any:
+        return self.trees.get(name, NotPlain)
 
-    def _note(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        found = [place for one in _tensors((*args, *kwargs.values())) for place in self._found(one)]
-        if func in DATA:
-            self.written.update(found)
-        if not found or (name == "__get__" and func not in VIEWS):
-            return
-        changed = self._found(args[0]) if args and isinstance(args[0], Tensor) and _writes(name) else []
-        if changed and _overwrites(func, name, args):
-            for key in _keys(args[0]):
-                self._places.pop(key, None)
-        self.names.update(place for place in found if place not in changed)
+    def to_tensors(self, more: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+        """The contents of a file; ``more``: JSON to save with it."""
+        said = {"trees": self.trees, "opaque": self.opaque, "unsaved": self.unsaved, "evaluates": self.evaluates}
+        text = json.dumps({**said, **(more or {})})
+        named = {f"{TEXT}.{name}": tensor.cpu().clone() for name, tensor in self.tensors.items()}
+        return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **named}
 
-    def _found(self, tensor: Tensor) -> list[str]:
-        return list({self._places[key] for key in _keys(tensor) if key in self._places}) if self._places else []
+    @classmethod
+    def from_tensors(cls, saved: Mapping[str, Tensor]) -> ModuleState:
+        """The inverse of :meth:`to_tensors`."""
+        said = saved_text(saved)
+        named = {n.removeprefix(f"{TEXT}."): tensor for n, tensor in saved.items() if n.startswith(f"{TEXT}.")}
+        trees, opaque = said.get("trees", {}), said.get("opaque", {})
+        return cls(trees, named, opaque, said.get("unsaved", ""), said.get("evaluates", True))
 
 
-def _keys(tensor: Tensor) -> tuple[int, ...]:
-    """The memory of a tensor, and itself: sparse ones have no such memory, views of weights that of others."""
-    place = storage(tensor)
-    return (place, -id(tensor)) if place else (-id(tensor),)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for one in values:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from _tensors(one)
-
-
-def _writes(name: str) -> bool:
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE
-
-
-IN_PLACE = frozenset(f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor", "ipow"))
-
-
-def _overwrites(func: Any, name: str, args: Any) -> bool:
-    """Whether nothing is left of what the tensor held."""
-    if not storage(args[0]):
-        return False
-    with DisableTorchFunction():
-        whole = args[0].untyped_storage().nbytes() == args[0].numel() * args[0].element_size()
-    everything = name == "__setitem__" and (args[1] is Ellipsis or args[1] == slice(None))
-    return whole and (func in WHOLE or everything)
-
-
-# ---- What a user's module keeps in Python between calls, as tensors of a file: a text of JSON, and tensors as they
-# are.
-#
-# Buffers are part of the training state anyway. This is for modules that count in an attribute, keep a tensor of the
-# last
-# call, change a frozen parameter, or draw from Python's or NumPy's generator. Nothing is pickled.
-
-TEXT, TENSOR = "python", "python."  # names in a file
-
-
-def as_tensors(snapshot: Snapshot, more: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """What a module keeps, for a file; empty if it keeps nothing and there is no ``more`` to say."""
-    whole = {name: packed for name, packed in snapshot.items() if packed.whole}
-    lost = [name for name in snapshot if name not in whole]
-    if not snapshot and not more:
-        return {}
-    found = {f"{TENSOR}{n}.{at}": one.cpu().clone() for n, p in whole.items() for at, one in enumerate(p.tensors)}
-    trees = {name: one.tree for name, one in whole.items()}
-    needed = [name for name in lost if snapshot[name].tree.get("needed")]
-    text = json.dumps({"attributes": trees, "lost": lost, "needed": needed, **(more or {})})
-    return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **found}
-
-
-def from_tensors(saved: Mapping[str, Tensor]) -> Snapshot:
-    """The inverse of :func:`as_tensors`."""
-    trees = _text(saved).get("attributes", {})
-    found = {name: Packed(tree, _tensors_of(name, saved)) for name, tree in trees.items()}
-    plain = [name for name in saved if name.startswith(TENSOR) and name not in _named(found)]
-    return found | {name.removeprefix(TENSOR): as_kept(saved[name]) for name in plain}  # as files had them before
-
-
-def _named(found: Snapshot) -> set[str]:
-    return {f"{TENSOR}{name}.{at}" for name, packed in found.items() for at in range(len(packed.tensors))}
-
-
-def as_kept(value: Tensor) -> Packed:
-    """A tensor that takes the place of another one, or of None."""
-    about = {"parameter": False, "grad": False, "host": False}
-    return Packed({"is": "tensor", "at": 0, **about}, (value.detach().clone(),))
-
-
-def _tensors_of(name: str, saved: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    found = []
-    while f"{TENSOR}{name}.{len(found)}" in saved:
-        found.append(saved[f"{TENSOR}{name}.{len(found)}"])
-    return tuple(found)
-
-
-def _text(saved: Mapping[str, Tensor]) -> dict[str, Any]:
+def saved_text(saved: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The JSON of a file that :meth:`ModuleState.to_tensors` made; empty if there is none."""
     found: dict[str, Any] = json.loads(bytes(saved[TEXT].tolist())) if TEXT in saved else {}
     return found
 
 
-def saved_state(snapshot: Snapshot) -> dict[str, Tensor]:
-    """What a module keeps and the states of both generators, for a checkpoint."""
+def _is_near(mine: Tensor, other: Tensor, near: float) -> bool:
+    if not near or mine.shape != other.shape or mine.dtype != other.dtype:
+        return False
+    if not mine.is_floating_point() and not mine.is_complex():
+        return False
+    return torch.allclose(mine, other, rtol=near, atol=1e-7, equal_nan=True)
+
+
+# ---- Encode: plain data as JSON and tensors, again only where storage, version or numbers changed.
+
+
+class StateReader:
+    """Reads the state of ``model``; ``held``: names of parameters and buffers that the training state has anyway.
+
+    Tensors that have not changed since the last reading are not copied again.
+    """
+
+    def __init__(self, model: nn.Module, held: Collection[str]) -> None:
+        self._model, self._held = model, frozenset(held)
+        self._last: dict[str, tuple[tuple[Any, ...], Tensor]] = {}  # by label: which tensor it was, and its copy
+
+    def __call__(self) -> ModuleState:
+        """The state now."""
+        encoder = _Encoder(self._model, self._last)
+        opaque: dict[str, str] = {}
+        trees: dict[str, Any] = {}
+        for name, value in (*self._registered(), *((n, value) for n, _, _, value in attributes(self._model))):
+            if type(value) in SCALARS:
+                trees[name] = value
+                continue
+            try:
+                trees[name] = encoder.encode(name, value)
+            except NotPlain as error:
+                opaque[name] = str(error)
+                encoder.tensors = {n: t for n, t in encoder.tensors.items() if n.rpartition(":")[0] != name}
+        self._last = encoder.copied
+        return ModuleState(trees, encoder.stored(), opaque)
+
+    def _registered(self) -> Iterator[tuple[str, Any]]:
+        """Parameters that do not train, buffers that calls made, and what ``get_extra_state`` returns."""
+        for prefix, module in self._model.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for kind in ("_parameters", "_buffers"):
+                for key, tensor in getattr(module, kind).items() if CLOCK not in module._buffers else ():
+                    if tensor is not None and start + key not in self._held:
+                        yield f"{kind}:{start}{key}", _Registered(tensor)
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            if type(module).get_extra_state is not nn.Module.get_extra_state and not scripted:
+                yield f"{EXTRA}:{prefix}", module.get_extra_state()
+
+
+class _Registered:
+    """A registered tensor, whose own numbers are saved though its memory is that of a weight."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class _Encoder:
+    def __init__(self, model: nn.Module, last: Mapping[str, tuple[tuple[Any, ...], Tensor]]) -> None:
+        self._model, self._last = model, last
+        self._memory: WeightMemory | None = None
+        self._seen: dict[int, tuple[int, Any]] = {}  # number and value of what is encoded already
+        self.tensors: dict[str, tuple[Tensor, dict[str, Any]]] = {}
+        self.copied: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
+
+    def encode(self, name: str, value: Any) -> Any:
+        """``value`` as a tree; a :class:`NotPlain` if it is none."""
+        kind = type(value)
+        if kind in SCALARS:
+            return value
+        if kind is _Registered:
+            return self._tensor(name, value.tensor, registered=True)
+        if isinstance(value, np.generic):
+            return {"is": "scalar", **self._array(name, np.asarray(value))}
+        if kind is complex:
+            return {"is": "complex", "parts": [value.real, value.imag]}
+        if kind is bytes:
+            return {"is": "bytes", "hex": value.hex()}
+        if kind in (torch.dtype, torch.device):
+            return {"is": kind.__name__, "text": str(value).removeprefix("torch.")}
+        if id(value) in self._seen:
+            return {"is": "again", "number": self._seen[id(value)][0]}
+        number = len(self._seen)
+        self._seen[id(value)] = number, value  # kept alive, so that no other value has its id
+        if isinstance(value, Tensor):
+            return {**self._tensor(name, value), "number": number}
+        if kind is np.ndarray:
+            return {"is": "array", "number": number, **self._array(name, value)}
+        if kind is torch.Size:
+            return {"is": "tuple", "number": number, "items": list(value)}
+        if kind in SEQUENCES.values():
+            more = {"maxlen": value.maxlen} if kind is deque else {}
+            items = [self.encode(name, item) for item in value]
+            return {"is": kind.__name__, "number": number, "items": items, **more}
+        if kind in MAPPINGS.values():
+            pairs = [[self.encode(name, key), self.encode(name, item)] for key, item in value.items()]
+            return {"is": kind.__name__, "number": number, "pairs": pairs}
+        raise NotPlain(kind.__name__)
+
+    def _tensor(self, name: str, value: Tensor, registered: bool = False) -> dict[str, Any]:
+        if not has_values(value):
+            raise NotPlain("tensor without values")
+        if self._memory is None:
+            self._memory = WeightMemory(self._model)
+        owner = None if registered else self._memory.owner(value)
+        if owner is not None:
+            return {"is": "weight", "name": owner, "view": self._memory.view(owner, value)}
+        grad = value.requires_grad if isinstance(value, nn.Parameter) else None
+        tree: dict[str, Any] = {"is": "tensor", "host": value.device.type == "cpu", "parameter": grad}
+        if value.layout is torch.sparse_coo:
+            parts, tree["coalesced"] = [value._indices(), value._values()], value.is_coalesced()
+        elif value.layout in COMPRESSED:
+            parts = [getattr(value, part)() for part in COMPRESSED[value.layout]]
+        elif value.layout is torch.strided:
+            return self._add(name, value, tree)
+        else:
+            raise NotPlain(str(value.layout))
+        added = [self._add(name, part, {}) for part in parts]
+        return {**tree, "is": "sparse", "layout": str(value.layout), "size": list(value.shape), "parts": added}
+
+    def _array(self, name: str, value: np.ndarray) -> dict[str, Any]:
+        try:
+            return self._add(name, torch.from_numpy(np.array(value, copy=True)), {"dtype": str(value.dtype)})
+        except (TypeError, ValueError):
+            raise NotPlain(f"array of {value.dtype}") from None
+
+    def _add(self, name: str, value: Tensor, tree: dict[str, Any]) -> dict[str, Any]:
+        tree["at"] = f"{name}:{len(self.tensors)}"
+        self.tensors[tree["at"]] = value, tree
+        return tree
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors to save: one per storage, of which tensors that share it are views."""
+        by_storage: dict[int, list[str]] = {}
+        for label, (tensor, _) in self.tensors.items():
+            by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(label)
+        found = {}
+        for labels in by_storage.values():
+            first = self.tensors[labels[0]][0]
+            if len(labels) > 1 and len({self.tensors[label][0].dtype for label in labels}) == 1:
+                whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
+                for label in labels:
+                    tensor, tree = self.tensors[label]
+                    tree |= {
+                        "at": labels[0],
+                        "view": [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()],
+                    }
+                found[labels[0]] = self._copy(labels[0], whole, first._version)
+            else:
+                for label in labels:
+                    tensor = self.tensors[label][0]
+                    found[label] = self._copy(label, tensor, 0 if tensor.is_inference() else tensor._version)
+        return found
+
+    def _copy(self, label: str, tensor: Tensor, version: int) -> Tensor:
+        mark = memory_of(tensor), version, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+        before, copy = self._last.get(label, (None, None))
+        unwritten = before == mark and tensor.numel() > COMPARED
+        if copy is None or not (unwritten or same_numbers(tensor.detach(), copy)):
+            copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        self.copied[label] = mark, copy
+        return copy
+
+
+# ---- Restore: into the objects that are there, since functions and other attributes may hold them.
+
+
+def restore_state(model: nn.Module, state: ModuleState, exact: bool = True) -> None:
+    """Give ``model`` the attributes of ``state``; ``exact``: plain ones that it did not have then are removed.
+
+    A :class:`SpecError` if a part of the model that had some is not there.
+    """
+    decoder = _Decoder(model, state)
+    tables = {name: (table, key) for name, table, key, _ in attributes(model)}
+    for name, tree in state.trees.items():
+        kind, _, path = name.rpartition(":")  # an attribute has no kind
+        owner, key = (path, EXTRA) if kind == EXTRA else (path.rpartition(".")[0], path.rpartition(".")[2])
+        try:
+            module = model.get_submodule(owner)
+        except AttributeError:
+            raise SpecError(
+                f"model {type(model).__name__} has no part {owner!r} before it is called, and the saved {key!r} belongs "
+                "to it: make it in the constructor"
+            ) from None
+        if kind == EXTRA:
+            module.set_extra_state(decoder(tree))
+        elif kind:
+            table = getattr(module, kind)
+            table[key] = decoder(tree, table.get(key))
+            module.__dict__.pop(key, None)  # a constructor may have set it to None, which would hide it
+        else:
+            module.__dict__[key] = decoder(tree, module.__dict__.get(key))
+    for name, (table, key) in tables.items() if exact else ():
+        if name not in state.trees and name not in state.opaque:
+            table.pop(key, None)
+
+
+class _Decoder:
+    def __init__(self, model: nn.Module, state: ModuleState) -> None:
+        self._tensors, self._memory = state.tensors, WeightMemory(model)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._made: dict[int, Any] = {}
+        self._storages: dict[str, Tensor] = {}
+
+    def __call__(self, tree: Any, template: Any = None) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        kind = tree["is"]
+        if kind == "again":
+            return self._made[tree["number"]]
+        if kind in SEQUENCES or kind in MAPPINGS:
+            return self._container(kind, tree, template)
+        if kind == "complex":
+            return complex(*tree["parts"])
+        if kind == "bytes":
+            return bytes.fromhex(tree["hex"])
+        if kind in ("dtype", "device"):
+            return getattr(torch, tree["text"]) if kind == "dtype" else torch.device(tree["text"])
+        made = self._array(tree, template) if kind in ("array", "scalar") else self._tensor(kind, tree, template)
+        self._made[tree.get("number", -1)] = made
+        return made
+
+    def _container(self, kind: str, tree: dict[str, Any], template: Any) -> Any:
+        mutable = kind not in ("tuple", "frozenset")
+        make = MAPPINGS.get(kind) or SEQUENCES[kind]
+        made: Any = None
+        if mutable:
+            new = deque(maxlen=tree["maxlen"]) if kind == "deque" else make()
+            made = self._made[tree["number"]] = template if type(template) is make else new
+        if kind in MAPPINGS:
+            old = dict(template) if isinstance(template, Mapping) else {}
+            pairs = [(self(key), item) for key, item in tree["pairs"]]
+            pairs = [(key, self(item, old.get(key))) for key, item in pairs]
+            made.clear()
+            made.update(pairs)
+            return made
+        items = list(template) if isinstance(template, (list, tuple, deque)) else []
+        items += [None] * len(tree["items"])
+        values = [self(item, items[place]) for place, item in enumerate(tree["items"])]
+        if not mutable:
+            made = self._made[tree["number"]] = make(values)
+        else:
+            made.clear()
+            (made.update if kind == "set" else made.extend)(values)
+        return made
+
+    def _array(self, tree: dict[str, Any], template: Any) -> Any:
+        value = self._stored(tree, torch.device("cpu")).numpy().astype(tree["dtype"])
+        if tree["is"] == "scalar":
+            return value[()]
+        if isinstance(template, np.ndarray) and (template.shape, template.dtype) == (value.shape, value.dtype):
+            template[...] = value
+            return template
+        return value
+
+    def _tensor(self, kind: str, tree: dict[str, Any], template: Any) -> Tensor:
+        if kind == "weight":
+            there = isinstance(template, Tensor) and self._memory.owner(template) == tree["name"]
+            return template if there else self._memory.referred(tree["name"], tree["view"])
+        device = torch.device("cpu") if tree["host"] else self._device
+        if kind == "sparse":
+            parts, layout = (
+                [self._stored(part, device) for part in tree["parts"]],
+                tree["layout"].removeprefix("torch."),
+            )
+            if layout == "sparse_coo":
+                is_coalesced = {"is_coalesced": tree["coalesced"]}
+                return torch.sparse_coo_tensor(*parts, tree["size"], check_invariants=False, **is_coalesced)
+            options = {"layout": getattr(torch, layout), "check_invariants": False}
+            return torch.sparse_compressed_tensor(*parts, tree["size"], **options)
+        value = self._stored(tree, device)
+        alike = isinstance(template, Tensor) and (template.shape, template.dtype) == (value.shape, value.dtype)
+        if alike and template.layout is torch.strided and template.device == value.device and "view" not in tree:
+            registered = any(template is own for own in self._memory._tensors.values())
+            if registered or self._memory.owner(template) is None:
+                template.data.copy_(value)
+                return template
+        return value if tree["parameter"] is None else nn.Parameter(value, tree["parameter"])
+
+    def _stored(self, tree: dict[str, Any], device: torch.device) -> Tensor:
+        """A copy of a stored tensor, or a view of the one storage that several tensors share."""
+        if "view" not in tree:
+            return self._tensors[tree["at"]].detach().to(device, copy=True)
+        if tree["at"] not in self._storages:
+            self._storages[tree["at"]] = self._tensors[tree["at"]].detach().to(device, copy=True)
+        shape, stride, start = tree["view"]
+        return self._storages[tree["at"]].as_strided(shape, stride, start)
+
+
+# ---- Generators of Python and NumPy, which a module may draw from in its calls.
+
+
+def python_generators() -> dict[str, Any]:
+    """The states of Python's and NumPy's generators as JSON."""
     kind, keys, *rest = np.random.get_state()
-    drawn = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
-    return as_tensors(snapshot, {"generators": drawn})
+    return {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
 
 
-def check_whole(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """A :class:`SpecError` if something could not be saved."""
-    lost = _text(saved).get("lost")
-    if lost:
-        raise SpecError(
-            f"model {type(model).__name__} keeps {lost[0]!r} between calls, which a checkpoint cannot hold, "
-            "so its training cannot be resumed; make it a buffer, or start afresh with overwrite"
-        )
-
-
-def check_enough(label: str, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """A :class:`SpecError` if evaluations read something that could not be saved."""
-    needed = _text(saved).get("needed")
-    if needed:
-        raise SpecError(
-            f"task {label!r}: model {type(model).__name__} keeps {needed[0]!r} between calls, which no file can hold, "
-            "and its predictions depend on it: predict in the process that trained it, or keep it in a buffer"
-        )
-
-
-def restore_generators(saved: Mapping[str, Tensor]) -> None:
-    """Continue Python's and NumPy's generators as :func:`saved_state` found them."""
-    drawn = _text(saved).get("generators")
-    if drawn is None:
-        return
-    version, state, gauss = drawn["python"]
+def restore_python_generators(states: Mapping[str, Any]) -> None:
+    """The inverse of :func:`python_generators`."""
+    version, state, gauss = states["python"]
     random.setstate((version, tuple(state), gauss))
-    kind, keys, *rest = drawn["numpy"]
+    kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
-def restore_attributes(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Give ``model`` what a file has of what it kept."""
-    give_back(model, from_tensors(saved))
+def with_tensors(state: ModuleState, tensors: Mapping[str, Tensor]) -> ModuleState:
+    """``state`` with these buffers, which a ``state_dict`` leaves out."""
+    trees = {
+        f"_buffers:{n}": {"is": "tensor", "host": False, "parameter": None, "at": f"_buffers:{n}:"} for n in tensors
+    }
+    named = {f"_buffers:{name}:": tensor.detach().clone() for name, tensor in tensors.items()}
+    return replace(state, trees={**state.trees, **trees}, tensors={**state.tensors, **named})

@@ -21,7 +21,7 @@ from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.modules.copying import copy_module
 from weft.runtime.modules.layers import CountedDropout, StackedRows, TallLinear, has_own_products
-from weft.runtime.modules.writes import followers
+from weft.runtime.modules.state import followers
 from weft.runtime.step.losses import with_member
 from weft.runtime.step.parameters import BufferSlots, ClockSlots, Layout, Slots, drawing_modules, take_buffers
 from weft.runtime.step.state import State
@@ -261,9 +261,12 @@ class LeafForward(Forward):
     ) -> None:
         super().__init__(model, layout, call, torch.float32, reduce)
         self._may_skip = may_skip
-        by_name = dict(model.named_parameters())
+        by_name = dict(nn.Module.named_parameters(model))
         self._parameters = [by_name[name] for name in layout.names]
-        self._frozen = {name: one for name, one in by_name.items() if name not in set(layout.names)}
+        unlisted = {name: p for name, p in by_name.items() if name not in layout.names}
+        self._frozen = {name: p for name, p in unlisted.items() if not p.requires_grad}
+        # Gradients of parameters that an overridden parameters() leaves out would add up from step to step.
+        self._inputs = self._parameters if len(self._frozen) < len(unlisted) else ()
         self._followers = followers(model, {*layout.names, *take_buffers(model)})
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -290,7 +293,7 @@ class LeafForward(Forward):
             parameter.grad = None
         losses = loss(self(flat, training=True, batch=batch), batch)
         with self.around:
-            backward(losses, slopes)
+            backward(losses, slopes, self._inputs)
         self._take_replaced()
         found = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
@@ -356,7 +359,7 @@ class LeafForward(Forward):
         """Give memory of its own to what was in that of ``owners``, which the module has replaced."""
         for one in self._followers:
             if one.owner in owners:
-                one.leave()
+                one.tensor.data = one.tensor.data.clone()
         self._followers = [one for one in self._followers if one.owner not in owners]
 
     def _check_same_gradients(self, found: Sequence[Tensor | None]) -> None:

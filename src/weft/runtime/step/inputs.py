@@ -148,7 +148,8 @@ class Inputs:
     ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
     the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`). ``converted``: what
     was decided of layers of PyG in modules that are built again, None for those that are not; ``agree``: whether
-    members that are built again were found to have the numbers in their stack that they have alone.
+    members that are built again were found to have the numbers in their stack that they have alone; ``group_size``:
+    how many tasks train in turn or together.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Inputs:
         self.device = graph.device if device is None else exact_device(device)
         self.converted: Converted | None = None
         self.agree = False
+        self.group_size = 1
         self._sources: dict[tuple[Any, ...], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}

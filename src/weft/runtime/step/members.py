@@ -8,39 +8,41 @@ Shapes: T members, P parameters of the widest model.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
+from weft.capture.observer import is_dry_run
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.epilogue import BatchNorm, LayerNorm
-from weft.nn.pyg.convert import drawing
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
 from weft.runtime.modules.build import as_written, build_model, was_compiled
-from weft.runtime.modules.convert import Converted, convert, convertible
-from weft.runtime.modules.copying import copy_module, functions_that_hold
+from weft.runtime.modules.convert import Converted, conversion_of, convert
+from weft.runtime.modules.copying import copy_module
 from weft.runtime.modules.settings import check_call, check_edges, given_of_edges, in_words, model_errors, unread_edges
 from weft.runtime.modules.state import (
-    KeptState,
-    Snapshot,
-    check_whole,
-    from_tensors,
-    give_back,
-    restore_generators,
-    saved_state,
+    ModuleState,
+    StateReader,
+    WeightMemory,
+    followers,
+    opaque_marks,
+    python_generators,
+    restore_python_generators,
+    restore_state,
+    saved_text,
 )
-from weft.runtime.modules.walking import unequal
-from weft.runtime.modules.writes import followers, shared_weights
 from weft.runtime.step.forward import Forward, LeafForward
 from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_blocks, takes_edges
 from weft.runtime.step.parameters import (
@@ -53,7 +55,9 @@ from weft.runtime.step.parameters import (
     take_buffers,
 )
 from weft.runtime.step.state import State
-from weft.runtime.step.trial import AloneStep, Trial
+
+if TYPE_CHECKING:
+    from weft.runtime.step.preflight import Calls, Findings
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
 #
@@ -234,18 +238,22 @@ def _check_dtypes(task: Task, model: nn.Module) -> None:
 
 
 def _check_memory(task: Task, model: nn.Module) -> None:
-    found = None if any(p.is_meta for p in model.parameters()) else shared_weights(model)
-    if found is not None:
-        raise SpecError(
-            f"task {task.label!r}: {found[1]} of model {task.model_name} is in the memory of the parameter {found[0]}, "
-            "so that an update of one would change the other; let it be the same parameter, or a .clone() of it"
-        )
+    if any(p.is_meta or nn.parameter.is_lazy(p) for p in model.parameters()):
+        return
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    for pair in WeightMemory(model).shared():
+        owner, name = sorted(pair, key=lambda one: one not in trained)
+        if owner in trained:
+            raise SpecError(
+                f"task {task.label!r}: {name} of model {task.model_name} is in the memory of the parameter {owner}, so "
+                "that an update of one would change the other; let it be the same parameter, or a .clone() of it"
+            )
 
 
 def _check_followers(model: nn.Module) -> None:
-    """What is in the memory of a weight would be in that of one member's."""
-    for one in followers(model, dict((*model.named_parameters(), *model.named_buffers()))):
-        raise CannotStack(f"{one.name} is in the memory of {one.owner}, which every member has one of")
+    """A tensor in the memory of a weight would be in that of one member's."""
+    for follower in followers(model, dict((*model.named_parameters(), *model.named_buffers()))):
+        raise CannotStack(f"{follower.name} is in the memory of {follower.owner}, which every member has one of")
 
 
 def _check_attributes(models: list[nn.Module]) -> None:
@@ -253,9 +261,13 @@ def _check_attributes(models: list[nn.Module]) -> None:
     scripted = [name for name, part in models[0].named_modules() if isinstance(part, torch.jit.ScriptModule)]
     if scripted:
         raise CannotStack(f"{scripted[0] or 'their module'} went through torch.jit, which several cannot share")
-    for other in models[1:]:
-        name = unequal(models[0], other)
-        if name is not None:
+    states = [StateReader(model, dict((*model.named_parameters(), *model.named_buffers())))() for model in models]
+    marks = [opaque_marks(model, state.opaque) for model, state in zip(models, states, strict=True)]
+    for state, mark in zip(states[1:], marks[1:], strict=True):
+        differing = state.differences(states[0])
+        differing += [name for name in mark if name in marks[0] and mark[name] != marks[0][name]]
+        if differing or state.opaque.keys() != states[0].opaque.keys():
+            name = next(iter(differing), "") or min(state.opaque.keys() ^ states[0].opaque.keys())
             raise CannotStack(f"their modules differ in {name!r}, which is neither a parameter nor a buffer")
 
 
@@ -266,8 +278,10 @@ def _check_hooks(models: list[nn.Module]) -> None:
 
 
 def check_frozen(models: list[nn.Module]) -> None:
-    """Frozen parameters are shared by all members, so they must be equal."""
-    frozen = [{name: p for name, p in model.named_parameters() if not p.requires_grad} for model in models]
+    """Parameters that do not train are shared by all members, so they must be equal."""
+    trained = layout_of(models[0], "all").names
+    registered = [nn.Module.named_parameters(model) for model in models]
+    frozen = [{name: p for name, p in named if name not in trained} for named in registered]
     for others in frozen[1:]:
         if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
             raise CannotStack("parameters that do not train differ among them")
@@ -355,12 +369,12 @@ class ModelBuilder:
         with torch.no_grad(), model_errors(task, self.graph.name):
             bind(model.eval())(self._source_for(model, self._features(dense)).example())
 
-    def build_again(self, model: nn.Module) -> nn.Module:
-        """The module of the widest task again: built anew, or a copy of the object that the task was given."""
-        if isinstance(self.task.model, nn.Module):
+    def build_again(self, model: nn.Module, task: Task) -> nn.Module:
+        """The module of ``task`` again: built anew, or a copy of the object that the task has."""
+        if isinstance(task.model, nn.Module):
             return self.copied(model)
         with same_draws(self.inputs.device):
-            return self.build_whole(self.task)
+            return self.build_whole(task)
 
     def copied(self, model: nn.Module) -> nn.Module:
         """A copy of a user's module; a :class:`SpecError` if it cannot be copied."""
@@ -370,10 +384,6 @@ class ModelBuilder:
             raise
         except Exception as error:
             raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
-
-    def to_call(self, model: nn.Module) -> nn.Module:
-        """A module like ``model`` to call: a copy, unless functions that it keeps would go on with the original."""
-        return self.build_again(model) if functions_that_hold(model) else self.copied(model)
 
     @contextmanager
     def naming_left_out(self, model: nn.Module) -> Iterator[None]:
@@ -436,15 +446,11 @@ def aggregation_key(task: Task) -> Hashable:
 class Members:
     """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
 
-    What trying them shows (:class:`weft.runtime.step.preflight.TryOut`): ``hidden_state``, why a captured step
-    would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
-    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``branches``,
-    whether it reads numbers into Python, and so may do something else in a later step;
-    ``changed_in_evaluation``, whether evaluations change its buffers; ``rebuilds``,
-    whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
-    its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
-    ``alone_seconds``, the least that those took on a CPU. ``follows``: whether what the module keeps in Python is
-    looked at in every evaluation, since its calls run Python.
+    ``findings``: what calls before training have shown (:class:`weft.runtime.step.preflight.Preflight`);
+    ``plain_output``, whether the model returns one tensor; ``rebuilds``, whether a copy would not follow its own
+    weights, so that the module is built anew instead; ``converted``, which of its layers of PyG are converted, None for
+    built-in models and over ranks; of stacks, ``alone``, a step and evaluation of one by itself, and ``alone_seconds``,
+    the least that those took on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -454,29 +460,32 @@ class Members:
         models = [self.builder.build_whole(task) for task in tasks]
         self.model = models[widest]  # the one that runs for all of them
         self.hidden_state: str | None = None
+        self.unsaved, self.evaluates = "", True
         self.plain_output, self.rebuilds = True, False
         self.without_gradient: tuple[str, ...] = ()
         self.writes = self.branches = self.changed_in_evaluation = False
         self.alone_seconds: float | None = None
-        self.alone: AloneStep | None = None
+        self.alone: Calls | None = None
         self.converted: Converted | None = None
-        self._keeping: KeptState | None = None
-        self.follows = inputs.device.type == "cpu"
+        self._reader: StateReader | None = None
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        converted = self._convert_unseen()
-        rates = _take_rates(models)
-        self._to_try = self._copies_to_try(models, widest)
-        set_stacked(self.model, len(tasks) > 1)
-        as_pyg = self.builder.sparse and takes_edges(self.model) and not converted
+        dry_run, self._to_try = inputs.device.type == "meta" or is_dry_run(), []
+        if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
+            self._to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
+        as_pyg = self.builder.sparse and takes_edges(self.model)
         self.source = self.source_of(dense=self.builder.made_dense or as_pyg)
+        self._convert(models, dry_run and as_pyg)
+        rates = _take_rates(models)
+        set_stacked(self.model, len(tasks) > 1)
         set_reduce(self.model, self.source.reduce)
         check_norms(self.task, self.model, self.source)
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self.model)
         if self._to_try and len(tasks) == 1:
-            self._keeping = KeptState(self.model, {*self.layout.names, *wide}, self._to_try[0])
+            self._reader = StateReader(self.model, {*self.layout.names, *wide})
+            self._marks: dict[str, bytes] | None = None
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
@@ -510,11 +519,6 @@ class Members:
         prefix = first_layer_prefix(self.model)
         return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
 
-    @property
-    def converts(self) -> bool:
-        """Whether the layers of PyG in a user's module may compute with Weft's operators."""
-        return self.is_users and self.task.convert is not False
-
     def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
         flat, buffers = self._initial
@@ -544,48 +548,69 @@ class Members:
         """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
         self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
 
-    def learn(self, trial: Trial) -> None:
-        """Keep what a trial of the first member tells of the module."""
-        self.hidden_state = trial.hidden_state
-        if self._keeping is not None:
-            self._keeping.learn(trial.unread, trial.caches, trial.lost, trial.needs_lost)
-        self.branches, self.changed_in_evaluation = trial.branches, trial.changed_in_evaluation
-        self.without_gradient, self.writes = trial.without_gradient, trial.writes
-        self.forward.expect(trial.without_gradient, varies=trial.hidden_state is not None or trial.branches)
-        if trial.without_gradient:
-            self.layout = self.layout.without_decay(trial.without_gradient)
+    def learn(self, findings: Findings) -> None:
+        """Keep what calls of the first member's module have shown."""
+        self.hidden_state, self.unsaved, self.evaluates = findings.hidden_state, findings.unsaved, findings.evaluates
+        self.branches, self.changed_in_evaluation = findings.branches, findings.changed_in_evaluation
+        self.without_gradient, self.writes = findings.without_gradient, findings.writes
+        self.forward.expect(findings.without_gradient, varies=self.hidden_state is not None or self.branches)
+        if findings.without_gradient:
+            self.layout = self.layout.without_decay(findings.without_gradient)
+        if self._reader is not None:
+            names = [name for name in self._reader().opaque if name not in findings.unread]
+            self._marks = opaque_marks(self.model, names)
 
-    def convert(self, found: Converted, others: Sequence[nn.Module] = ()) -> None:
-        """Convert layers of PyG in the shared model and in ``others``; features stay sparse if they may."""
-        if found.sparse:
-            dense = self.source.example().x
-            self.source = self.source_of(dense=False)
-            self.builder.inputs.release(dense)
-        for model in (self.model, *others):
-            convert(model, found.layers)
-        self.converted = found
+    def use_sparse(self) -> None:
+        """Let features stay sparse, which were made dense for layers of PyG."""
+        assert self.converted is not None
+        dense = self.source.example().x
+        self.source = self.source_of(dense=False)
+        self.builder.inputs.release(dense)
+        note = None if self.converted.note is None else f"{self.converted.note}, features stay sparse"
+        self.notes[:] = [note if one == self.converted.note and note is not None else one for one in self.notes]
+        self.converted = replace(self.converted, sparse=True, note=note)
 
-    def kept(self) -> Snapshot | None:
-        """What the module keeps in Python now, for its evaluation to be repeated; None if that is not looked at."""
-        if self._keeping is None or not (self.follows or self.hidden_state is not None):
+    def module_state(self) -> ModuleState | None:
+        """The plain data of a user's module that trains alone; None of others, and while a CUDA graph is captured."""
+        if self._reader is None or (
+            self.builder.inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        ):
             return None
-        return self._keeping.now()
+        return self._reader()
 
-    def python_state(self) -> dict[str, Tensor]:
-        """What the module keeps in Python between calls, for a checkpoint; empty if that is not looked at."""
-        kept = self.kept()
-        return {} if kept is None else saved_state(kept)
+    def saved_state(self) -> dict[str, Tensor]:
+        """The plain data of a user's module for a checkpoint, with the states of Python's and NumPy's generators."""
+        state = self.module_state()
+        if state is None:
+            return {}
+        unsaved = self.unsaved
+        if not unsaved and self._marks:  # what a later call has begun to change
+            now = opaque_marks(self.model, self._marks)
+            unsaved = next((name for name in now if now[name] != self._marks[name]), "")
+        return replace(state, unsaved=unsaved).to_tensors({"generators": python_generators()})
 
-    def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`python_state`."""
-        if self._keeping is not None:
-            check_whole(self.model, saved)
-            self._keeping.restore(from_tensors(saved))
-            restore_generators(saved)
+    def restore_saved_state(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`saved_state`; a :class:`SpecError` if something could not be saved."""
+        if self._reader is None:
+            return
+        state, text = ModuleState.from_tensors(saved), saved_text(saved)
+        if state.unsaved:
+            raise SpecError(
+                f"task {self.task.label!r}: model {self.task.model_name} keeps {state.unsaved!r} between calls, which is "
+                "not plain data and in no checkpoint, so its training cannot be resumed: return it from "
+                "get_extra_state and take it back in set_extra_state, or start afresh with overwrite"
+            )
+        restore_state(self.model, state)
+        if "generators" in text:
+            restore_python_generators(text["generators"])
 
-    def as_it_was(self) -> AbstractContextManager[None]:
-        """Inside, the module may be called: afterwards it keeps what it kept before."""
-        return nullcontext() if self._keeping is None else self._keeping.put_back()
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Inside, the module may be called: afterwards it has the plain data that it had before."""
+        before = self.module_state()
+        yield
+        if before is not None:
+            restore_state(self.model, before)
 
     def left_out_buffers(self) -> set[str]:
         """Buffers of a user's module that its ``state_dict`` leaves out."""
@@ -593,11 +618,6 @@ class Members:
             return set()
         places = ((name, part) for name, part in self.model.named_modules())
         return {f"{n}.{key}" if n else key for n, part in places for key in part._non_persistent_buffers_set}
-
-    def put_kept(self, model: nn.Module, kept: Snapshot) -> None:
-        """Make a copy of the module, as it is now, one that keeps what this one has ``kept`` before."""
-        if self._keeping is not None:
-            give_back(model, self._keeping.on_copy(kept), strict=False)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""
@@ -620,23 +640,32 @@ class Members:
 
     # ---- building ------------------------------------------------------------------------------------
 
-    def _convert_unseen(self) -> bool:
-        """In a dry run there is nothing to compare: convert as a run would, if it is equal."""
-        if not self.converts or self.builder.inputs.device.type != "meta":
-            return False
-        found = convertible(self.model, asked=self.task.convert is True)
-        if not found.layers:
-            return False
-        but = " but masks of attention" if drawing(self.model, found.layers) else ""
-        self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number{but}")
-        convert(self.model, found.layers)
-        return True
-
-    def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
-        """A module to try for every member: its own, and a copy of the one that runs for all."""
-        if not self.is_users or self.builder.inputs.device.type == "meta":
-            return []
-        return [self.builder.build_again(model) if row == widest else model for row, model in enumerate(models)]
+    def _convert(self, models: Sequence[nn.Module], sparse: bool) -> None:
+        """Convert layers of PyG in all modules; ``sparse``: features then stay so in a dry run, which tries nothing."""
+        inputs, requested = self.builder.inputs, self.task.convert is True
+        if not self.is_users or self.task.convert is False or self.source.reduce.ranks > 1:
+            return
+        sampled = inputs.device.type == "cuda" and not self.source.constant
+        here = conversion_of(self.model, requested, sampled)
+        self.converted = inputs.converted or here
+        for name, kind in self.converted.layers.items():
+            if here.layers.get(name) != kind and not sampled:
+                raise SpecError(
+                    f"task {self.task.label!r}: was trained with {kind} {name!r} of model {self.task.model_name} on "
+                    f"Weft's operators, which cannot be done again ({here.note or 'there is none now'}); resume with "
+                    f"what it was trained with, or choose another {option('out')} to start afresh"
+                )
+        if self.converted.sparse and not self.builder.sparse:
+            raise SpecError(
+                f"task {self.task.label!r}: was trained with sparse features, and those of graph "
+                f"{self.builder.graph.name!r} are dense now; resume with what it was trained with, or choose another "
+                f"{option('out')} to start afresh"
+            )
+        for model in {id(model): model for model in (*models, *self._to_try)}.values():
+            convert(model, self.converted)
+        self.notes.extend([] if self.converted.note is None else [self.converted.note])
+        if sparse and self.converted.layers:
+            self.source = self.source_of(dense=self.builder.made_dense)
 
     def _checked_layout(self, tasks: Sequence[Task], models: list[nn.Module]) -> Layout:
         decaying = next((task for task in tasks if task.weight_decay), tasks[0])

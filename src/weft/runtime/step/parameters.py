@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import TrainingError
+from weft.core.errors import SpecError, TrainingError
 from weft.ops.dense.linear import split_rows
 
 
@@ -127,7 +127,19 @@ def layout_of(model: nn.Module, decay: str) -> Layout:
 
     Complex ones come first: two numbers each, they are views of a row only where an even number is before them.
     """
-    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    found = [(name, p) for name, p in nn.Module.named_parameters(model) if p.requires_grad]
+    if (
+        type(model).parameters is not nn.Module.parameters
+        or type(model).named_parameters is not nn.Module.named_parameters
+    ):
+        listed = {id(p) for p in model.parameters()}  # what a plain loop gives to its optimizer
+        unknown = listed - {id(p) for _, p in nn.Module.named_parameters(model)}
+        if unknown:
+            raise SpecError(
+                f"parameters() of model {type(model).__name__} returns {len(unknown)} tensors that are no registered "
+                "parameters of it: register them (self.name = nn.Parameter(...))"
+            )
+        found = [(name, p) for name, p in found if id(p) in listed]
     trained = dict(sorted(found, key=lambda one: not one[1].is_complex()))
     prefix = "" if decay == "all" else first_layer_prefix(model)
     return Layout(
@@ -158,7 +170,7 @@ class Slots:
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         position = {name: index for index, name in enumerate(names)}
-        owner = {id(p): position[n] for n, p in model.named_parameters() if n in position}
+        owner = {id(p): position[n] for n, p in nn.Module.named_parameters(model) if n in position}
         self._places = [
             (module._parameters, key, owner[id(p)])
             for module in model.modules()

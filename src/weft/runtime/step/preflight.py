@@ -1,109 +1,251 @@
-"""TryOut: call the members' models before training, alone and together, and learn from it how they may be trained.
+"""Preflight: call the members' models before training, alone and together, and decide how they may be trained.
 
-Errors of a model show here, before the first epoch. A user's module is also called as a plain loop of torch would call
-it (:mod:`weft.runtime.step.trial`): several train in one step only if each gets its own numbers.
+Errors of a model show here, before the first epoch. A user's module is called on the user's own graph or batch, as
+copies and with all generators restored afterwards. Calls at other weights and those of a module that is built anew show
+whether a call depends on earlier ones: such a module trains alone and eagerly, as in a plain loop of torch. Several
+train in one step only if each has the loss, gradients, buffers and logits that it has alone.
 
 Shapes: P parameters, N nodes, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from weft.batches.source import Batch
 from weft.core.errors import SpecError
-from weft.runtime.device.process import DTYPES, same_draws
-from weft.runtime.modules.copying import copy_module
+from weft.nn.pyg.edges import is_bypass
+from weft.runtime.device.process import DTYPES, same_draws, step_seconds
+from weft.runtime.modules.convert import convert
+from weft.runtime.modules.copying import functions_that_hold
+from weft.runtime.modules.global_state import GlobalsSnapshot
 from weft.runtime.modules.settings import model_errors
-from weft.runtime.modules.writes import WeightWrites, followers, shared_buffers
-from weft.runtime.step.conversion import try_layers
-from weft.runtime.step.copies import try_copy
+from weft.runtime.modules.state import (
+    ModuleState,
+    StateReader,
+    WeightMemory,
+    followers,
+    memory_of,
+    opaque_marks,
+    restore_state,
+    same_numbers,
+)
+from weft.runtime.step.copies import copy_of
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import bind, check_logits
+from weft.runtime.step.inputs import bind, check_logits, given_tensors, takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Members, set_reduce
-from weft.runtime.step.outside import BeforeCalls, Outside
 from weft.runtime.step.state import State
-from weft.runtime.step.trial import NEAR, OTHERS, AloneStep, Calls, Trial, compare, try_again, try_alone
 
-# ---- Check that a user's module can train with weights that are not its own parameters: cast ones, or those of ranks.
+# ---- How far numbers are apart that should be equal, and how far they may be.
+
+NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
+REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
+SPARSE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer on sparse features
+LEAST, TINY = 1e-3, 1e-30
 
 
-def check_used_through_modules(forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
-    """A :class:`SpecError` if the model reads a parameter other than through the module that it belongs to.
+def apart(mine: Tensor, true: Tensor, whole: Tensor | None = None) -> float:
+    """The largest difference relative to the largest of ``true``, or to a thousandth of the ``whole`` it is part of.
 
-    Where weights are cast (bf16) or gradients are sent to other ranks, the module is given other tensors than its own
-    parameters.
+    It is infinite unless the same numbers are finite.
     """
-    for one in followers(forward.model, dict(forward.model.named_parameters())):
-        raise SpecError(
-            f"model {type(forward.model).__name__} keeps {one.name}, which is in the memory of {one.owner}; only "
-            "precision='fp32' and 'tf32' on one rank can train that"
-        )
-    own = [p for p in forward.model.parameters() if p.requires_grad and p.is_leaf]
-    leaf = state.flat.detach().requires_grad_()
-    forward.around = writes = WeightWrites(forward.model)
-    try:
-        losses = loss(forward(leaf, training=True, batch=batch), batch)
-        with writes:
-            backward(losses, torch.ones_like(losses), [leaf, *own])
-    except RuntimeError:  # autograd may object first, in words about views
-        if not writes.seen:
-            raise
-    finally:
-        forward.around = nullcontext()
-    if writes.seen:
-        raise SpecError(
-            f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
-            "and 'tf32' on one rank can train that"
-        )
-    found = [parameter.grad is not None for parameter in own]
-    for parameter in own:
-        parameter.grad = None
-    if any(found):
-        raise SpecError(
-            f"model {type(forward.model).__name__} reads a parameter other than as an attribute of its module (from a "
-            "list or a closure); only precision='fp32' and 'tf32' on one rank can train that"
-        )
+    if not true.is_floating_point() and not true.is_complex():
+        return 0.0 if same_numbers(mine, true) else inf
+    finite = true.isfinite()
+    if mine.shape != true.shape or not bool((mine.isfinite() == finite).all()):
+        return inf
+    largest = max(_largest(true), LEAST * _largest(true if whole is None else whole), TINY)
+    return _largest((mine - true).where(finite, torch.zeros((), dtype=true.dtype, device=true.device))) / largest
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().nan_to_num(0.0, 0.0, 0.0).max()) if values.numel() else 0.0
+
+
+# ---- Calls of one member by itself.
+
+DATA = (Tensor.data.__get__, Tensor.data.__set__)
+GRADIENT = Tensor.grad.__get__
+TO_PYTHON = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
+
+
+class CallRecorder(TorchFunctionMode):
+    """Around calls and backward passes of ``model``: whether they write to its weights or to the ``inputs`` by name.
+
+    Torch counts writes, but not those through ``.data`` or NumPy: what is reached that way is copied first, and
+    compared. A constraint such as ``weight.data.clamp_(-5, 5)`` may change nothing at first, so reaching the ``.data``
+    of a weight counts as a write. ``branches``: whether they read numbers into Python, and so may do something else in
+    a later step; ``reads_gradient``: whether they read the ``.grad`` of a weight.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.writes = self.branches = self.reads_gradient = False
+        self._tables = [module._parameters for module in model.modules()]
+        self._weights: list[tuple[Tensor, int]] = []
+        self._inputs = {name: (tensor, tensor._version) for name, tensor in inputs.items()}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> Self:
+        """Start with the weights that the model has now."""
+        weights = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
+        self._weights = [(tensor, tensor._version) for tensor in weights]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop, and compare."""
+        super().__exit__(*error)
+        for tensor, version in self._weights:
+            copied = self._copies.get(id(tensor))
+            unequal = copied is not None and not same_numbers(tensor.detach(), copied[1])
+            self.writes = self.writes or tensor._version != version or unequal
+
+    def changed_inputs(self) -> list[str]:
+        """Names of inputs that calls have written to."""
+        found = []
+        for name, (tensor, version) in self._inputs.items():
+            copied = self._copies.get(id(tensor))
+            if tensor._version != version or (copied is not None and not same_numbers(tensor, copied[1])):
+                found.append(name)
+        return sorted(found)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_bypass(func):
+            for tensor, _ in (*self._weights, *self._inputs.values()):
+                if args[0] is tensor or memory_of(args[0]) == memory_of(tensor) != 0:
+                    if id(tensor) not in self._copies:
+                        self._copies[id(tensor)] = tensor, tensor.detach().clone()
+                    self.writes = self.writes or (func in DATA and any(tensor is own for own, _ in self._weights))
+        elif func == GRADIENT:
+            self.reads_gradient = self.reads_gradient or any(args[0] is tensor for tensor, _ in self._weights)
+        self.branches = self.branches or getattr(func, "__name__", "") in TO_PYTHON
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """Losses ``[1]`` and gradients ``[P]`` of one training call, and the buffers after it."""
+
+    loss: Tensor
+    grad: Tensor
+    buffers: Mapping[str, Tensor]
+
+    def is_same(self, other: StepNumbers, near: float) -> bool:
+        """Whether all numbers agree with those of ``other``."""
+        pairs = [(self.loss, other.loss), (self.grad, other.grad)]
+        pairs += [(self.buffers[name], other.buffers[name]) for name in self.buffers]
+        return all(apart(mine, true) <= near for mine, true in pairs)
+
+
+class Calls:
+    """Calls of one member by itself, each from the same ``state`` and with the same draws."""
+
+    def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
+        self.forward, self.state, self._batch, self._loss = forward, state, batch, loss
+        self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
+        self.seconds = 0.0  # of all calls so far, without what is around them
+
+    def __call__(self) -> None:
+        """One training call and one in evaluation mode, to be timed: the state changes."""
+        self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
+        with torch.no_grad():
+            self.forward(self.state.flat, training=False, batch=self._batch)
+
+    def train(self, elsewhere: bool = False) -> StepNumbers:
+        """A training call; ``elsewhere``: with other weights and other draws."""
+        with self._from_the_start(elsewhere):
+            begin = step_seconds()
+            loss, grad = self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
+            self.seconds += step_seconds() - begin
+        return StepNumbers(loss, grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()})
+
+    def evaluate(self) -> Tensor:
+        """Logits ``[N, C]`` in evaluation mode."""
+        with torch.no_grad(), self._from_the_start(elsewhere=False):
+            begin = step_seconds()
+            output = self.forward(self.state.flat, training=False, batch=self._batch)
+            self.seconds += step_seconds() - begin
+        return as_one(of_member(output, 0))
+
+    def changed_buffers(self) -> set[str]:
+        """Names of the buffers that the last call has changed."""
+        saved = self._before
+        return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
+
+    @contextmanager
+    def _from_the_start(self, elsewhere: bool) -> Iterator[None]:
+        self.state.restore(self._before)
+        with same_draws(self.state.flat.device):
+            if elsewhere:
+                self.state.flat.mul_(1.5).add_(0.01)
+                torch.manual_seed(torch.initial_seed() + 1)
+                random.seed(random.random())
+                np.random.seed(np.random.randint(1 << 31))
+            yield
+
+
+@dataclass
+class Findings:
+    """What calls of a user's module before training have shown.
+
+    ``hidden_state``: why a call depends on earlier ones, None if it does not; ``unsaved``: what it depends on though no
+    file can hold it, empty if nothing, and ``evaluates``: whether evaluations do without that. ``without_gradient``:
+    names of parameters that the loss does not depend on; ``writes``: whether calls change the module's own weights;
+    ``branches``: whether they read numbers into Python; ``changed_in_evaluation``: whether evaluations change buffers.
+    ``unread``: names of opaque attributes that calls change and no result depends on.
+    """
+
+    hidden_state: str | None = None
+    unsaved: str = ""
+    evaluates: bool = True
+    without_gradient: tuple[str, ...] = ()
+    writes: bool = False
+    branches: bool = False
+    changed_in_evaluation: bool = False
+    unread: frozenset[str] = field(default_factory=frozenset)
 
 
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
+OTHERS = "it gives other numbers when it is called again"
+OUTSIDE = "something outside of its attributes"
 
 
-class TryOut:
-    """Tries ``members`` with the weights of ``state``, which stays as it is; what it finds is kept in ``members``."""
+class Preflight:
+    """Tries ``members`` with the weights of ``state``, which stays as it is, and keeps the findings in ``members``."""
 
     def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
         self._members, self._state, self._loss_of = members, state, loss_of
         self._task, self._device = members.task, members.builder.inputs.device
         self._models = members.models_to_try()
-        self._outside = BeforeCalls(self._models[0] if self._models else members.model)
+        self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
+        members, runs = self._members, bool(self._models)
         try:
-            self._try()
-        except Exception:
-            self._outside.put_back()  # another member is to find it as this one did
-            raise
-
-    def _try(self) -> None:
-        runs = self._members.is_users and not self._state.flat.is_meta
-        with same_draws(self._device) if runs else nullcontext():
-            self._try_features()
-            if runs:
-                try_layers(self._members, self._state, self._models, self._loss_of([0]))
-                self._try_alone()
-            elif self._members.is_users and self._state.members > 1:
-                self._together()
-        if runs:
-            try_copy(self._members, self._state)
+            with same_draws(self._device) if runs else nullcontext(), self._globals.fresh_caches():
+                self._try_features()
+                if runs:
+                    self._globals.restore()
+                    self._try_sparse()
+                    self._try_members()
+                    self._try_copy()
+                elif members.is_users and self._state.members > 1:
+                    self._together()
+        finally:
+            self._globals.restore()
 
     # ---- one call ------------------------------------------------------------------------------------
 
@@ -133,12 +275,15 @@ class TryOut:
         """What the first member's model returns in evaluation mode; a user's is called as a copy of its own."""
         members, state = self._members, self._state
         rates = [rate[None] for rate in members.slots[0].rates]
-        if members.is_users and not state.flat.is_meta:
-            model, reduce = members.builder.to_call(self._models[0]), members.source.reduce
-            set_reduce(model, reduce)
-            forward = Forward(model, members.layout, bind(model), DTYPES[members.slots[0].task.precision], reduce)
+        if self._models:
+            builder, model = members.builder, self._models[0]
+            # Functions that a module keeps would go on with the parts of the original.
+            model = self._built_again() if functions_that_hold(model) else builder.copied(model)
+            set_reduce(model, members.source.reduce)
+            dtype = DTYPES[members.slots[0].task.precision]
+            forward = Forward(model, members.layout, bind(model), dtype, members.source.reduce)
             forward.attach(state.select([0]), rates)
-            with members.builder.naming_left_out(self._models[0]):
+            with builder.naming_left_out(self._models[0]):
                 return forward.one(state.flat[0], training=False, batch=batch)
         members.forward.attach(state.select([0]), rates)
         try:
@@ -146,65 +291,194 @@ class TryOut:
         finally:
             members.attach(state)
 
+    def _built_again(self) -> nn.Module:
+        """The first member's module as before any call: built anew, or a copy of the object that its task has."""
+        members = self._members
+        model = members.builder.build_again(self._models[0], members.slots[0].task)
+        if members.converted is not None:
+            convert(model, members.converted)
+        return model
+
+    def _try_sparse(self) -> None:
+        """Keep the graph's features sparse if converted layers take them and give the same logits."""
+        members, converted = self._members, self._members.converted
+        if converted is None or not converted.layers or not members.builder.sparse or members.builder.made_dense:
+            return
+        if not members.source.constant or not takes_edges(members.model):
+            return
+        if members.builder.inputs.converted is not None:  # as the run did that is resumed
+            if converted.sparse:
+                members.use_sparse()
+            return
+        try:
+            found = [
+                self._calls(self._built_again(), 0, source) for source in (members.source, members.source_of(False))
+            ]
+            dense, sparse = (calls.evaluate() for calls in found)
+            found[1].train()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # it computes with the features itself: they stay dense
+            return
+        if apart(sparse, dense) <= SPARSE[self._task.precision]:
+            members.use_sparse()
+
     # ---- alone and together --------------------------------------------------------------------------
 
-    def _try_alone(self) -> None:
-        """Try every member alone, and all together if there are several, and compare the gradients.
+    def _try_members(self) -> None:
+        """Try every member alone, and all together if there are several, and compare the numbers.
 
         All together comes second: what it returns is kept while the members follow, which takes less memory than to
         keep what they return while all run at once.
         """
-        first, members = self._trial(0), self._state.members
-        self._learn(first)
-        if members == 1:
+        numbers, logits = self._try_first()
+        members, several = self._members, self._state.members > 1
+        if not several:
             return
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
-        outside = Outside(self._models[0])
+        outside = GlobalsSnapshot(self._models[0])
         with same_draws(self._device):
             together = self._together()
-        outside.put_back()  # tensors of all members at once are of no use later
-        if self._members.builder.inputs.agree:  # which noise might let a second comparison deny
+        outside.restore()  # tensors of all members at once are of no use later
+        if members.builder.inputs.agree:  # which noise might let a second comparison deny
             return
-        seconds, same = [], self._is_same(0, first, *together)
-        del first
-        for row in range(1, members):
-            trial = self._trial(row)
-            same = self._is_same(row, trial, *together) and same
-            seconds.append(trial.seconds or 0.0)
-        if self._members.source.reduce.sum(together[0].new_tensor(float(not same))):  # all ranks decide alike
+        same, seconds = self._is_same(0, numbers, logits, together), []
+        del numbers, logits
+        for row in range(1, self._state.members):
+            calls = self._calls(self._models[row], row)
+            same = self._is_same(row, calls.train(), calls.evaluate(), together) and same
+            seconds.append(calls.seconds)
+        if members.source.reduce.sum(together[0].loss.new_tensor(float(not same))):  # all ranks decide alike
             raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
-        del together
-        self._members.alone = self._alone_step(1)
-        self._members.alone_seconds = min(seconds)  # not of the first, whose calls are watched
+        members.alone = self._calls(self._models[1], 1)
+        members.alone_seconds = min(seconds)  # not of the first, whose calls are recorded
 
-    def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
-        """A user's ``model`` alone, with a state of its own: that of member ``row``."""
-        set_reduce(model, self._members.source.reduce)
-        forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
-        forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
-        return forward, own
+    def _try_first(self) -> tuple[StepNumbers, Tensor]:
+        """Training numbers and logits of the first member; its module's behaviour is kept in ``members``.
 
-    def _alone_step(self, row: int) -> AloneStep:
-        forward, own = self._alone_with(self._models[row], row)
-        return AloneStep(forward, own, self._members.source.example(), self._loss_of([row]))
-
-    def _trial(self, row: int) -> Trial:
-        model = self._models[row]
-        set_reduce(model, self._members.source.reduce)  # before it is copied: it is not the model's doing
-        untouched = copy_module(model)[0] if row == 0 else None
-        shared = shared_buffers(model) if row == 0 else []  # before training gives them places of their own
-        calls = self._calls(model, row)
+        It is called at its own weights, at others and at its own again; a module that is built anew is called at the
+        others at once. If numbers or attributes then differ, calls depend on earlier ones.
+        """
+        model, members = self._models[0], self._members
+        set_reduce(model, members.source.reduce)
+        shared = list(WeightMemory(model, dict(model.named_buffers())).shared())
+        calls = self._calls(model, 0)
         if not isinstance(calls.forward, LeafForward):
-            check_used_through_modules(*self._alone_with(model, row), calls.batch, self._loss_of([row]))
-        if untouched is None:
-            return try_again(calls)
-        elsewhere = lambda: self._calls(copy_module(untouched)[0], row)  # noqa: E731
-        trial = try_alone(calls, untouched, elsewhere, self._outside, isinstance(self._task.model, nn.Module))
-        self._check_buffers(shared, trial.changed_buffers)
-        return trial
+            self._check_used_through_modules(self._calls(model, 0))
+        read, names = self._reader(model, calls), _names(model)
+        first = read()
+        marks = opaque_marks(model, first.opaque)
+        calls.forward.look_at_gradients()
+        with self._recorded(calls) as recorder:
+            with same_draws(self._device) as moved:
+                numbers = calls.train()
+                drawn = moved()
+            without = calls.forward.without_gradient or ()
+            changed = calls.changed_buffers()
+            logits = self._evaluated(calls, recorder)
+            evaluation_changes = calls.changed_buffers()
+            later = calls.train(elsewhere=True)
+            again = self._evaluated(calls, recorder)
+        self._check_calls(recorder, shared, changed | evaluation_changes)
+        state, outside = read(), self._globals.changed()
+        other = self._untouched_calls()
+        fresh, evaluated = other.train(elsewhere=True), other.evaluate()
+        same = later.is_same(fresh, REPEATED)
+        same = same and max(apart(again, logits), apart(evaluated, logits)) <= REPEATED
+        differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
+        made = [name for name in _names(model) if name not in names]
+        findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
+        changed_opaque = _changed_opaque(model, state, marks)
+        if made:
+            findings.hidden_state = f"it makes {made[0]!r} when it is called, and not in its constructor"
+        elif differing:
+            name = differing[0].rpartition(":")[2]
+            findings.hidden_state = f"it keeps {name!r} from call to call, which is no buffer"
+        elif drawn:
+            findings.hidden_state = "it draws from Python's or NumPy's generator"
+        elif not same:
+            where = changed_opaque[:1] or outside[:1]
+            findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
+        if members.builder.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
+            findings.hidden_state = None
+        if same:
+            findings.unread = frozenset(changed_opaque)
+        if findings.hidden_state is not None:
+            self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
+        self._learn(findings)
+        return numbers, logits
 
-    def _check_buffers(self, shared: Sequence[tuple[str, str]], changed: Collection[str]) -> None:
+    def _check_resumes(
+        self, findings: Findings, calls: Calls, state: ModuleState, suspects: Sequence[str], outside: bool
+    ) -> None:
+        """Find out whether a module that is built anew goes on as this one does, once it has its plain data."""
+        advanced = not suspects
+        self._globals.restore()
+        if outside and self._members.builder.inputs.group_size > 1:
+            raise SpecError(
+                f"task {self._task.label!r}: model {self._task.model_name} changes {suspects[-1]} when it is called, "
+                "which all models of a run share, and its numbers depend on it: train it in a run of its own, or keep "
+                "it in self"
+            )
+        other = self._untouched_calls()
+        try:
+            restore_state(other.forward.model, state)
+            trains, evaluates = calls.train(), calls.evaluate()
+            self._globals.restore()
+            same = trains.is_same(other.train(), REPEATED)
+            findings.evaluates = apart(other.evaluate(), evaluates) <= REPEATED
+        except SpecError:
+            same = findings.evaluates = False
+        if same and findings.evaluates and not outside:
+            return
+        opaque = [name for name in state.opaque if name not in suspects]
+        findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
+        name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
+        note = (
+            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and eagerly, "
+            "its training cannot be resumed, and its best weights come with what it has at the end of training; "
+            "return it from get_extra_state and take it back in set_extra_state"
+        )
+        note += "" if findings.evaluates else "; a result that is loaded does not predict"
+        note += "; Weft's calls before the first epoch have advanced it" if advanced else ""
+        self._members.builder.note_once(note)
+
+    def _untouched_calls(self) -> Calls:
+        """Calls of a module that nothing has called, with what is outside of it as before."""
+        self._globals.restore()
+        model = self._built_again()
+        set_reduce(model, self._members.source.reduce)
+        return self._calls(model, 0)
+
+    def _reader(self, model: nn.Module, calls: Calls) -> StateReader:
+        return StateReader(model, {*calls.forward.layout.names, *calls.state.buffers})
+
+    @contextmanager
+    def _recorded(self, calls: Calls) -> Iterator[CallRecorder]:
+        model = calls.forward.model
+        calls.forward.around = recorder = CallRecorder(model, given_tensors(model, self._members.source.example()))
+        try:
+            yield recorder
+        finally:
+            calls.forward.around = nullcontext()
+
+    def _evaluated(self, calls: Calls, recorder: CallRecorder) -> Tensor:
+        recorder.reads_gradient = False  # a hook in the backward pass may
+        logits = calls.evaluate()
+        if recorder.reads_gradient:
+            raise SpecError(
+                f"model {self._task.model_name} reads the .grad of its weights in evaluation, where Weft has none: "
+                "keep what it needs of them in a buffer, by a hook on the weight"
+            )
+        return logits
+
+    def _check_calls(self, recorder: CallRecorder, shared: Sequence[tuple[str, str]], changed: set[str]) -> None:
+        for name in recorder.changed_inputs():
+            raise SpecError(
+                f"model {self._task.model_name} changes {name} in place, which every call gets again; let it change a "
+                f"copy: {name} = {name}.clone()"
+            )
         for owner, name in shared:
             if owner in changed or name in changed:
                 raise SpecError(
@@ -213,47 +487,68 @@ class TryOut:
                     "forward, or be a .clone() of it"
                 )
 
-    def _calls(self, model: nn.Module, row: int) -> Calls:
-        forward, own = self._alone_with(model, row)
-        return Calls(forward, own, self._members.source.example(), self._loss_of([row]))
+    def _calls(self, model: nn.Module, row: int, source: Any = None) -> Calls:
+        """Calls of a user's ``model`` alone, with a state of its own: that of member ``row``."""
+        source = self._members.source if source is None else source
+        set_reduce(model, source.reduce)
+        forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
+        forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
+        return Calls(forward, own, source.example(), self._loss_of([row]))
 
-    def _learn(self, trial: Trial) -> None:
-        """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
-        name, several = self._task.model_name, self._state.members > 1
-        if several and self._members.builder.inputs.agree and trial.hidden_state == OTHERS:
-            trial = replace(trial, hidden_state=None)
-        if trial.hidden_state is not None and several:
-            raise CannotStack(f"{name} cannot be one of several: {trial.hidden_state}")
-        if trial.writes and several:
-            raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
-        self._members.learn(trial)
-        self._note_lost(trial)
+    def _learn(self, findings: Findings) -> None:
+        """Keep the findings; :class:`CannotStack` if several cannot be trained in one step."""
+        if self._state.members > 1:
+            if findings.hidden_state is not None:
+                raise CannotStack(f"{self._task.model_name} cannot be one of several: {findings.hidden_state}")
+            if findings.writes:
+                reason = "it changes its own weights when called"
+                raise CannotStack(f"{self._task.model_name} cannot be one of several: {reason}")
+        self._members.learn(findings)
 
-    def _note_lost(self, trial: Trial) -> None:
-        """Say what does not come back, in a resumed training or with the best weights."""
-        name, note = self._task.model_name, self._members.builder.note_once
-        if trial.hidden_state is not None and trial.lost:
-            loaded = ", and a result that is loaded does not predict" if trial.needs_lost else ""
-            note(
-                f"{name} keeps {trial.lost[0]!r} between calls, which no file can hold: its training cannot be "
-                f"resumed, and its best weights are given back with what it keeps at the end of training{loaded}"
+    def _check_used_through_modules(self, calls: Calls) -> None:
+        """A :class:`SpecError` if a module cannot train with weights that are not its own parameters.
+
+        Where weights are cast (bf16) or gradients are sent to other ranks, it has other tensors than its parameters.
+        """
+        forward, model = calls.forward, calls.forward.model
+        only = "only precision='fp32' and 'tf32' on one rank can train that"
+        for follower in followers(model, dict(model.named_parameters())):
+            raise SpecError(
+                f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; {only}"
             )
-        elif trial.hidden_state == OTHERS:
-            note(
-                f"{name} gives other numbers when it is called again, and keeps what it needs for that where Weft does "
-                "not see it: that is neither resumed nor given back with the best weights"
+        own = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+        leaf = calls.state.flat.detach().requires_grad_()
+        with self._recorded(calls) as recorder:
+            try:
+                batch = self._members.source.example()
+                losses = self._loss_of([0])(forward(leaf, training=True, batch=batch), batch)
+                with recorder:
+                    backward(losses, torch.ones_like(losses), [leaf, *own])
+            except RuntimeError:  # autograd may object first, in words about views
+                if not recorder.writes:
+                    raise
+        if recorder.writes:
+            raise SpecError(f"model {type(model).__name__} changes its own weights when it is called; {only}")
+        reached = [parameter.grad is not None for parameter in own]
+        for parameter in own:
+            parameter.grad = None
+        if any(reached):
+            raise SpecError(
+                f"model {type(model).__name__} reads a parameter other than as an attribute of its module (from a list "
+                f"or a closure); {only}"
             )
 
-    def _together(self) -> tuple[Tensor, Tensor, Any]:
-        """Losses, gradients and logits of all members; :class:`CannotStack` if a module fails for all at once."""
-        state, batch = self._state, self._members.source.example()
+    def _together(self) -> tuple[StepNumbers, Any]:
+        """Numbers and outputs of all members; :class:`CannotStack` if a module fails for all at once."""
+        state, batch, forward = self._state, self._members.source.example(), self._members.forward
         before, loss = state.snapshot(), self._loss_of(range(state.members))
         try:
             slopes = torch.ones(state.members, device=state.flat.device)
-            losses, grad = self._members.forward.gradients(state.flat, batch, loss, slopes)
+            losses, grad = forward.gradients(state.flat, batch, loss, slopes)
+            buffers = {name: buffer.clone() for name, buffer in state.buffers.items()}
             state.restore(before)
             with torch.no_grad():
-                return losses, grad, self._members.forward(state.flat, training=False, batch=batch)
+                return StepNumbers(losses, grad, buffers), forward(state.flat, training=False, batch=batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -262,7 +557,52 @@ class TryOut:
         finally:
             state.restore(before)
 
-    def _is_same(self, row: int, trial: Trial, losses: Tensor, grad: Tensor, logits: Any) -> bool:
-        """Whether a member has the loss, gradients and logits that it has alone."""
-        near, layout = NEAR[self._task.precision], self._members.layout
-        return compare(trial, losses[row : row + 1], grad[row], as_one(of_member(logits, row)), layout, near)
+    def _is_same(self, row: int, alone: StepNumbers, logits: Tensor, together: tuple[StepNumbers, Any]) -> bool:
+        """Whether a member of a stack has the loss, gradient of every parameter, buffers and logits that it has alone."""
+        stack, outputs = together
+        layout, its = self._members.layout, as_one(of_member(outputs, row))
+        gradients = zip(layout.views(stack.grad[row]), layout.views(alone.grad), strict=True)
+        worst = [apart(mine, true, alone.grad) for mine, true in gradients]
+        worst += [apart(stack.loss[row : row + 1], alone.loss), apart(its.float(), logits.float())]
+        worst += [apart(stack.buffers[name][row], buffer) for name, buffer in alone.buffers.items()]
+        return max(worst) <= NEAR[self._task.precision]
+
+    # ---- copies --------------------------------------------------------------------------------------
+
+    def _try_copy(self) -> None:
+        """Copy a user's module as at the end of training, so that a failing copy is known before training.
+
+        The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
+        """
+        members, state, task = self._members, self._state, self._task
+        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
+        try:
+            model = copy_of(members, members.slots[0], flat, buffers, state)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise members.builder.cannot_copy(f"{type(error).__name__}: {error}") from error
+        if members.hidden_state is not None and not isinstance(task.model, nn.Module):
+            members.rebuilds = bool(functions_that_hold(members.model))
+        if members.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
+            return
+        batch = members.source.example()
+        with torch.no_grad(), same_draws(self._device), members.as_it_was():
+            before = state.snapshot()
+            state.flat[0] = flat
+            expected = members.forward.one(state.flat[0], training=False, batch=batch)
+            state.restore(before)
+            members.rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
+        if members.rebuilds and isinstance(task.model, nn.Module):
+            raise members.builder.cannot_copy("a function that it keeps holds its parameters")
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Names of submodules and parameters."""
+    return [*dict(model.named_modules()), *dict(model.named_parameters())]
+
+
+def _changed_opaque(model: nn.Module, state: ModuleState, before: Mapping[str, bytes]) -> list[str]:
+    """Opaque attributes that are not what they were."""
+    now = opaque_marks(model, state.opaque)
+    return [name for name in state.opaque if name in now and now[name] != before.get(name)]

@@ -24,7 +24,7 @@ from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.device.process import same_draws
-from weft.runtime.modules.state import Snapshot
+from weft.runtime.modules.state import ModuleState
 from weft.runtime.step.copies import evaluated_by_copy
 from weft.runtime.step.evaluation import Bookkeeper, Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
@@ -43,7 +43,7 @@ from weft.runtime.step.losses import (
 )
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
-from weft.runtime.step.preflight import TryOut
+from weft.runtime.step.preflight import Preflight
 from weft.runtime.step.schedules import RATE, Plateau
 from weft.runtime.step.state import State, initial_extras
 
@@ -75,9 +75,9 @@ class Stack:
         numbers = (len(self.columns), self._length, initial_extras(tasks, flat))
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
-        self.best_kept: Snapshot = {}  # what the module kept when its best weights were evaluated
+        self.best_state: ModuleState | None = None  # a user's module when its best weights were evaluated
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
-        TryOut(self.members, self.state, self._loss_of)()
+        Preflight(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
         self._try_functions()
@@ -236,17 +236,17 @@ class Stack:
 
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
-        kept, buffers = self.members.kept(), self._buffers_to_evaluate()
+        state, buffers = self.members.module_state(), self._buffers_to_evaluate()
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             if self._plateau is not None:
                 self._plateau(self.state.extras, rows, self.state.epoch)
-            at = 0 if kept is None else int(self.state.first_epoch)
+            at = 0 if state is None else int(self.state.first_epoch)
             with self._as_evaluated(buffers):
                 self._book(self.state, rows, steps)
-            if kept is not None and int(self.state.best_epoch[0]) == at:  # it is alone, and its step is not captured
-                self.best_kept = kept
+            if state is not None and int(self.state.best_epoch[0]) == at:  # it is alone, and its step is not captured
+                self.best_state = state
 
     def _buffers_to_evaluate(self) -> dict[str, Tensor]:
         """Copies of the buffers, if an evaluation changes them: best weights go with what they were evaluated with."""
