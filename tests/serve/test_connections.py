@@ -90,6 +90,7 @@ def test_a_worker_that_cannot_be_started_at_first_is_started_later(tmp_path, mon
     assert len(refused) == 4
 
 
+@pytest.mark.long
 def test_a_request_that_does_not_come_is_not_waited_for(tmp_path):
     """Also where its bytes come one by one."""
     server = ServeProcess(tmp_path, "--no-auth")

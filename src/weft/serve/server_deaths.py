@@ -26,9 +26,13 @@ def is_suspect(task: QueueTask) -> bool:
     return bool((task.plan or {}).get(SUSPECT))
 
 
-def take_over(db: QueueDB, ran: Iterable[QueueTask]) -> None:
-    """Queue again what ran when the last server died, or hold it."""
+def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
+    """Queue again what a server ran, or hold what it ``died`` of too often; those that go on without their groups."""
+    apart: set[str] = set()
     for task in ran:
+        if not died:
+            db.release(task.id, RESTARTED)
+            continue
         plan: dict[str, Any] = dict(task.plan or {})
         last = db.last_events(task.id, ("running", "checkpoint"), 1)
         saved = bool(last) and last[-1].kind == "checkpoint"
@@ -36,6 +40,7 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask]) -> None:
         plan |= {DEATHS: int(plan.get(DEATHS, 0)) + 1, SUSPECT: suspect}
         if saved:
             del plan[SUSPECT]
+        apart |= {task.id} if suspect > 1 or plan[DEATHS] >= MOST_DEATHS else set()
         if plan[DEATHS] >= MOST_DEATHS or (suspect > 1 and task.attempts >= task.max_attempts):
             reason = f"{plan[DEATHS]} servers died while it ran; it is held: resume it to try it again, or cancel it"
             db.hold(task.id, reason, {name: value for name, value in plan.items() if name not in (SUSPECT, DEATHS)})
@@ -44,3 +49,4 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask]) -> None:
         else:
             db.replan(task.id, plan)
             db.release(task.id, RESTARTED)
+    return apart
