@@ -31,7 +31,15 @@ from weft.runtime.device.process import DTYPES, same_draws
 from weft.runtime.modules.build import as_written, build_model, was_compiled
 from weft.runtime.modules.convert import Converted, conversion_of, convert
 from weft.runtime.modules.copying import copy_module
-from weft.runtime.modules.settings import check_call, check_edges, given_of_edges, in_words, model_errors, unread_edges
+from weft.runtime.modules.settings import (
+    call_style,
+    check_call,
+    check_edges,
+    given_of_edges,
+    in_words,
+    model_errors,
+    unread_edges,
+)
 from weft.runtime.modules.state import (
     ModuleState,
     StateReader,
@@ -57,6 +65,7 @@ from weft.runtime.step.parameters import (
 from weft.runtime.step.state import State
 
 if TYPE_CHECKING:
+    from weft.runtime.modules.global_state import GlobalsSnapshot
     from weft.runtime.step.preflight import Calls, Findings
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
@@ -468,6 +477,9 @@ class Members:
         self.alone: Calls | None = None
         self.converted: Converted | None = None
         self._reader: StateReader | None = None
+        self.globals: GlobalsSnapshot | None = (
+            None  # if the module's numbers depend on what it changes outside of itself
+        )
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
@@ -647,6 +659,8 @@ class Members:
             return
         sampled = inputs.device.type == "cuda" and not self.source.constant
         here = conversion_of(self.model, requested, sampled)
+        if call_style(self.model) == "transposed" and here.layers:  # PyG adds loops to a matrix in another way
+            here = Converted(note="not converted: its layers get adj_t, and not edge_index" if requested else None)
         self.converted = inputs.converted or here
         for name, kind in self.converted.layers.items():
             if here.layers.get(name) != kind and not sampled:

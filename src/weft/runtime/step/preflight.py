@@ -10,6 +10,7 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import DTYPES, same_draws, step_seconds
 from weft.runtime.modules.convert import convert
 from weft.runtime.modules.copying import functions_that_hold
-from weft.runtime.modules.global_state import GlobalsSnapshot
+from weft.runtime.modules.global_state import GlobalsSnapshot, is_library
 from weft.runtime.modules.settings import model_errors
 from weft.runtime.modules.state import (
     ModuleState,
@@ -156,6 +157,7 @@ class Calls:
         self.forward, self.state, self._batch, self._loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
         self.seconds = 0.0  # of all calls so far, without what is around them
+        self.drawn = False  # whether the last training call drew from Python's or NumPy's generator
 
     def __call__(self) -> None:
         """One training call and one in evaluation mode, to be timed: the state changes."""
@@ -165,10 +167,12 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        with self._from_the_start(elsewhere):
+        self.forward.without_gradient = None  # other parameters may be without one in a later call
+        with self._from_the_start(elsewhere) as moved:
             begin = step_seconds()
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
             self.seconds += step_seconds() - begin
+            self.drawn = moved()
         return StepNumbers(loss, grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()})
 
     def evaluate(self) -> Tensor:
@@ -185,15 +189,15 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[None]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], bool]]:
         self.state.restore(self._before)
-        with same_draws(self.state.flat.device):
+        with same_draws(self.state.flat.device) as moved:
             if elsewhere:
                 self.state.flat.mul_(1.5).add_(0.01)
                 torch.manual_seed(torch.initial_seed() + 1)
                 random.seed(random.random())
                 np.random.seed(np.random.randint(1 << 31))
-            yield
+            yield moved
 
 
 @dataclass
@@ -219,7 +223,7 @@ class Findings:
 
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 OTHERS = "it gives other numbers when it is called again"
-OUTSIDE = "something outside of its attributes"
+OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
 
 
 class Preflight:
@@ -371,10 +375,8 @@ class Preflight:
         marks = opaque_marks(model, first.opaque)
         calls.forward.look_at_gradients()
         with self._recorded(calls) as recorder:
-            with same_draws(self._device) as moved:
-                numbers = calls.train()
-                drawn = moved()
-            without = calls.forward.without_gradient or ()
+            numbers = calls.train()
+            without, drawn = calls.forward.without_gradient or (), calls.drawn
             changed = calls.changed_buffers()
             logits = self._evaluated(calls, recorder)
             evaluation_changes = calls.changed_buffers()
@@ -388,12 +390,13 @@ class Preflight:
         same = same and max(apart(again, logits), apart(evaluated, logits)) <= REPEATED
         differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
         made = [name for name in _names(model) if name not in names]
+        views = [n for n, tree in state.trees.items() if tree != first.trees.get(n) and '"weight"' in json.dumps(tree)]
         findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
         changed_opaque = _changed_opaque(model, state, marks)
         if made:
             findings.hidden_state = f"it makes {made[0]!r} when it is called, and not in its constructor"
-        elif differing:
-            name = differing[0].rpartition(":")[2]
+        elif differing or views:
+            name = [*differing, *views][0].rpartition(":")[2]
             findings.hidden_state = f"it keeps {name!r} from call to call, which is no buffer"
         elif drawn:
             findings.hidden_state = "it draws from Python's or NumPy's generator"
@@ -432,13 +435,14 @@ class Preflight:
             same = findings.evaluates = False
         if same and findings.evaluates and not outside:
             return
-        opaque = [name for name in state.opaque if name not in suspects]
+        owners = dict(calls.forward.model.named_modules())
+        self._members.globals = self._globals if outside else None
+        opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
         name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
         note = (
             f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and eagerly, "
-            "its training cannot be resumed, and its best weights come with what it has at the end of training; "
-            "return it from get_extra_state and take it back in set_extra_state"
+            "and its training cannot be resumed; return it from get_extra_state and take it back in set_extra_state"
         )
         note += "" if findings.evaluates else "; a result that is loaded does not predict"
         note += "; Weft's calls before the first epoch have advanced it" if advanced else ""
@@ -575,6 +579,8 @@ class Preflight:
         The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
         """
         members, state, task = self._members, self._state, self._task
+        holding = functions_that_hold(members.model)
+        members.rebuilds = bool(holding) and not isinstance(task.model, nn.Module)
         flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
             model = copy_of(members, members.slots[0], flat, buffers, state)
@@ -582,9 +588,12 @@ class Preflight:
             raise
         except Exception as error:
             raise members.builder.cannot_copy(f"{type(error).__name__}: {error}") from error
-        if members.hidden_state is not None and not isinstance(task.model, nn.Module):
-            members.rebuilds = bool(functions_that_hold(members.model))
-        if members.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
+        if (
+            members.rebuilds
+            or members.hidden_state is not None
+            or DTYPES[task.precision] != torch.float32
+            or state.members > 1
+        ):
             return
         batch = members.source.example()
         with torch.no_grad(), same_draws(self._device), members.as_it_was():
