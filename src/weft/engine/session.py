@@ -48,6 +48,7 @@ class Session:
         self.group, self._events, self._save_to, self._threads = group, events, save, threads
         self._driver = driver or Driver(outline_of(group))
         self._control, self._acted_on = control or Control(), Requests()
+        self._control.resumable = not any(stack.unsaved for stack in group.built)
         self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
         self._places = {track.name: index for index, track in enumerate(self.tracks)}
         self.left, self.paused = "", False

@@ -223,7 +223,7 @@ class GroupBuild:
         places: dict[int, Member] = {}
         for stack, rows in self._make_again(former) if former else self._make_all():
             self.stacks.append(stack)
-            self.built.append(BuiltStack(tuple(rows), stack.members.converted))
+            self.built.append(BuiltStack(tuple(rows), stack.members.converted, stack.members.unsaved))
             for row, index in enumerate(rows):
                 places[index] = Member(index, self._tasks[index], stack, row, stack.members.slots[row])
         self.members = [places[index] for index in range(len(self._tasks))]

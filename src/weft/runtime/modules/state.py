@@ -489,8 +489,8 @@ def restore_state(model: nn.Module, state: ModuleState, exact: bool = True) -> N
             module = model.get_submodule(owner)
         except AttributeError:
             raise SpecError(
-                f"model {type(model).__name__} has no part {owner!r} before it is called, and the saved {key!r} belongs "
-                "to it: make it in the constructor"
+                f"model {type(model).__name__} has no part {owner!r} before it is called, and the saved {key!r} "
+                "belongs to it: make it in the constructor"
             ) from None
         if kind == EXTRA:
             module.set_extra_state(decoder(tree))
@@ -582,10 +582,9 @@ class _Decoder:
         alike = isinstance(template, Tensor) and (template.shape, template.dtype) == (value.shape, value.dtype)
         alike = alike and template.device == value.device and "view" not in tree
         alike = alike and template.layout is torch.strided and 0 not in template.stride()  # no number lies there twice
-        if alike:
-            if "registered" in tree or self._memory.owner(template) is None:
-                template.data.copy_(value)
-                return template
+        if alike and ("registered" in tree or self._memory.owner(template) is None):
+            template.data.copy_(value)
+            return template
         return value if tree["parameter"] is None else nn.Parameter(value, tree["parameter"])
 
     def _stored(self, tree: dict[str, Any], device: torch.device) -> Tensor:

@@ -26,6 +26,7 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
+from weft.nn.pyg.convert import possible_swaps
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
 from weft.runtime.modules.build import as_written, build_model, was_compiled
@@ -477,9 +478,7 @@ class Members:
         self.alone: Calls | None = None
         self.converted: Converted | None = None
         self._reader: StateReader | None = None
-        self.globals: GlobalsSnapshot | None = (
-            None  # if the module's numbers depend on what it changes outside of itself
-        )
+        self.globals: GlobalsSnapshot | None = None  # if its numbers depend on what it changes outside
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
@@ -608,8 +607,8 @@ class Members:
         state, text = ModuleState.from_tensors(saved), saved_text(saved)
         if state.unsaved:
             raise SpecError(
-                f"task {self.task.label!r}: model {self.task.model_name} keeps {state.unsaved!r} between calls, which is "
-                "not plain data and in no checkpoint, so its training cannot be resumed: return it from "
+                f"task {self.task.label!r}: model {self.task.model_name} keeps {state.unsaved!r} between calls, which "
+                "is not plain data and in no checkpoint, so its training cannot be resumed: return it from "
                 "get_extra_state and take it back in set_extra_state, or start afresh with overwrite"
             )
         restore_state(self.model, state)
@@ -661,13 +660,15 @@ class Members:
         here = conversion_of(self.model, requested, sampled)
         if call_style(self.model) == "transposed" and here.layers:  # PyG adds loops to a matrix in another way
             here = Converted(note="not converted: its layers get adj_t, and not edge_index" if requested else None)
-        self.converted = inputs.converted or here
+        self.converted = here if inputs.converted is None else inputs.converted
+        possible = possible_swaps(self.model, draws=requested)
         for name, kind in self.converted.layers.items():
-            if here.layers.get(name) != kind and not sampled:
+            if possible.layers.get(name) != kind:
+                why = possible.kept.get(name, f"there is {possible.layers.get(name, 'none')} now")
                 raise SpecError(
                     f"task {self.task.label!r}: was trained with {kind} {name!r} of model {self.task.model_name} on "
-                    f"Weft's operators, which cannot be done again ({here.note or 'there is none now'}); resume with "
-                    f"what it was trained with, or choose another {option('out')} to start afresh"
+                    f"Weft's operators, which cannot be done again: {why}; resume with what it was trained with, or "
+                    f"choose another {option('out')} to start afresh"
                 )
         if self.converted.sparse and not self.builder.sparse:
             raise SpecError(

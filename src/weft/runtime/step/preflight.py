@@ -97,6 +97,7 @@ class CallRecorder(TorchFunctionMode):
         self._weights: list[tuple[Tensor, int]] = []
         self._inputs = {name: (tensor, tensor._version) for name, tensor in inputs.items()}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self.changed_inputs: set[str] = set()
 
     def __enter__(self) -> Self:
         """Start with the weights that the model has now."""
@@ -106,21 +107,15 @@ class CallRecorder(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop, and compare."""
+        """Stop, and compare: two calls may undo what one did."""
         super().__exit__(*error)
         for tensor, version in self._weights:
-            copied = self._copies.get(id(tensor))
-            unequal = copied is not None and not same_numbers(tensor.detach(), copied[1])
-            self.writes = self.writes or tensor._version != version or unequal
+            self.writes = self.writes or self._is_changed(tensor, version)
+        self.changed_inputs |= {name for name, known in self._inputs.items() if self._is_changed(*known)}
 
-    def changed_inputs(self) -> list[str]:
-        """Names of inputs that calls have written to."""
-        found = []
-        for name, (tensor, version) in self._inputs.items():
-            copied = self._copies.get(id(tensor))
-            if tensor._version != version or (copied is not None and not same_numbers(tensor, copied[1])):
-                found.append(name)
-        return sorted(found)
+    def _is_changed(self, tensor: Tensor, version: int) -> bool:
+        copied = self._copies.get(id(tensor))
+        return tensor._version != version or (copied is not None and not same_numbers(tensor.detach(), copied[1]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_bypass(func):
@@ -441,8 +436,9 @@ class Preflight:
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
         name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
         note = (
-            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and eagerly, "
-            "and its training cannot be resumed; return it from get_extra_state and take it back in set_extra_state"
+            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and "
+            "eagerly, its training cannot be resumed, and a queue neither preempts it nor continues it after a crash; "
+            "return it from get_extra_state and take it back in set_extra_state"
         )
         note += "" if findings.evaluates else "; a result that is loaded does not predict"
         note += "; Weft's calls before the first epoch have advanced it" if advanced else ""
@@ -478,7 +474,7 @@ class Preflight:
         return logits
 
     def _check_calls(self, recorder: CallRecorder, shared: Sequence[tuple[str, str]], changed: set[str]) -> None:
-        for name in recorder.changed_inputs():
+        for name in sorted(recorder.changed_inputs):
             raise SpecError(
                 f"model {self._task.model_name} changes {name} in place, which every call gets again; let it change a "
                 f"copy: {name} = {name}.clone()"
@@ -518,7 +514,8 @@ class Preflight:
         only = "only precision='fp32' and 'tf32' on one rank can train that"
         for follower in followers(model, dict(model.named_parameters())):
             raise SpecError(
-                f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; {only}"
+                f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; "
+                f"{only}"
             )
         own = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
         leaf = calls.state.flat.detach().requires_grad_()
@@ -562,7 +559,7 @@ class Preflight:
             state.restore(before)
 
     def _is_same(self, row: int, alone: StepNumbers, logits: Tensor, together: tuple[StepNumbers, Any]) -> bool:
-        """Whether a member of a stack has the loss, gradient of every parameter, buffers and logits that it has alone."""
+        """Whether a member of a stack has the loss, gradients, buffers and logits that it has alone."""
         stack, outputs = together
         layout, its = self._members.layout, as_one(of_member(outputs, row))
         gradients = zip(layout.views(stack.grad[row]), layout.views(alone.grad), strict=True)
