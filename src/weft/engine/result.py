@@ -493,8 +493,12 @@ def write_reason(error: Exception) -> str:
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory)."""
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory).
+
+    Extra state that is no tensor is in the file of the module's state.
+    """
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
 # ---- Tell whether the file that a task's model is imported from has changed since it was trained.

@@ -70,6 +70,8 @@ class GlobalsSnapshot:
     def restore(self) -> None:
         """Give variables and containers what they had; variables that have come since are removed."""
         for place, (table, value) in self._found().items():
+            if _cache_in(value) is not None:
+                continue  # see fresh_caches
             if place not in self._variables:
                 delattr(table, place[1]) if isinstance(table, type) else table.pop(place[1])
             elif self._variables[place][1] is not value:

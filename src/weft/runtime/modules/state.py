@@ -335,6 +335,11 @@ class StateReader:
             try:
                 trees[name] = encoder.encode(name, value)
             except NotPlain as error:
+                if name.startswith(f"{EXTRA}:"):
+                    raise SpecError(
+                        f"get_extra_state of model {type(self._model).__name__} returns a {error}; return numbers, "
+                        "strings, tensors, arrays, and lists, tuples, dicts and sets of them"
+                    ) from None
                 opaque[name] = str(error)
                 encoder.tensors = {n: t for n, t in encoder.tensors.items() if n.rpartition(":")[0] != name}
         self._last = encoder.copied

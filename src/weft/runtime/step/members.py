@@ -569,7 +569,9 @@ class Members:
             self.layout = self.layout.without_decay(findings.without_gradient)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
-            self._marks = opaque_marks(self.model, names)
+            owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}
+            undeclared = [n for n in names if owners[n].get_extra_state is nn.Module.get_extra_state]
+            self._marks = opaque_marks(self.model, undeclared)
 
     def use_sparse(self) -> None:
         """Let features stay sparse, which were made dense for layers of PyG."""

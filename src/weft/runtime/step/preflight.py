@@ -379,8 +379,9 @@ class Preflight:
             again = self._evaluated(calls, recorder)
         self._check_calls(recorder, shared, changed | evaluation_changes)
         state, outside = read(), self._globals.changed()
-        other = self._untouched_calls()
-        fresh, evaluated = other.train(elsewhere=True), other.evaluate()
+        with self._globals.fresh_caches():
+            other = self._untouched_calls()
+            fresh, evaluated = other.train(elsewhere=True), other.evaluate()
         same = later.is_same(fresh, REPEATED)
         same = same and max(apart(again, logits), apart(evaluated, logits)) <= REPEATED
         differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
@@ -396,14 +397,18 @@ class Preflight:
         elif drawn:
             findings.hidden_state = "it draws from Python's or NumPy's generator"
         elif not same:
-            where = changed_opaque[:1] or outside[:1]
+            where = changed_opaque[:1] or outside[:1] or state.differences(first)[:1]
             findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
         if members.builder.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
             findings.hidden_state = None
-        if same:
-            findings.unread = frozenset(changed_opaque)
         if findings.hidden_state is not None:
             self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
+            if findings.unsaved:
+                now = opaque_marks(members.model, marks)  # which nothing has called, but shares functions with copies
+                advanced = findings.unsaved == OUTSIDE or any(now.get(name) != marks[name] for name in marks)
+                self._note_unsaved(findings, advanced)
+        if not findings.unsaved:
+            findings.unread = frozenset(changed_opaque)
         self._learn(findings)
         return numbers, logits
 
@@ -411,7 +416,6 @@ class Preflight:
         self, findings: Findings, calls: Calls, state: ModuleState, suspects: Sequence[str], outside: bool
     ) -> None:
         """Find out whether a module that is built anew goes on as this one does, once it has its plain data."""
-        advanced = not suspects
         self._globals.restore()
         if outside and self._members.builder.inputs.group_size > 1:
             raise SpecError(
@@ -422,10 +426,11 @@ class Preflight:
         other = self._untouched_calls()
         try:
             restore_state(other.forward.model, state)
-            trains, evaluates = calls.train(), calls.evaluate()
+            trains, evaluates = calls.train(elsewhere=True), calls.evaluate()
             self._globals.restore()
-            same = trains.is_same(other.train(), REPEATED)
-            findings.evaluates = apart(other.evaluate(), evaluates) <= REPEATED
+            with self._globals.fresh_caches():
+                same = trains.is_same(other.train(elsewhere=True), REPEATED)
+                findings.evaluates = apart(other.evaluate(), evaluates) <= REPEATED
         except SpecError:
             same = findings.evaluates = False
         if same and findings.evaluates and not outside:
@@ -434,6 +439,8 @@ class Preflight:
         self._members.globals = self._globals if outside else None
         opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
+
+    def _note_unsaved(self, findings: Findings, advanced: bool) -> None:
         name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
         note = (
             f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and "
