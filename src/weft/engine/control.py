@@ -32,6 +32,7 @@ class Control:
         self._all = self._pause = self._preempt = False
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
+        self.resumable = True  # whether the run under way could go on from a checkpoint
 
     # ---- for callers outside the run -------------------------------------------------------------------
 

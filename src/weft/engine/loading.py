@@ -24,7 +24,7 @@ from weft.engine.sweep_result import SweepResult, folder_names
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.build import build_model
 from weft.runtime.modules.settings import check_tasks
-from weft.runtime.modules.state import ModuleState, restore_state
+from weft.runtime.modules.state import EXTRA, ModuleState, restore_state
 from weft.runtime.trained_inputs import treat_inputs
 
 OF_MEMBERS = ("tasks", "metric", "best")  # what a summary says of a graph's members, beside its size
@@ -100,9 +100,9 @@ class LoadedResult(Result):
         state = ModuleState.from_tensors(self.kept)
         if not state.evaluates:
             raise SpecError(
-                f"task {task.label!r}: model {task.model_name} keeps {state.unsaved!r} between calls, which is not plain "
-                "data and in no file, and its predictions depend on it: predict in the process that trained it, or "
-                "return it from get_extra_state and take it back in set_extra_state"
+                f"task {task.label!r}: model {task.model_name} keeps {state.unsaved!r} between calls, which is not "
+                "plain data and in no file, and its predictions depend on it: predict in the process that trained it, "
+                "or return it from get_extra_state and take it back in set_extra_state"
             )
         _restore(model, task, state, place / KEPT)  # first: calls may have made buffers that weights are for
         _fill(model, task, place / WEIGHTS)
@@ -118,7 +118,9 @@ def _loaded(file: Path) -> dict[str, Tensor]:
 
 def _fill(model: nn.Module, task: Task, file: Path) -> None:
     """Load the weights; refuse those of another model."""
-    weights = _loaded(file)
+    weights: dict[str, Any] = dict(_loaded(file))
+    declared = {name: value for name, value in model.state_dict().items() if name.endswith(EXTRA)}
+    weights = {**declared, **weights}  # which is restored already
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -266,8 +266,9 @@ class Result:
         """As :meth:`save`, with the system's own errors."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
-            # Tied parameters are written out: safetensors refuses shared memory.
-            state = {key: value.detach().cpu().clone().contiguous() for key, value in self.model.state_dict().items()}
+            # Tied parameters are written out: safetensors refuses shared memory. Extra state is in the other file.
+            tensors = {key: value for key, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+            state = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
             save_atomically(folder / WEIGHTS, state, {"format": "pt"})
             (folder / KEPT).unlink(missing_ok=True)
             if self.kept:

@@ -12,8 +12,6 @@ Shapes: T members, P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -175,14 +173,8 @@ def _value(traced: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
     return getattr(traced, str(node.target)) if node.op == "get_attr" else values[node]
 
 
-def attributes_read(traced: GraphModule) -> list[Tensor]:
-    """The tensors that existed before ``traced`` ran and that it reads."""
-    values = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
-    return [value for value in values if isinstance(value, Tensor)]
-
-
 def attributes_written(traced: GraphModule) -> list[Tensor]:
-    """Those of them that it writes to."""
+    """The tensors that existed before ``traced`` ran and that it writes to."""
     root = _roots(traced)
     places = {root[written] for node in traced.graph.nodes for written in _written(node)}
     values = [getattr(traced, str(node.target), None) for node in places if node.op == "get_attr"]
@@ -197,15 +189,9 @@ def place_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
-# ---- Detect module state that tracing would freeze: whatever a module keeps between calls besides its buffers.
-#
-# A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a Python number,
-# a
-# tensor that is replaced by another one, and a value read back to the host become constants of the trace.
+# ---- Numbers that a module reads back to the host: a trace would make constants of them.
 
-NUMBERS = (bool, int, float, complex, str)
 READ_WHOLE = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-SET_BY_RUNNERS = ("training",)
 
 
 class HostReads(TorchDispatchMode):
@@ -228,54 +214,6 @@ class ForbidHostReads(TorchFunctionMode):
         if func in READ_WHOLE:
             raise InputError("it reads numbers back from its data")
         return func(*args, **(kwargs or {}))
-
-
-class ModuleStateCheck:
-    """What ``model`` and Python's generators hold now, to be compared with what they hold after a call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {(name, key): value for name, key, value in _attributes(model)}
-        self._drawn = _generators()
-
-    def check(self, traced: GraphModule, asked: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
-        """:class:`InputError` if a ``traced`` call depends on state that it changed itself.
-
-        ``asked``: tensors from which the call reads a number back; ``changing``: those that training changes.
-        """
-        if _generators() != self._drawn:
-            raise InputError("it draws from Python's or NumPy's generator, and a compiled step would repeat one draw")
-        read = {place_of(tensor) for tensor in attributes_read(traced)}
-        for name, key, value in _attributes(self._model):
-            old = self._before.get((name, key))
-            same = old is value or (type(old) is type(value) and isinstance(old, NUMBERS) and _equal(old, value))
-            if not same and (isinstance(old, NUMBERS) or (isinstance(old, Tensor) and place_of(old) in read)):
-                where = f"{name}.{key}" if name else key
-                raise InputError(
-                    f"it changes {where!r} from call to call, which is no buffer: compiling would freeze it"
-                )
-        moving = {place_of(tensor) for tensor in (*changing, *attributes_written(traced))}
-        if any(place_of(tensor) in moving for tensor in asked):
-            raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
-
-
-def _attributes(model: nn.Module) -> list[tuple[str, str, Any]]:
-    """Path of a module, name and value of everything that is no parameter, buffer or module."""
-    found = ((path, key, value) for path, module in model.named_modules() for key, value in vars(module).items())
-    return [one for one in found if one[1] not in SET_BY_RUNNERS]
-
-
-def _equal(old: Any, new: Any) -> bool:
-    return bool(old == new) or (old != old and new != new)
-
-
-def _generators() -> tuple[Any, ...]:
-    """The states of the generators of Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    kind, keys, *rest = numpy.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest
 
 
 # The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
@@ -330,10 +268,11 @@ def _compiled(stack: Stack, function: Function, near: float) -> Function:
     flat = stack.state.flat
     with _as_it_was(stack), HostReads() as questions:
         expected = function(flat)  # also builds the forms of the adjacency and work lists
-    remembered = ModuleStateCheck(stack.members.model)
     with _as_it_was(stack), ForbidHostReads(), stack.as_function():
         traced = _traced(function, flat)
-    remembered.check(traced, questions.asked, stack.state.tensors().values())
+    changing = (*stack.state.tensors().values(), *attributes_written(traced))
+    if {place_of(tensor) for tensor in changing} & {place_of(tensor) for tensor in questions.asked}:
+        raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
         raise InputError("it draws from torch's generator, and a compiled step would draw other numbers")
     traced = fold_constants(traced, changing=stack.state.tensors().values())

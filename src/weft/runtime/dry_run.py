@@ -117,13 +117,11 @@ def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: S
     except Exception as error:
         if (isinstance(error, WeftError) and error.__cause__ is None) or not any(map(_runs_users_code, group)):
             raise
-        failed = (
-            f"task {group[0].label!r}: model {group[0].model_name} fails in training: {type(error).__name__}: {error}"
-        )
         if isinstance(graph, GraphStats):
+            what = "" if isinstance(error, WeftError) else f"task {group[0].label!r}: {type(error).__name__}: "
             raise SpecError(
-                f"{error if isinstance(error, WeftError) else failed}; of graph {graph.name!r} only the sizes are known: "
-                "give the graph itself if the model reads values of its data"
+                f"{what}{error}; model {group[0].model_name} fails in training, and of graph {graph.name!r} only the "
+                "sizes are known: give the graph itself if the model reads values of its data"
             ) from error
     on_cpu = replace(plan, placement=on_device("cpu"))
     try:

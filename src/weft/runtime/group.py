@@ -223,7 +223,7 @@ class GroupBuild:
         places: dict[int, Member] = {}
         for stack, rows in self._make_again(former) if former else self._make_all():
             self.stacks.append(stack)
-            self.built.append(BuiltStack(tuple(rows), stack.members.converted))
+            self.built.append(BuiltStack(tuple(rows), stack.members.converted, stack.members.unsaved))
             for row, index in enumerate(rows):
                 places[index] = Member(index, self._tasks[index], stack, row, stack.members.slots[row])
         self.members = [places[index] for index in range(len(self._tasks))]
@@ -444,6 +444,8 @@ class GroupState:
     def best_model(self, index: int) -> nn.Module:
         """The model of a member with its best weights, at its true size, in evaluation mode."""
         member = self.members[index]
+        if member.stack.best_copy is not None:
+            return member.stack.best_copy
         flat, buffers = member.best()
         model = model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
         if member.stack.best_state is not None:
@@ -705,8 +707,11 @@ class GroupRun(GroupState):
         return True
 
     def close(self) -> None:
-        """Training has ended: sources that have begun the next epoch give it up."""
+        """Training has ended: sources that have begun the next epoch give it up, other runs find globals as before."""
         _close(self.stacks)
+        for member in self.members:
+            if member.stack.members.globals is not None:
+                member.stack.members.globals.restore()
 
     def train_epoch(self) -> None:
         """One epoch without an evaluation, as it is captured: for benchmarks."""

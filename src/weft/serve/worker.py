@@ -48,7 +48,7 @@ from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
-from weft.runtime.modules.convert import stack_of_one
+from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
 
 # ---- What a group took of the processor: seconds in all, seconds of computing, and seconds in which it had to wait
@@ -185,6 +185,8 @@ class Worker:
         if message["do"] == "cancel":
             with suppress(SpecError):  # a name that has left already
                 control.cancel(*message["names"])
+        elif message["do"] == "preempt" and not control.resumable:
+            print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
         elif message["do"] in ("pause", "resume", "preempt"):
             getattr(control, message["do"])()
 
@@ -551,11 +553,14 @@ def split_off(group: Path, member: str, into: Path) -> bool:
 
 
 def drop_damaged(folder: Path) -> list[Path]:
-    """Remove the checkpoints in a run's folder that cannot be read, so that their groups begin anew; returns them."""
+    """Remove checkpoints in a run's folder that cannot be read or resumed, so that groups begin anew; returns them."""
     dropped = []
     for place in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
         try:
-            read_checkpoint(place.parent)
+            saved = read_checkpoint(place.parent)
+            for stack in () if saved is None else stacks_of(saved.about):
+                if stack.unsaved and not saved.about.get("finished"):
+                    raise SpecError(f"{place}: a model keeps {stack.unsaved!r} between calls, which is not plain data")
         except SpecError as error:
             print(f"{error}; starting afresh", flush=True)
             place.unlink()

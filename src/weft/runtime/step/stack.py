@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.batches.source import Batch, OnSplit, Source, StackSplits
 from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
@@ -25,7 +25,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.state import ModuleState
-from weft.runtime.step.copies import evaluated_by_copy
+from weft.runtime.step.copies import evaluated_by_copy, model_of
 from weft.runtime.step.evaluation import Bookkeeper, Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
@@ -76,6 +76,7 @@ class Stack:
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
         self.best_state: ModuleState | None = None  # a user's module when its best weights were evaluated
+        self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
         Preflight(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
@@ -237,6 +238,7 @@ class Stack:
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
         state, buffers = self.members.module_state(), self._buffers_to_evaluate()
+        copy = self._copied() if self.members.unsaved else None
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
@@ -246,7 +248,11 @@ class Stack:
             with self._as_evaluated(buffers):
                 self._book(self.state, rows, steps)
             if state is not None and int(self.state.best_epoch[0]) == at:  # it is alone, and its step is not captured
-                self.best_state = state
+                self.best_state, self.best_copy = state, copy
+
+    def _copied(self) -> nn.Module:
+        own = {name: buffer[0] for name, buffer in self.state.buffers.items()}
+        return model_of(self.members, self.members.slots[0], self.state.evaluated[0], own, self.state)
 
     def _buffers_to_evaluate(self) -> dict[str, Tensor]:
         """Copies of the buffers, if an evaluation changes them: best weights go with what they were evaluated with."""
