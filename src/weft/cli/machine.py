@@ -53,15 +53,15 @@ def probe(
         return
     if machine is not None:
         raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
-    from weft.engine.background_probe import MOST_BUSY, Look
+    from weft.engine.background_probe import MOST_BUSY, LoadSample
     from weft.engine.machine import (
         choose_device,  # loads torch, which --help can do without
         keep_probe,
     )
 
-    begin, before = time.perf_counter(), Look.here()
+    begin, before = time.perf_counter(), LoadSample.now()
     found = measure(choose_device(device))
-    after = Look.here()
+    after = LoadSample.now()
     kept = keep_probe(found)
     if out is not None:
         write_file(out, found.to_json())
