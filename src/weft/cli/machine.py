@@ -104,7 +104,8 @@ def describe(machine: Machine) -> str:
     ]
     if machine.devices:
         lines += [
-            f"  bus             {_rate(machine.h2d_bandwidth)} to the device, {_rate(machine.d2h_bandwidth)} back",
+            f"  bus             {_rate(machine.bus_bandwidth('host', 'gpu:0'))} to the device, "
+            f"{_rate(machine.bus_bandwidth('gpu:0', 'host'))} back",
             f"  kernel          {show_seconds(machine.launch_seconds)} from Python, "
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
