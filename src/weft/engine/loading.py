@@ -99,9 +99,9 @@ class LoadedResult(Result):
         state = ModuleState.from_tensors(self.kept)
         if not state.evaluates:
             raise SpecError(
-                f"task {task.label!r}: model {task.model_name} keeps {state.unsaved!r} between calls, which is not plain "
-                "data and in no file, and its predictions depend on it: predict in the process that trained it, or "
-                "return it from get_extra_state and take it back in set_extra_state"
+                f"task {task.label!r}: model {task.model_name} keeps {state.unsaved!r} between calls, which is not "
+                "plain data and in no file, and its predictions depend on it: predict in the process that trained it, "
+                "or return it from get_extra_state and take it back in set_extra_state"
             )
         try:  # first: calls may have made buffers that weights are for
             restore_state(model, state, exact=False)
