@@ -22,7 +22,7 @@ from weft.core.plan import Plan, PlanOptions
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.background_probe import Look
+from weft.engine.background_probe import LoadSample
 from weft.engine.choosing import in_mode, own_policy, phases_key
 from weft.engine.control import Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
@@ -294,7 +294,7 @@ class Job:
         start_device(device)
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
-        self._began = Look.here()  # what else the machine does meanwhile
+        self._began = LoadSample.now()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,6 +275,13 @@ class Result:
                 save_atomically(folder / KEPT, self.kept, {"format": "pt"})
         write_json(folder / RESULT, self.to_dict())
         return folder
+
+
+def check_format(data: Mapping[str, Any], file: Path) -> None:
+    """Refuse a file that a later version of Weft wrote."""
+    written = data.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise SpecError(f"{file}: has format {written!r}, and this version of Weft reads up to {FORMAT}; update Weft")
 
 
 @contextmanager

@@ -126,6 +126,20 @@ def test_what_is_no_folder_of_a_run_is_one_sentence(tmp_path):
         weft.load_result(tmp_path)
 
 
+@pytest.mark.parametrize("written", [2, "1"])
+def test_a_result_of_a_later_format_is_refused_in_one_sentence(tmp_path, written):
+    task = weft.Task(graph="demo", hidden=4, epochs=1)
+    weft.run(task, device="cpu", progress=False).save(tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    data = json.loads(file.read_text())
+    assert data["format"] == 1
+    file.write_text(json.dumps({**data, "format": written}))
+    with pytest.raises(SpecError, match=f"has format {written!r}, and this version of Weft reads up to 1; update Weft"):
+        weft.load_result(tmp_path / "run")
+    file.write_text(json.dumps({key: value for key, value in data.items() if key != "format"}))
+    assert weft.load_result(tmp_path / "run").status == "finished"
+
+
 def test_members_that_failed_are_there_without_a_model(saved, tmp_path):
     sweep = weft.Sweep(saved, tasks=[{"lr": 0.01}, {"lr": 1e30}], epochs=4)
     weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")

@@ -87,6 +87,9 @@ class TestResume:
         (tmp_path / "sweep.json").write_text("{")
         with pytest.raises(SpecError, match=r"sweep\.json: damaged"):
             run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True)
+        (tmp_path / "sweep.json").write_text('{"format": 99}')
+        with pytest.raises(SpecError, match=r"sweep\.json: has format 99, and this version of Weft reads up to 1"):
+            run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True)
 
     def test_without_a_former_run_it_starts_afresh_and_says_so(self, tmp_path):
         events = []
