@@ -91,11 +91,11 @@ def map_shared(path: Path, num_bytes: int, create: bool) -> Tensor:
 def shared_counters(rank: int, count: int, gather: GatherObjects) -> Tensor:
     """``count`` int64 zeros that all ranks of a host share."""
     path = shared_folder() / f"weft-{uuid.uuid4().hex}"
-    own = map_shared(path, count * 8, create=True) if rank == 0 else None
-    if own is not None:
-        own.zero_()
+    counters_here = map_shared(path, count * 8, create=True) if rank == 0 else None
+    if counters_here is not None:
+        counters_here.zero_()
     first = Path(gather(str(path))[0])
-    counters = own if own is not None else map_shared(first, count * 8, create=False)
+    counters = counters_here if counters_here is not None else map_shared(first, count * 8, create=False)
     gather(None)  # every rank has it open
     if rank == 0:
         path.unlink(missing_ok=True)
@@ -116,9 +116,9 @@ class SharedFiles(PeerMemory):
 
     def _allocate(self, num_bytes: int) -> list[Tensor]:
         path = shared_folder() / f"weft-{uuid.uuid4().hex}"
-        own = map_shared(path, num_bytes, create=True)
+        here = map_shared(path, num_bytes, create=True)
         wholes = [
-            own if rank == self._rank else map_shared(Path(other), num_bytes, create=False)
+            here if rank == self._rank else map_shared(Path(other), num_bytes, create=False)
             for rank, other in enumerate(self._gather(str(path)))
         ]
         self._gather(None)
@@ -141,14 +141,14 @@ class CudaIpc(PeerMemory):
         from torch.multiprocessing.reductions import reduce_tensor
 
         self.close(together=True)
-        own = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        here = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         torch.cuda.synchronize(self._device)
         # One handle per peer, and None for this rank, which must not open its own.
-        handles = [None if rank == self._rank else reduce_tensor(own) for rank in range(self._ranks)]
+        handles = [None if rank == self._rank else reduce_tensor(here) for rank in range(self._ranks)]
         wholes = []
         for rank, offered in enumerate(self._gather(handles)):
             if rank == self._rank:
-                wholes.append(own)
+                wholes.append(here)
             else:
                 rebuild, arguments = offered[self._rank]
                 wholes.append(rebuild(*arguments))
@@ -226,16 +226,16 @@ class Symmetric(PeerMemory):
 
         self.close(together=True)  # a heap of fixed size has room for the new slots only after that
         try:
-            own: Tensor = _torch_module().empty(num_bytes, dtype=torch.uint8, device=self._device)
+            here: Tensor = _torch_module().empty(num_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             more = "; its heap has NVSHMEM_SYMMETRIC_SIZE bytes" if self.backend == "NVSHMEM" else ""
             raise OutOfMemoryError(
                 f"cannot have {show_bytes(num_bytes)} of symmetric memory ({_first_line(error)}){more}; "
                 "use more ranks, or fewer members"
             ) from None
-        handle = _torch_module().rendezvous(own, dist.group.WORLD) if self._ranks > 1 else None
+        handle = _torch_module().rendezvous(here, dist.group.WORLD) if self._ranks > 1 else None
         ranks = range(self._ranks)
-        return [own if r == self._rank else handle.get_buffer(r, (num_bytes,), torch.uint8) for r in ranks]
+        return [here if r == self._rank else handle.get_buffer(r, (num_bytes,), torch.uint8) for r in ranks]
 
 
 def _first_line(error: BaseException) -> str:
