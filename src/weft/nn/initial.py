@@ -18,17 +18,15 @@ from torch import Tensor, nn
 from weft.core.startup import MadeAhead
 from weft.ops import random_bits as random
 
-# ---- Random numbers of initial weights that were drawn before their model is built, while another one trains
-#
-# A number depends on the seed, the place of the parameter in its model, and its place there alone, so that it is the
-# same whenever it is drawn.
-
 Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
 _DRAWN: ContextVar[DrawnAhead | None] = ContextVar("numbers drawn ahead", default=None)
 
 
 class DrawnAhead(MadeAhead[Key, Tensor]):
-    """Numbers in [0, 1) by seed, stream and shape, until a model was built with them."""
+    """Numbers in [0, 1) by seed, stream and shape, drawn while another model trains.
+
+    A number depends on the seed, the parameter and its position alone, so it is the same whenever it is drawn.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__(most_bytes, lambda numbers: numbers.nbytes)
@@ -42,12 +40,6 @@ def drawing_from(drawn: DrawnAhead) -> Iterator[None]:
         yield
     finally:
         _DRAWN.reset(token)
-
-
-def drawn_before(seed: int, stream: int, shape: Sequence[int]) -> Tensor | None:
-    """Numbers that were drawn ahead; None if there are none, or nothing is drawn ahead here."""
-    drawn = _DRAWN.get()
-    return None if drawn is None else drawn.find((seed, stream, tuple(shape)))
 
 
 @dataclass(frozen=True)
@@ -117,19 +109,23 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
         elif hasattr(module, "reset_parameters"):
             strangers.setdefault(module, stream)
     for module, stream in strangers.items():
-        _reset_stranger(module, seed + stream)
+        devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(seed + stream)
+            module.reset_parameters()
     for module in model.modules():
         if hasattr(module, "reset_running_stats"):
             module.reset_running_stats()
 
 
 def _drawn(seed: int, stream: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    before = drawn_before(seed, stream, shape)
-    return random.uniform(seed, stream, shape, device) if before is None else before.to(device)
+    ahead = _DRAWN.get()
+    numbers = None if ahead is None else ahead.find((seed, stream, tuple(shape)))
+    return random.uniform(seed, stream, shape, device) if numbers is None else numbers.to(device)
 
 
 def draw_ahead(model: nn.Module, seed: int, into: DrawnAhead) -> list[Key]:
-    """Draw what :func:`reset_parameters` of a model like ``model`` will need; what it was.
+    """Draw what :func:`reset_parameters` of a model like ``model`` will need; returns the keys.
 
     ``model`` may be on the meta device: its shapes alone count.
     """
@@ -164,10 +160,3 @@ def _initial_of(module: nn.Module, name: str) -> Initial | None:
     if isinstance(module, Parametrised):
         return module.initials.get(name)
     return kaiming(module.in_features) if type(module) is nn.Linear else None
-
-
-def _reset_stranger(module: nn.Module, seed: int) -> None:
-    devices = {p.device for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
-        module.reset_parameters()

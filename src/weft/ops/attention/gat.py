@@ -78,11 +78,11 @@ def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr: Pack
     scores = leaky_relu(argument, slope)
     alpha = segment_softmax(scores, csr)
     mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
-    kept = alpha if mask is None else alpha * mask
+    dropped = alpha if mask is None else alpha * mask
     positive = (argument > 0).to(acc)
     gathered = x.index_select(-3, cols).to(acc)
-    out = segment_sum((kept[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
-    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    out = segment_sum((dropped[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    out_plus = segment_sum(((dropped * positive)[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
     alpha_plus = segment_sum(alpha * positive, csr)
     return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, csr)
 
@@ -110,10 +110,10 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, cs
     mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
     gathered = grad.index_select(-3, rows).to(acc)
     dots = (gathered * x.index_select(-3, cols).to(acc)).sum(-1)
-    kept = alpha if mask is None else alpha * mask
-    d_score = kept * dots - alpha * delta.index_select(-2, rows)
+    dropped = alpha if mask is None else alpha * mask
+    d_score = dropped * dots - alpha * delta.index_select(-2, rows)
     d_argument = torch.where(argument > 0, d_score, d_score * slope)
-    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, kept[..., None] * gathered)
+    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, dropped[..., None] * gathered)
     grad_a = a_src.new_zeros(a_src.shape, dtype=acc).index_add(-2, cols, d_argument)
     return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
 

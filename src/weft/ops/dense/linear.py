@@ -177,8 +177,8 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
     x = _rows(x, in_dims[2], grad)
     grads = linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
     # Gradients that were not requested are empty, without a task dimension: add one.
-    kept = (wants_in, wants_x, True, True)
-    return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, kept, strict=True)), (0, 0, 0, 0)
+    requested = (wants_in, wants_x, True, True)
+    return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, requested, strict=True)), (0, 0, 0, 0)
 
 
 @custom_op(

@@ -136,8 +136,8 @@ class Compactor:
         grid, options = self._grid(slots), self._options()
         _flag_kernel[grid](self.table, sample.sources, total, slots, offset, flags, **options)
         ranks = flags.cumsum(0, dtype=torch.int32)
-        given = (self.table, sample.sources, total, slots, offset, ranks, num_before)
-        _assign_kernel[grid](*given, nodes, num_after, indices, **options)
+        arguments = (self.table, sample.sources, total, slots, offset, ranks, num_before)
+        _assign_kernel[grid](*arguments, nodes, num_after, indices, **options)
         return indices, num_after
 
     def label(self, nodes: Tensor, num_before: Tensor, num_after: Tensor, *, reset: bool) -> None:
@@ -182,8 +182,8 @@ def sample_hops_triton(
         else:
             assert relations is not None, "a fan-out per relation needs rows per relation"
             slots = relations.slots(fanout, seeds.numel(), nodes.numel())
-            given = (nodes, num_rows, relations.on_device[fanout], max(fanout), clock, number)
-            sample = launch_sample_relations(relations.rows, *given, slots=slots, **marks)
+            arguments = (nodes, num_rows, relations.on_device[fanout], max(fanout), clock, number)
+            sample = launch_sample_relations(relations.rows, *arguments, slots=slots, **marks)
         larger = torch.empty(room, dtype=torch.int32, device=seeds.device)
         larger[: nodes.numel()] = nodes
         local, num_nodes = compactor.assign(sample, offset, larger, num_rows)

@@ -161,7 +161,7 @@ TILE_ROWS = 1 << 17  # of a tile on average, at least: below, a launch more cost
 def tile_shares(count: int) -> list[float]:
     """The shares of ``count`` tiles, the largest first."""
     whole = count * (count + 1) / 2
-    return [(count - place) / whole for place in range(count)]
+    return [(count - tile) / whole for tile in range(count)]
 
 
 def tile_count(rows: int) -> int:
@@ -254,7 +254,7 @@ class _Call:
         )  # fmt: skip
 
     def sum_pairs(self, partial: Tensor, with_local: bool) -> None:
-        """Remote pieces, read where they lie, with as many local ones beside them or alone."""
+        """Remote pieces, read where they lie, together with as many local ones, or alone."""
         csr, pairs = self.csr, max(self.num_remote, self.num_local if with_local else 0)
         if pairs:
             tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
@@ -264,7 +264,7 @@ class _Call:
                 partial, self.num_local, self.num_remote, self.own, HAS_LOCAL=with_local, **constants,
             )  # fmt: skip
 
-    def fetch_beside_local(self, staging: Tensor, partial: Tensor) -> None:
+    def fetch_during_local(self, staging: Tensor, partial: Tensor) -> None:
         """Remote rows to the staging area, and local pieces while they are on their way."""
         units = max(cdiv(self.num_halo, self.ps), self.num_local)
         if units:
@@ -282,12 +282,12 @@ class _Call:
         """Chunks of remote rows on a stream of their own; local pieces, and remote ones of chunks that are there."""
         rows, here = self.csr.chunk_rows, None
         arrived: list[Any] = []
-        beside: Any = nullcontext()
+        copying: Any = nullcontext()
         if self.x.is_cuda:
             here, side = torch.cuda.current_stream(self.x.device), copying_stream(self.x.device.index or 0)
             side.wait_stream(here)
-            beside = torch.cuda.stream(side)
-        with beside:
+            copying = torch.cuda.stream(side)
+        with copying:
             for first, last in itertools.pairwise(rows):
                 self.copy_rows(staging, first, last)
                 arrived += [] if here is None else [side.record_event()]
@@ -358,5 +358,5 @@ def _sum_all(call: _Call, schedule: str, partial: Tensor, staging: Tensor | None
         call.copy_rows(rows, 0, call.num_halo)
         call.sum_local(partial)
     else:
-        call.fetch_beside_local(rows, partial)
+        call.fetch_during_local(rows, partial)
     call.sum_staged(rows, partial)

@@ -4,9 +4,9 @@ The remote rows are cut into tiles of consecutive rows. A stream of its own copi
 each row once. Meanwhile the plain SpMM sums the local edges, and then adds the edges of every tile that has arrived.
 Tiles are added in their order, whenever they arrive: a run has the same bits as the next.
 
-A tile of which most rows are needed is copied whole, by the copy engine: at the full rate of the link, and beside sums
-that hardly notice (training beside such copies took 1.09 times as long on an H200, beside reads over PCIe by kernels
-4.1 times: benchmarks/results/division.json). Of other tiles a kernel reads the rows that are needed.
+A tile of which most rows are needed is copied whole, by the copy engine: at the full rate of the link, while
+sums hardly slow down (training took 1.09 times as long during such copies on an H200, and 4.1 times as long during
+reads over PCIe by kernels: benchmarks/results/division.json). Of other tiles a kernel reads the rows that are needed.
 
 Shapes: T tasks, n own rows, F features, s rows of a tile.
 """
@@ -122,13 +122,13 @@ def _fetch(
     overlap: bool,
 ) -> list[Any]:
     """Begin to copy all tiles; an event per tile, None where there is nothing to wait for."""
-    side, beside = None, nullcontext()
+    side, copying = None, nullcontext()
     if x.is_cuda and overlap:
         side = copying_stream(x.device.index or 0)
         side.wait_stream(torch.cuda.current_stream(x.device))
-        beside = torch.cuda.stream(side)  # type: ignore[assignment]
+        copying = torch.cuda.stream(side)  # type: ignore[assignment]
     arrived = []
-    with beside:
+    with copying:
         for tile, part in zip(tiles, parts, strict=True):
             _copy(peers[tile.owner], tile, part, table)
             arrived.append(None if side is None else side.record_event())

@@ -318,9 +318,9 @@ def _spmm_backward(ctx, grad):
 
 def _grad_weight(grad, x, weight, row_scale, col_scale, csr, back):
     """d weight[e] = <row_scale[i] grad[i], col_scale[j] x[j]>, summed over tasks that share the weight."""
-    left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
-    right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
-    dots = edge_dot(left, right, 1, csr, back).squeeze(-1)
+    scaled_grad = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
+    scaled_x = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
+    dots = edge_dot(scaled_grad, scaled_x, 1, csr, back).squeeze(-1)
     return dots.sum_to_size(weight.shape).to(weight.dtype)
 
 
