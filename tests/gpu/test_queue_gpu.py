@@ -10,7 +10,7 @@ import torch
 import weft
 from tests.serve.serving import FAULTY, Queue
 from weft.engine.graphs import GraphStore
-from weft.serve.mps import CONTROL
+from weft.serve.worker_pool import CONTROL
 from weft.serve.queue_db import Submission
 from weft.serve.worker_memory import PreparedStarts
 

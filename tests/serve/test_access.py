@@ -16,7 +16,6 @@ from weft.core.settings import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
-from weft.serve.mps import MPS
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB, Submission
 from weft.serve.retention import problems
@@ -34,7 +33,7 @@ from weft.serve.submissions import (
     submitting_user,
 )
 from weft.serve.worker import drop_damaged, split_off
-from weft.serve.worker_pool import WorkerPool
+from weft.serve.worker_pool import MPS, WorkerPool
 
 
 def test_a_token_file(tmp_path):

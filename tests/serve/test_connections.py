@@ -11,7 +11,8 @@ import pytest
 
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened
-from weft.serve import connections, worker_pool
+from weft.serve import app as connections
+from weft.serve import worker_pool
 from weft.serve.worker_process import Spawner
 
 FILES, FLOOD = 160, 400

@@ -13,8 +13,16 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
 from weft.serve.queue_file import QueueTask
-from weft.serve.server_deaths import WAITS_ALONE, WAITS_FOR_SUSPECT, is_suspect
-from weft.serve.state import SupervisorState, is_inference, queued_task, unless_lost, worker_settings
+from weft.serve.state import (
+    WAITS_ALONE,
+    WAITS_FOR_SUSPECT,
+    SupervisorState,
+    is_inference,
+    is_suspect,
+    queued_task,
+    unless_lost,
+    worker_settings,
+)
 from weft.serve.worker_pool import PLANNER, WorkerPool
 
 MOST_PLANNED = 5_000  # waiting tasks that a decision looks at

@@ -30,10 +30,8 @@ from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import QueueDB
 from weft.serve.queue_file import ENDED
 from weft.serve.retention import clean_up, drop_checkpoints
-from weft.serve.run_events import records_of
 from weft.serve.scheduler import Scheduler
-from weft.serve.server_deaths import RESTARTED, take_over
-from weft.serve.state import TROUBLE, Counters, SupervisorState
+from weft.serve.state import RESTARTED, TROUBLE, Counters, SupervisorState, records_of, take_over
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
