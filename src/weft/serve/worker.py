@@ -460,10 +460,6 @@ def main() -> None:
     work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes, pooled=given.pooled)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # ---- What the log of a task says of an error: the sentence first, then where in the user's own code it comes from.
 
 
@@ -587,3 +583,7 @@ def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
         about["epoch"] = about["members"][0]["epoch"]
         tensors |= {"epoch": torch.tensor(about["epoch"]), "step": torch.tensor(0)}
     return Checkpoint(tensors, {**about, **stack_of_one(about, index), "finished": False})
+
+
+if __name__ == "__main__":
+    main()
