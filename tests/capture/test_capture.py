@@ -147,7 +147,7 @@ def test_a_woven_step_on_a_cpu_is_the_real_one():
     plan = Plan(("a", "b"), join="woven", stacks=((0,), (1,)))
     program = capture(group, graph.stats(), "cpu", plan=plan, merger=Weaver()).program
     run = GroupRun(group, graph, plan, torch.device("cpu"), Weaver())
-    run.group_step.merge()
+    run.merge()
     run.step()
     with Observer("cpu") as real:
         run.step()

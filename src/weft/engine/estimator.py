@@ -299,7 +299,6 @@ class Estimator:
     def captured_now(self, tasks: Sequence[Task], plan: Plan) -> Steps:
         """The step of ``tasks`` by a dry run; a model that cannot be dry-run raises an InputError with the reason."""
         from weft.runtime.dry_run import capture  # a run that needs no dry run does without
-        from weft.runtime.group import weight_digests
 
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
@@ -317,7 +316,7 @@ class Estimator:
         self.known_kernels.update(launched)
         # A step scaled from a small graph has the shapes of that one.
         whole = found.program.recordable
-        weights, notes = (weight_digests(found.run), tuple(found.run.notes)) if whole else ((), ())
+        weights, notes = (found.run.weight_digests(), tuple(found.run.notes)) if whole else ((), ())
         parameters = tuple(found.parameters)
         return Steps(found.program, found.preparation, parameters, weights, tuple(launched), notes)
 

@@ -45,11 +45,11 @@ from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.runtime.checkpoint import Checkpoint
-from weft.runtime.group import GroupRun, weight_digests
+from weft.runtime.group import GroupRun
+from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.convert import stacks_of
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.profile_division import divided_source
-from weft.runtime.trained_inputs import treat_inputs
 from weft.sched.admission import decide
 from weft.sched.baselines import PipeSwitchLike
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask
@@ -453,7 +453,7 @@ class Job:
                 self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
-            if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
+            if self._options.report is not None and plan.weights and plan.weights != group.weight_digests():
                 raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group)
             try:
@@ -491,7 +491,7 @@ class Job:
         measure = checkpoint is None and self._options.report is None
         group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
         if group.plan is not plan:
-            group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
+            group.plan = replace(group.plan, weights=group.weight_digests()) if plan.weights else group.plan
             self._replace(plan, group.plan)
         told = move_in(group, self._pool) if self._pool is not None else ""
         if told:

@@ -23,10 +23,10 @@ from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.result import KEPT, OBJECT, RESULT, WEIGHTS, Result, check_format, check_same_code, own_graph
 from weft.engine.sweep_result import SweepResult, folder_names
 from weft.runtime.device.process import same_draws
+from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.build import build_model
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.modules.state import EXTRA, ModuleState, restore_state
-from weft.runtime.trained_inputs import treat_inputs
 
 OF_MEMBERS = ("tasks", "metric", "best")  # in the summary of a graph: of its members, not its size
 

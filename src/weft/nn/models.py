@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
-from weft.core.models import ModelTraits, with_traits
+from weft.core.models import ModelTraits, registered_classes, with_traits
 from weft.nn.checks import check_choice, check_count, check_rate, hint
 from weft.nn.conv import AttentionConv, Conv, aggregates_first
 from weft.nn.dropout import Dropout, assign_sites
@@ -300,9 +299,6 @@ CLASSES: Mapping[str, type[GNN]] = MappingProxyType(
     {"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2, "rgcn": RGCN}
 )
 
-# The classes in force here: per thread and per asynchronous task, never changed in place.
-_classes: ContextVar[Mapping[str, type[GNN]]] = ContextVar("_classes", default=CLASSES)
-
 
 @contextmanager
 def register_model(traits: ModelTraits, model: type[GNN]) -> Iterator[None]:
@@ -319,22 +315,18 @@ def register_model(traits: ModelTraits, model: type[GNN]) -> Iterator[None]:
             f"register_model: the row of {traits.name!r} lists {', '.join(missing)} among its settings, "
             f"but {model.__name__} takes {', '.join(_options_of(model))}"
         )
-    with with_traits(traits):
-        before = _classes.set({**_classes.get(), traits.name: model})
-        try:
-            yield
-        finally:
-            _classes.reset(before)
+    with with_traits(traits, model):
+        yield
 
 
 def is_named_model(model: nn.Module) -> bool:
     """Whether ``model`` is one of the named models, whose insides Weft knows; a subclass of theirs is not."""
-    return type(model) in _classes.get().values()
+    return type(model) in (*CLASSES.values(), *registered_classes().values())
 
 
 def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN:
     """The model ``name`` from ``in_features`` to ``out_features``; ``hidden`` is 64 unless given."""
-    classes = _classes.get()
+    classes = {**CLASSES, **registered_classes()}
     if name not in classes:
         raise SpecError(f"model={name!r} must be one of {', '.join(classes)}{hint(name, classes)}")
     check_options(name, options)
@@ -353,7 +345,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 def options_of(name: str) -> tuple[str, ...]:
     """The options that :func:`build` takes for the model ``name``."""
-    return _options_of(_classes.get()[name])
+    return _options_of({**CLASSES, **registered_classes()}[name])
 
 
 def _options_of(model: type[GNN]) -> tuple[str, ...]:

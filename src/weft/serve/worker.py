@@ -282,10 +282,9 @@ class Worker:
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
         ready = self._prepared.ready(tasks, folder)
-        with self._prepared.reading():
-            drop_damaged(folder)
-            for one in message.get("split", ()):
-                split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        drop_damaged(folder)
+        for one in message.get("split", ()):
+            split_off(Path(one["from"]), one["member"], Path(one["into"]))
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
@@ -302,8 +301,11 @@ class Worker:
         work = self._work_of(message, tasks)
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
-        with limit, sharing(self._kept.store), self._prepared.using(), observations_aside() as took:
-            found = _when_unlocked(lambda: run(work, **options))
+        try:
+            with limit, sharing(self._kept.store), observations_aside() as took:
+                found = _when_unlocked(lambda: run(work, **options))
+        finally:
+            self._prepared.drop_used()
         epochs = [asdict(one) for one in took]
         if isinstance(found, Result):
             members = {found.name: _outcome(found, "")}

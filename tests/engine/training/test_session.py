@@ -151,7 +151,7 @@ def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, mess
 def test_every_note_is_told_once_wherever_a_group_puts_it():
     events = []
     session = make_session(told=events.append)
-    session.group.stacks[0].notes.append("of a stack")
+    session.group.stacks[0].members.notes.append("of a stack")
     driver = Driver(outline_of(session.group), DriverOptions(period=8))
     for note in ("of the group", "later, of the group"):
         session.group._notes.append(note)  # these stand before those of its stacks

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
-from weft.capture.observer import is_dry_run
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
@@ -482,7 +481,11 @@ class Members:
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        dry_run, self._to_try = inputs.device.type == "meta" or is_dry_run(), []
+        dry_run, self._to_try = inputs.device.type == "meta", []
+        if self.is_users and not dry_run:
+            from weft.capture.observer import is_dry_run  # a run of named models imports nothing of it
+
+            dry_run = is_dry_run()
         if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
             self._to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
         as_pyg = self.builder.sparse and takes_edges(self.model)
