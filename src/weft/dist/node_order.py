@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, SpecError
+from weft.core.run_options import ORDERS
 from weft.dist.partition import row_offsets
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-
-ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 
 
 def check_order(kind: str) -> str:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.run_options import PEERS
 from weft.core.units import show_bytes
 
 SLOTS = 2  # of every rank
-PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 BACKENDS = {"symmetric": "CUDA", "nvshmem": "NVSHMEM"}  # torch's names
 GatherObjects = Callable[[Any], list[Any]]
 

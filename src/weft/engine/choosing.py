@@ -13,8 +13,9 @@ from weft.core.cost import SIZES, Cost
 from weft.core.division import PhaseTimes
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement, check_place
-from weft.core.plan import Plan, PlanOptions
+from weft.core.placement import DataPlacement
+from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.estimator import NONE, Estimate, Estimator
@@ -26,7 +27,6 @@ from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
     candidates,
-    check_options,
     feature_bytes,
     may_sample,
     reasons,
@@ -38,7 +38,7 @@ from weft.planner.placement import (
 PLAIN = (str, int, float, tuple)  # values whose text says what they are
 
 
-def phases_key(tasks: Sequence[Task], place: Placement, digest: str, trainer: str = "gpu", buckets: int = 1) -> str:
+def phases_key(tasks: Sequence[Task], place: DataPlacement, digest: str, trainer: str = "gpu", buckets: int = 1) -> str:
     """Of ``tasks`` that share every batch of the graph with fingerprint ``digest``, on ``trainer``.
 
     ``trainer``: what tells the hardware from other hardware. ``buckets``: sizes that batches are padded to.
@@ -78,11 +78,11 @@ class Setups:
     """All setups of a group of ``tasks``; ``begin``: when the search began."""
 
     def __init__(
-        self, tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions, begin: float
+        self, tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions, begin: float
     ) -> None:
         self._tasks, self._estimator, self._room, self._options = tasks, estimator, room, options
         self._begin = begin
-        self._known: dict[tuple[str, str, Placement], Setup] = {}  # of dry runs, by how they were evaluated
+        self._known: dict[tuple[str, str, DataPlacement], Setup] = {}  # of dry runs, by how they were evaluated
 
     def found(self, plan: Plan | None) -> list[Setup]:
         """The task's own mode first."""
@@ -148,11 +148,11 @@ class Setups:
     def _sampled(self, task: Task, plan: Plan | None) -> list[Setup]:
         """One per placement and share of a cache; the one that was planned first."""
         estimator, stats = self._estimator, self._estimator.stats(task)
-        before, setups, left = estimator.placement(task), list[Setup](), list[Placement]()
+        before, setups, left = estimator.placement(task), list[Setup](), list[DataPlacement]()
         try:
             if plan is not None:
                 setups += self._placed(task, before, plan)
-            for places in _by_place(candidates(task, stats, estimator.machine, self._options)):
+            for places in _by_place(candidates(task, stats, estimator.machine, self._options.placement)):
                 if self._has(setups, places[0]):
                     continue
                 if self._decided(setups) or not self._may_fit(task, places[0], stats):
@@ -167,7 +167,7 @@ class Setups:
         return setups
 
     @staticmethod
-    def _has(setups: Iterable[Setup], place: Placement) -> bool:
+    def _has(setups: Iterable[Setup], place: DataPlacement) -> bool:
         same = without_cache(place)
         return any((one.placement.features, one.placement.topology) == (same.features, same.topology) for one in setups)
 
@@ -175,12 +175,12 @@ class Setups:
         """Whether a placement is known that fits; a cache that was asked for is always priced exactly."""
         return not self._wants_cache and any(one.device_bytes <= self._room for one in setups)
 
-    def _may_fit(self, task: Task, place: Placement, stats: GraphStats) -> bool:
+    def _may_fit(self, task: Task, place: DataPlacement, stats: GraphStats) -> bool:
         """Whether what lies on the device leaves anything of the budget at all."""
         features = feature_bytes(task, stats) if place.features == "gpu" else 0
         return features + (4 * stats.num_edges if place.topology == "gpu" else 0) <= self._room
 
-    def _first_that_fits(self, task: Task, places: Sequence[Placement], plan: Plan | None) -> list[Setup]:
+    def _first_that_fits(self, task: Task, places: Sequence[DataPlacement], plan: Plan | None) -> list[Setup]:
         """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.
 
         What does not fit by far, as another placement evaluated so tells, gets no dry run.
@@ -195,25 +195,25 @@ class Setups:
                 break
         return found
 
-    def _too_large(self, task: Task, place: Placement) -> bool:
+    def _too_large(self, task: Task, place: DataPlacement) -> bool:
         known = self._known.get((task.mode, task.precision, _evaluated(place)))
         if known is None:
             return False
         moved = elsewhere(known, place, self._estimator.stats(task))
         return moved.device_bytes > TOO_LARGE * self._room
 
-    def _placed(self, task: Task, place: Placement, plan: Plan | None) -> list[Setup]:
+    def _placed(self, task: Task, place: DataPlacement, plan: Plan | None) -> list[Setup]:
         self._estimator.place(task, place)
         estimate = self._estimate(task, None if plan is None else replace(plan, placement=place))
         training, taken = estimate.trained or estimate.cost, estimate.cost.total_bytes
         return self._with_caches(Setup(task, without_cache(place), training, taken, _members(plan)), place)
 
-    def _with_caches(self, setup: Setup, place: Placement) -> list[Setup]:
+    def _with_caches(self, setup: Setup, place: DataPlacement) -> list[Setup]:
         """Without a cache, and with caches of parts of what is left; only those where a cache was asked for."""
         stats, cached = self._estimator.stats(setup.task), list[Setup]()
         for share in CACHE_SHARES if place.cached else ():
             left = int(share * (self._room - setup.device_bytes))
-            found = with_cache(place, setup.task, stats, self._options, left)
+            found = with_cache(place, setup.task, stats, self._options.placement, left)
             if found.cache_bytes and all(found != one.placement for one in cached):
                 cached.append(replace(setup, placement=found, device_bytes=setup.device_bytes + found.cache_bytes))
         return cached if cached and self._wants_cache else [setup, *cached]
@@ -221,9 +221,9 @@ class Setups:
     @property
     def _wants_cache(self) -> bool:
         """Whether a cache was asked for: then there is none without."""
-        options = self._options
-        asked = options.cache is not None or options.cache_policy is not None
-        return asked or "cached" in (options.features, options.topology)
+        placement = self._options.placement
+        asked = placement.cache is not None or placement.cache_policy is not None
+        return asked or "cached" in (placement.features, placement.topology)
 
     # ---- from rough to exact -------------------------------------------------------------------------
 
@@ -245,12 +245,12 @@ class Setups:
         return [one for one in setups if not any(one is other for other in same)] + sure
 
 
-def _evaluated(place: Placement) -> Placement:
+def _evaluated(place: DataPlacement) -> DataPlacement:
     """The same for placements that differ in where things lie alone."""
     return replace(place, features="host", topology="host", cache_bytes=0, overlap=False)
 
 
-def _evaluated_as(known: Placement, place: Placement) -> Placement:
+def _evaluated_as(known: DataPlacement, place: DataPlacement) -> DataPlacement:
     """``place``, evaluated as ``known`` is, which its bytes are worked out from."""
     return replace(place, evaluation=known.evaluation, chunk_edges=known.chunk_edges)
 
@@ -269,9 +269,9 @@ def _alike(one: Setup, other: Setup) -> bool:
     return same and without_cache(one.placement) == without_cache(other.placement)
 
 
-def _by_place(places: Iterable[Placement]) -> list[list[Placement]]:
+def _by_place(places: Iterable[DataPlacement]) -> list[list[DataPlacement]]:
     """Placements by where features and edges lie, in their order."""
-    found: dict[tuple[str, str], list[Placement]] = {}
+    found: dict[tuple[str, str], list[DataPlacement]] = {}
     for place in places:
         found.setdefault((place.features, place.topology), []).append(place)
     return list(found.values())
@@ -312,7 +312,7 @@ def choose_group(
     plan: Plan | None,
     estimator: Estimator,
     room: int,
-    options: PlanOptions = NONE,
+    options: RunOptions = NONE,
     begin: float | None = None,
 ) -> Chosen:
     """How the group of ``tasks`` trains fastest; ``plan``: as it was grouped (None: in stacks of any size)."""
@@ -381,7 +381,7 @@ def with_divisions(
     tasks: Mapping[str, Task],
     estimator: Estimator,
     room: int,
-    options: PlanOptions = NONE,
+    options: RunOptions = NONE,
 ) -> list[tuple[Plan, Estimate]]:
     """Planned groups, those whose batches the host could help to prepare with a division and room for its buffers.
 
@@ -392,7 +392,7 @@ def with_divisions(
 
 
 def _with_division(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: PlanOptions
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
 ) -> tuple[Plan, Estimate]:
     place = plan.places
     one_stack = len(plan.stack_members) == 1 and estimate.trained is not None
@@ -419,7 +419,7 @@ def _faster(fitting: Sequence[Candidate], plan: Plan, estimate: Estimate) -> Can
     return alone if alone is not None and alone.seconds < known and _elsewhere(alone, best, place) else best
 
 
-def _elsewhere(alone: Candidate, best: Candidate | None, place: Placement) -> bool:
+def _elsewhere(alone: Candidate, best: Candidate | None, place: DataPlacement) -> bool:
     """Whether no profile of ``best``, or of what was planned at ``place``, would come to ``alone``."""
     other = place if best is None else without_cache(best.setup.placement)
     return without_cache(alone.setup.placement) != other
@@ -480,47 +480,21 @@ def words(candidate: Candidate) -> str:
 # ---- Choose where the features and edges of sampled tasks lie: the first placement that fits into the budget.
 
 
-def place_options(
-    features: str | None = None,
-    topology: str | None = None,
-    cache: str | float | None = None,
-    cache_policy: object = None,
-) -> dict[str, object]:
-    """The options of where things lie, checked, by the names that :class:`PlanOptions` has for them."""
-    for name, place in (("features", features), ("topology", topology)):
-        if place is not None:
-            check_place(name, place)
-    if cache_policy is not None:
-        from weft.batches.cache import policy_name
-
-        policy_name(cache_policy)
-    size = None if cache is None else parse_bytes(cache, "cache")
-    found = {"features": features, "topology": topology, "cache": size, "cache_policy": cache_policy}
-    check_options(PlanOptions(**found))  # type: ignore[arg-type]
-    return found
-
-
-def own_policy(options: PlanOptions) -> object | None:
-    """The user's own cache policy, where one was given."""
-    return None if isinstance(options.cache_policy, str) else options.cache_policy
-
-
-def with_places(tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions = NONE) -> None:
+def with_places(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> None:
     """Tell ``estimator`` where the things of sampled ``tasks`` lie; the least that was tried if nothing fits."""
-    if options.places and not any(task.sampled for task in tasks):
-        names = ("features", "topology", "cache", "cache_policy")
-        name = next(name for name in names if getattr(options, name) is not None)
-        raise SpecError(
-            f"{name}={getattr(options, name)!r} would have no effect: task {tasks[0].label!r} trains on the whole "
-            "graph, which lies on the device; mode='sampled' reads it batch by batch"
-        )
+    for name, value in options.placement.given.items():
+        if not any(task.sampled for task in tasks):
+            raise SpecError(
+                f"{name}={value!r} would have no effect: task {tasks[0].label!r} trains on the whole graph, which lies "
+                "on the device; mode='sampled' reads it batch by batch"
+            )
     sharing: dict[Hashable, list[Task]] = {}
     for task in tasks:
         if task.sampled:
             sharing.setdefault(group_key(task, estimator.stats(task).multilabel), []).append(task)
     for alike in sharing.values():
         if place_one(alike[0], estimator, room, options):
-            evaluate_by_layers(alike[0], len(alike), estimator, room - (options.cache or 0))
+            evaluate_by_layers(alike[0], len(alike), estimator, room - (options.placement.cache or 0))
 
 
 def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) -> None:
@@ -556,12 +530,12 @@ def _seconds_in_stacks(task: Task, count: int, estimator: Estimator, room: int) 
     return _Stacks(size, estimator.alike(task, size).cost.epoch_seconds * -(-count // size))
 
 
-def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions = NONE) -> bool:
+def place_one(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
     """Place the things of ``task`` and of those that share its batches; whether it then fits."""
-    cache, needed = options.cache or 0, 0
+    cache, needed = options.placement.cache or 0, 0
     if cache > room:
         raise SpecError(f"cache={show_bytes(cache)} is larger than the budget of {show_bytes(room)}")
-    for placement in candidates(task, estimator.stats(task), estimator.machine, options):
+    for placement in candidates(task, estimator.stats(task), estimator.machine, options.placement):
         estimator.place(task, placement)
         needed = estimator.alone(task).cost.total_bytes
         if needed + cache <= room:
@@ -578,7 +552,7 @@ def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions 
 # lie.
 
 
-def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions = NONE) -> list[Task]:
+def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> list[Task]:
     """``tasks``, with ``mode="sampled"`` where ``mode="auto"`` needs more than ``room`` on the whole graph.
 
     A task that would not fit sampled either is left as it is, and refused with what it needs as a whole. The estimator
@@ -589,7 +563,7 @@ def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: 
     return found
 
 
-def _to_sample(task: Task, estimator: Estimator, room: int, options: PlanOptions) -> bool:
+def _to_sample(task: Task, estimator: Estimator, room: int, options: RunOptions) -> bool:
     return may_sample(task) and _needs_sampling(task, estimator, room, options)
 
 
@@ -613,7 +587,7 @@ def _sampled(task: Task) -> Task:
     return task.with_values(mode="sampled")
 
 
-def _needs_sampling(task: Task, estimator: Estimator, room: int, options: PlanOptions = NONE) -> bool:
+def _needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
     limits = Limits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
     if limits.surely_fits([task]):  # by several times, so that no dry run is needed to know
         return False
@@ -622,6 +596,6 @@ def _needs_sampling(task: Task, estimator: Estimator, room: int, options: PlanOp
             return False
         return place_one(_sampled(task), estimator, room, options)
     except WeftError:
-        if options.places:  # what is wrong with them
+        if options.placement.given:  # what is wrong with them
             raise
         return False

@@ -109,21 +109,6 @@ def _check(names: Iterable[str], known: Collection[str] | None) -> None:
     raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
 
 
-# ---- Cancel: end members of a run from outside.
-
-
-class Cancel(Control):
-    """A :class:`Control` to be called: ``cancel("lr=0.5")`` ends a member after the epochs under way, ``cancel()`` all.
-
-    Hand it to ``weft.run(..., cancel=cancel)``. Ended members keep their history and best weights, with the status
-    ``"cancelled"``.
-    """
-
-    def __call__(self, *names: str) -> None:
-        """The same as :meth:`Control.cancel`."""
-        self.cancel(*names)
-
-
 # ---- Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once.
 
 TWICE = 1.0  # seconds in which a second signal is taken for the first: a terminal and a wrapper may both send it

@@ -80,7 +80,7 @@ class Dividing:
         return replace(group.plan, division=source.division, phases=times.to_dict()), adapter, told
 
     def _limits(self, source: DividedSampled, times: PhaseTimes) -> Limits:
-        memory = PINNED_SHARE * self.machine.host_bytes / max(times.bytes, 1)
+        memory = PINNED_SHARE * self.machine.host.memory_bytes / max(times.bytes, 1)
         slots = max(1, min(source.slots - 1, int(memory)))
         return Limits(slots, source.division.device_buffer, self.workers, buckets=source.division.buckets)
 

@@ -19,7 +19,7 @@ from weft.batches.placing import place_graph
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement, on_device
+from weft.core.placement import DataPlacement, on_device
 from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, Task
 from weft.core.units import show_bytes
@@ -458,7 +458,7 @@ class Graphs:
         """The graph of ``task`` where it is trained, all of it."""
         return self.placed(task, on_device(self._device.type))
 
-    def placed(self, task: Task, placement: Placement) -> Graph:
+    def placed(self, task: Task, placement: DataPlacement) -> Graph:
         """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
         key, where = graph_key(task), (placement.features, placement.topology)
         if self._where.get(key) != where:
@@ -472,12 +472,12 @@ class Graphs:
             self._placed[key], self._where[key], self._true[key] = graph, where, graph.stats()
         return self._placed[key]
 
-    def for_store(self, task: Task, placement: Placement | None = None) -> Graph:
+    def for_store(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
         copies = self._store is not None and self._store.pool is not None
         return self._made(task) if copies else self.bring(task, placement)
 
-    def bring(self, task: Task, placement: Placement | None = None) -> Graph:
+    def bring(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
         return place_graph(self._made(task), placement or on_device(self._device.type), self._device)
 

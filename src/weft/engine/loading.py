@@ -1,10 +1,10 @@
-"""load_result: read the result of a run or a sweep from its folder, in any process."""
+"""``weft.read``: a result, a plan or a spec from its folder or file, in any process."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
-from weft.core.settings import Described
+from weft.core.settings import FunctionRef
+from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.result import KEPT, OBJECT, RESULT, WEIGHTS, Result, check_format, check_same_code, own_graph
 from weft.engine.sweep_result import SweepResult, folder_names
+from weft.planner.report.plan_report import PlanReport
 from weft.runtime.device.process import same_draws
 from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.build import build_model
@@ -31,15 +33,47 @@ from weft.runtime.modules.state import EXTRA, ModuleState, restore_state
 OF_MEMBERS = ("tasks", "metric", "best")  # in the summary of a graph: of its members, not its size
 
 
-def load_result(folder: str | os.PathLike[str], *, model: Any = None, graph: Any = None) -> Result | SweepResult:
-    """The result that a run or a sweep left in ``folder``: metrics, histories, and models with their best weights.
+def read(
+    path: str | os.PathLike[str], *, overrides: Iterable[str] = (), model: Any = None, graph: Any = None
+) -> Result | SweepResult | PlanReport | Task | Sweep:
+    """What is at ``path``: the result of a run (its folder), a plan (``.json``), or a task or sweep (a ``.toml`` spec).
 
-    A model is built as it was for its training: by name, or out of the ``"file.py:Net"`` that the task had. ``model``:
-    the class, the function or the module of a task that was given an object; if there were several, a dict from their
-    names. ``graph``: in the same way the graph, which is needed to predict on it only. What a module of your own keeps
-    outside of its parameters and buffers, numbers, texts and tensors, is as it was with its best weights.
+    A result has metrics, histories, and models with their best weights. A model is built as it was for its training:
+    by name, or out of the ``"file.py:Net"`` that the task had. ``model``: the class, the function or the module of a
+    task that was given an object; if there were several, a dict from their names. ``graph``: in the same way the
+    graph, which is needed to predict on it only. What a module of your own keeps outside of its parameters and
+    buffers, numbers, texts and tensors, is as it was with its best weights.
+
+    A plan is what ``weft plan --out FILE.json`` wrote, for :func:`weft.run`. ``overrides`` change settings of a spec:
+    ``["train.lr=0.02"]``.
     """
-    path = Path(folder)
+    place, changes = Path(path), tuple(overrides)
+    if place.name == RESULT or (place.suffix not in (".json", ".toml") and not os.path.isfile(place)):
+        kind, unread = "result", {"overrides": changes or None}
+    else:
+        kind, unread = "plan" if place.suffix == ".json" else "spec", {"model": model, "graph": graph}
+        unread |= {"overrides": changes or None} if kind == "plan" else {}
+    for name, value in unread.items():
+        if value is not None:
+            raise SpecError(f"weft.read({str(place)!r}): {name}= has no effect on a {kind}; leave it out")
+    if kind == "result":
+        return read_result(place.parent if place.name == RESULT else place, model, graph)
+    return read_spec(place, changes) if kind == "spec" else read_plan(place)
+
+
+def read_plan(path: Path) -> PlanReport:
+    """The plan in a file; raises :class:`SpecError` for one that is damaged or was changed."""
+    if not os.path.isfile(path):
+        raise SpecError(f"plan {str(path)!r}: no such file; `weft plan SPEC --out FILE` writes one")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"plan {str(path)!r}: cannot be read ({error})") from None
+    return PlanReport.from_json(text, str(path))
+
+
+def read_result(path: Path, model: Any = None, graph: Any = None) -> Result | SweepResult:
+    """The result that a run or a sweep left in the folder ``path``."""
     data = _read(path / RESULT)
     objects = {"model": model, "graph": graph}
     try:
@@ -150,7 +184,7 @@ def _task(data: Mapping[str, Any], objects: Mapping[str, Any], folder: Path) -> 
         return value.get(described.strip("<>")) if isinstance(value, Mapping) else value
 
     def described(value: Any) -> Any:
-        return Described(value.strip("<>")) if _is_object(value) else value
+        return FunctionRef(value.strip("<>")) if _is_object(value) else value
 
     settings, label = dict(data), data.get("name") or data["model"]
     if _is_object(data["model"]):
@@ -158,7 +192,7 @@ def _task(data: Mapping[str, Any], objects: Mapping[str, Any], folder: Path) -> 
         if settings["model"] is None:
             raise SpecError(
                 f"{folder}: task {label!r} was trained with a model that was given as an object; give it again: "
-                f"load_result(folder, model={data['model'].strip('<>')})"
+                f"weft.read(folder, model={data['model'].strip('<>')})"
             )
     elif objects["model"] is not None and not isinstance(objects["model"], Mapping):
         settings["model"] = objects["model"]

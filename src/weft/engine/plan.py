@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from weft.core.compatibility import graph_key
 from weft.core.division import Division, built_in
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.plan import Plan, PlanOptions
-from weft.core.sweep import Sweep
+from weft.core.plan import Plan
+from weft.core.run_options import Placement, RunOptions
+from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
-from weft.core.units import parse_bytes, show_bytes
+from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
     choose_group,
     in_mode,
-    place_options,
     with_divisions,
     with_modes,
     with_places,
@@ -35,7 +32,6 @@ from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
-from weft.engine.options import check_choices, not_work
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
 from weft.planner.division.choose import BUCKETS_GAIN, RUNNERS_UP, Candidate, Setup, batch_bytes
@@ -54,39 +50,32 @@ AT_PEAK = 4  # of the largest things alive
 def plan(
     work: Task | Sweep | Iterable[Task],
     machine: Given = None,
+    *,
     budget: str | float | None = None,
-    weave: bool | None = None,
-    compile: bool | None = None,
-    features: str | None = None,
-    topology: str | None = None,
-    cache: str | float | None = None,
-    cache_policy: Any = None,
+    placement: Placement = Placement(),  # noqa: B008
+    options: RunOptions = NONE,
 ) -> PlanReport:
     """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
 
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
-    the machine has. The other options are those of :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
-    prints. The answer can be run: ``weft.run(report)`` trains the groups that it names.
+    the machine has. ``placement`` and ``options`` are those of :func:`weft.run`; of the options a plan reads
+    ``weave`` and ``compile``. ``str()`` of the answer is what ``weft plan`` prints. The answer can be run:
+    ``weft.run(report)`` trains the groups that it names.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
-    check_choices(weave=weave, compile=compile)
-    options = PlanOptions(weave, compile, **place_options(features, topology, cache, cache_policy))
-    if isinstance(work, (Task, Sweep)):
-        name = work.label
-    else:  # a list is the sweep that ``weft.run`` would make of it
-        several = isinstance(work, Iterable) and not isinstance(work, str)
-        listed = list(work) if several else []
-        if not listed or not all(isinstance(task, Task) for task in listed):
-            raise not_work(listed if several else work, "weft.plan")
-        work, name = Sweep.from_tasks(listed), f"{len(listed)} tasks"
-    work = with_all_splits(work)
+    if not isinstance(options, RunOptions):
+        raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
+    options = options.with_keywords(budget=budget, placement=placement)
+    options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
+    label = work.label if isinstance(work, (Task, Sweep)) else ""
+    work = with_all_splits(as_work(work, "weft.plan"))
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    name, limit = label or f"{len(tasks)} tasks", options.budget
     check_tasks(tasks)
     there = find_machine(machine)
-    limit = None if budget is None else parse_bytes(budget)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
     report = report_on(with_modes(tasks, estimator, room, options), name, estimator, room, options)
@@ -102,7 +91,7 @@ def plan(
 
 
 def report_on(
-    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, plan_options: PlanOptions = NONE
+    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     alone = alone_estimates(tasks, estimator)
@@ -110,8 +99,8 @@ def report_on(
         if estimate is not None:
             check_budget(estimate, task, room)
     by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
-    planned = groups_within_budget(tasks, estimator, room, plan_options)
-    planned = with_divisions(planned, by_name, estimator, room, plan_options)
+    planned = groups_within_budget(tasks, estimator, room, options)
+    planned = with_divisions(planned, by_name, estimator, room, options)
     groups = [
         GroupEstimate(
             plan=replace(plan, cost=estimate.cost.to_dict()),
@@ -154,7 +143,7 @@ def report_on(
         nearest=tuple(suggestions.values()),
         notes=tuple(_notes(estimator, groups, bool(suggestions))),
         graphs=tuple(_graph_words(estimator.stats(task), task) for task in per_graph.values()),
-        options=plan_options,
+        options=options,
     )
 
 
@@ -192,18 +181,6 @@ def _graph_words(stats: GraphStats, task: Task) -> str:
 
 
 # ---- Read a plan that ``weft plan --out FILE`` wrote.
-
-
-def read_plan(path: str | os.PathLike[str]) -> PlanReport:
-    """The plan in a file, for :func:`weft.run`; raises :class:`SpecError` for one that is damaged or was changed."""
-    file = Path(path)
-    if not file.is_file():
-        raise SpecError(f"plan {str(file)!r}: no such file; `weft plan SPEC --out FILE` writes one")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"plan {str(file)!r}: cannot be read ({error})") from None
-    return PlanReport.from_json(text, str(file))
 
 
 # ---- What an order of the nodes changes: how many edges and nodes cross between ranks.

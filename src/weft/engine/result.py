@@ -319,5 +319,5 @@ def check_same_code(task: Task, trained: str | None, place: Path) -> None:
     if trained is not None and now is not None and now != trained:
         raise SpecError(
             f"{place}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, or "
-            f"give the model yourself if it is still the same: load_result(folder, model=...)"
+            f"give the model yourself if it is still the same: weft.read(folder, model=...)"
         )

@@ -9,8 +9,9 @@ from weft.core.batch_sizes import expected_batch, large_batch
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import EVALUATION_EDGES, Placement, on_device
-from weft.core.plan import PlanOptions, Stage
+from weft.core.placement import EVALUATION_EDGES, DataPlacement, on_device
+from weft.core.plan import Stage
+from weft.core.run_options import Placement
 from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -23,7 +24,7 @@ HOST_SHARE = 0.9  # of the host's memory that features may take
 MOST_ROWS = 1 << 16  # nodes of a chunk
 
 
-def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOptions) -> Iterator[Placement]:
+def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placement) -> Iterator[DataPlacement]:
     """Placements to try, each taking less of the device than the one before; caches still without any bytes."""
     if machine.device != "cuda":
         yield _on_cpu(options)
@@ -37,7 +38,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
     policy = policy_of(options, "cached" in edges)
     for topology in edges:
         for place in features if topology == edges[0] else features[-1:]:
-            one = Placement(place, topology, policy=policy)
+            one = DataPlacement(place, topology, policy=policy)
             one = replace(one, overlap=HIDDEN_BY_OVERLAP > 0 and not one.on_device and one.read_by_gpu)
             if one.on_device:
                 yield one
@@ -47,7 +48,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
                 yield one
 
 
-def policy_of(options: PlanOptions, lists: bool) -> str:
+def policy_of(options: Placement, lists: bool) -> str:
     """What chooses what a cache holds: as given, or by degree; by benefit where neighbour lists are cached as well."""
     given = options.cache_policy
     name = given if given is None or isinstance(given, str) else type(given).__name__
@@ -59,7 +60,7 @@ def policy_of(options: PlanOptions, lists: bool) -> str:
     return name or ("benefit" if lists else "degree")
 
 
-def _on_cpu(options: PlanOptions) -> Placement:
+def _on_cpu(options: Placement) -> DataPlacement:
     """A CPU has memory and files; a cache may stand before the files."""
     for name in ("features", "topology"):
         place = getattr(options, name)
@@ -68,16 +69,8 @@ def _on_cpu(options: PlanOptions) -> Placement:
     if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
         if options.features not in (None, "cached"):
             raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
-        return Placement("cached", options.topology or "host", policy=policy_of(options, False))
+        return DataPlacement("cached", options.topology or "host", policy=policy_of(options, False))
     return replace(on_device("cpu"), features=options.features or "host", topology=options.topology or "host")
-
-
-def check_options(options: PlanOptions) -> None:
-    """Refuse options that contradict each other."""
-    given = options.cache is not None or options.cache_policy is not None
-    if given and "cached" not in (options.features, options.topology) and options.features is not None:
-        name = "cache" if options.cache is not None else "cache_policy"
-        raise SpecError(f"{name}= needs features='cached', not features={options.features!r}")
 
 
 def feature_bytes(task: Task, stats: GraphStats) -> int:
@@ -85,7 +78,7 @@ def feature_bytes(task: Task, stats: GraphStats) -> int:
     return stats.num_nodes * row_bytes(task, stats)
 
 
-def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int) -> Placement:
+def with_cache(placement: DataPlacement, task: Task, stats: GraphStats, options: Placement, left: int) -> DataPlacement:
     """``placement`` with the bytes of its cache: as given, or those ``left`` over; none if it would be too small."""
     if not placement.cached:
         return placement
@@ -101,7 +94,7 @@ def with_cache(placement: Placement, task: Task, stats: GraphStats, options: Pla
     return found
 
 
-def reasons(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
+def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
     """One sentence per decision."""
     traffic = BatchTraffic.of(task, stats, placement)
     told = [_batches(traffic, task, stats, machine)]
@@ -146,7 +139,7 @@ def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Mach
     )
 
 
-def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> str:
+def _evaluated(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> str:
     if placement.evaluation == "whole":
         return "evaluated on the whole graph at once"
     held, there = sum(host_activations(task, stats)), machine.host.memory_bytes
@@ -167,7 +160,7 @@ def host_activations(task: Task, stats: GraphStats) -> list[int]:
     return [int(size * count * width) for count, width in zip(nodes, widths, strict=True)][::-1]
 
 
-def chunks(placement: Placement, stats: GraphStats) -> int:
+def chunks(placement: DataPlacement, stats: GraphStats) -> int:
     """Chunks of a layer, at most: all nodes."""
     if placement.evaluation == "whole":
         return 1
@@ -175,7 +168,7 @@ def chunks(placement: Placement, stats: GraphStats) -> int:
     return max(-(-stats.num_edges // placement.chunk_edges), -(-stats.num_nodes // rows), 1)
 
 
-def chunk_filled(placement: Placement, stats: GraphStats) -> float:
+def chunk_filled(placement: DataPlacement, stats: GraphStats) -> float:
     """What a chunk has on average of the largest one, which a dry run has: most end at their nodes, not their edges."""
     count = chunks(placement, stats)
     if count == 1:

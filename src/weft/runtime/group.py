@@ -651,6 +651,12 @@ class GroupRun:
         member = self.members[index]
         return member.stack.members.named(member.slot, *member.best())
 
+    def current_model(self, index: int) -> nn.Module:
+        """A copy of the model of a member with the weights of its last step, in evaluation mode."""
+        member = self.members[index]
+        buffers = {name: member.tensor(f"buffer.{name}") for name in member.stack.state.buffers}
+        return model_of(member.stack.members, member.slot, member.tensor("flat"), buffers, member.stack.state)
+
     def best_kept(self, index: int) -> dict[str, Tensor]:
         """The state of a user's module besides its ``state_dict`` when its best weights were evaluated, for a file."""
         member = self.members[index]

@@ -43,6 +43,7 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
+from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.control import Control
@@ -296,7 +297,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "checkpoint_every": message.get("checkpoint_every", 30.0),
+            "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
         }
         work = self._work_of(message, tasks)
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})

@@ -46,7 +46,7 @@ def test_profiles_have_a_host_and_links(machine):
     assert machine.link("disk", "disk", "host") is not None
     assert (machine.device == "cuda") == bool(machine.devices) == (machine.bus_bandwidth("host", "gpu:0") > 0)
     assert machine.bus_bandwidth("host", "gpu:0") < machine.copy_bandwidth
-    assert machine.host_only("host").memory_bytes == machine.host_bytes
+    assert machine.host_only("host").memory_bytes == machine.host.memory_bytes
 
 
 @pytest.mark.parametrize(("name", "has"), [("v100-32g", False), ("t4", False), ("cpu", False), ("a10", True)])

@@ -27,7 +27,7 @@ def report():
     task = weft.Task(
         graph="shape:reddit", model="sage", layers=2, hidden=64, mode="sampled", fanout=[10, 5], batch=1024, epochs=3
     )
-    return weft.plan(task, machine="h200", budget="6GiB", features="host")
+    return weft.plan(task, machine="h200", budget="6GiB", placement=weft.Placement(features="host"))
 
 
 def test_a_plan_with_host_features_has_a_division_and_says_so(report):

@@ -73,7 +73,7 @@ def interrupted(folder, seeds=STACK, **options) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        run(seeds, out=folder, checkpoint_every=0.0, on_event=listen, **options)
+        run(seeds, out=folder, options=weft.RunOptions(checkpoint_every=0.0), on_event=listen, **options)
     assert LEFT_AFTER <= checkpoint_in(folder).about["epoch"] < EPOCHS
 
 

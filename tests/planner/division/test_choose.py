@@ -9,7 +9,7 @@ import pytest
 from tests.planner.division.cases import times
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.task import Task
 from weft.planner.division import choose as choose_module
 from weft.planner.division.choose import BESIDE_WAITING, Search, Setup, batch_bytes, choose, elsewhere, may_have_buckets
@@ -20,7 +20,7 @@ STATS = GraphStats(
     "g", 2_000_000, 60_000_000, num_features=100, num_classes=10, symmetric=True, num_train=200_000, max_degree=5000,
     degree_histogram=(0, 1000, 10_000, 100_000, 500_000, 800_000, 400_000, 150_000, 30_000, 8_000, 900, 90, 10),
 )  # fmt: skip
-HOST, GPU = Placement("host", "host", overlap=True), Placement()
+HOST, GPU = DataPlacement("host", "host", overlap=True), DataPlacement()
 
 
 def task(**changes) -> Task:
@@ -61,7 +61,7 @@ def test_buffers_and_pinned_memory_keep_to_the_budget():
     slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002)
     found = chosen([setup()], measured=lambda one: slow_gpu)
     assert found.best.device_bytes <= 12 * GB
-    assert found.best.host_bytes <= 0.25 * profile("h200").host_bytes
+    assert found.best.host_bytes <= 0.25 * profile("h200").host.memory_bytes
     waiting = found.best.division.device_buffer
     assert found.best.device_bytes == 4 * GB + (waiting + BESIDE_WAITING) * batch_bytes(task(), STATS)
     tight = chosen([setup()], budget=4 * GB + 1000, measured=lambda one: slow_gpu)

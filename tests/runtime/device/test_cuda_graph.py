@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.alone import Alone
 from tests.stacks import solo_plan
@@ -416,7 +417,14 @@ class TestOnTheGpu:
         task = Task(graph=tiny_graph(), hidden=8, epochs=40, norm="batch")
         whole = engine_run(task, device="cuda", progress=False)
         with pytest.raises(Enough):
-            engine_run(task, device="cuda", out=tmp_path, progress=False, on_event=listen, checkpoint_every=0.0)
+            engine_run(
+                task,
+                device="cuda",
+                out=tmp_path,
+                progress=False,
+                on_event=listen,
+                options=weft.RunOptions(checkpoint_every=0.0),
+            )
         parts = engine_run(task, device="cuda", out=tmp_path, resume=True, progress=False)
         assert torch.allclose(torch.tensor(parts.history["loss"]), torch.tensor(whole.history["loss"]), atol=1e-3)
 

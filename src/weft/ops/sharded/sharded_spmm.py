@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.core.settings import WAYS
+from weft.core.settings import SHARDED_KERNELS
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import cdiv, triton_acc
 from weft.ops.sharded.pieces_triton import (
@@ -69,8 +69,8 @@ class ShardedLaunch:
     way: str = "pieces"
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise InputError(f"sharded_spmm: way={self.way!r} must be one of {', '.join(WAYS)}")
+        if self.way not in SHARDED_KERNELS:
+            raise InputError(f"sharded_spmm: way={self.way!r} must be one of {', '.join(SHARDED_KERNELS)}")
         for name, least, most in (("ps", 0, 32), ("dist", 1, 16), ("warps", 1, 16)):
             value = getattr(self, name)
             if not least <= value <= most:

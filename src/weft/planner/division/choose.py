@@ -16,7 +16,7 @@ from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.settings import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
@@ -95,7 +95,7 @@ class Setup:
     """
 
     task: Task
-    placement: Placement
+    placement: DataPlacement
     training: Cost
     device_bytes: int
     members: int = 1
@@ -121,7 +121,7 @@ def batch_bytes(task: Task, stats: GraphStats) -> int:
     return most * (row_bytes(task, stats) + 4) + 8 * edges
 
 
-def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
+def elsewhere(setup: Setup, placement: DataPlacement, stats: GraphStats) -> Setup:
     """About what ``setup`` would take with features and edges elsewhere, without a dry run of its own."""
     moved = {
         "features": stats.num_nodes * row_bytes(setup.task, stats),
@@ -135,7 +135,7 @@ def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
     return replace(setup, placement=without_cache(placement), device_bytes=max(taken, 0), rough=True)
 
 
-def without_cache(placement: Placement) -> Placement:
+def without_cache(placement: DataPlacement) -> DataPlacement:
     """The same with everything in host memory and nothing of it cached."""
     place = {"cached": "host"}
     features, topology = (place.get(one, one) for one in (placement.features, placement.topology))
@@ -206,7 +206,7 @@ class Candidate:
         return f"{about}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
 
 
-def _places(place: Placement) -> str:
+def _places(place: DataPlacement) -> str:
     if place.features == place.topology:
         return f"features and edges: {place.features}"
     return f"features: {place.features}, edges: {place.topology}"
@@ -448,7 +448,7 @@ class Search:
         times, known = self.times(setup)
         size, registry = batch_bytes(setup.task, self._stats), built_in(setup.captured)
         device = self.device_buffer(setup)
-        pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
+        pinned = int(PINNED_SHARE * self._machine.host.memory_bytes // max(size, 1)) - 1
         if not device or pinned < 1:
             return None
         limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, buckets=setup.buckets)

@@ -48,7 +48,7 @@ def run(npu, **options):
         sweep(),
         device="cpu",
         progress=False,
-        hardware=npu,
+        options=weft.RunOptions(hardware=npu),
         on_event=lambda event: notes.append(event.data.get("message", "")) if event.kind == "note" else None,
         **options,
     )
@@ -76,7 +76,7 @@ def test_a_slow_host_is_adapted_to_and_the_journal_says_so(tmp_path):
             since.append(event.data["epoch"])
 
     about = {"device": "cpu", "progress": False}
-    mine = weft.run(task, hardware=npu, on_event=slow_down, out=tmp_path / "run", **about)
+    mine = weft.run(task, options=weft.RunOptions(hardware=npu), on_event=slow_down, out=tmp_path / "run", **about)
     npu.stop()
     journal = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     told = [line["message"] for line in journal if line["event"] == "note" and "divided anew" in line["message"]]
@@ -106,8 +106,8 @@ def test_an_interrupted_run_is_resumed_with_its_division(tmp_path):
             control.preempt()
 
     about = {"device": "cpu", "progress": False, "out": tmp_path / "run"}
-    weft.run(sweep(), hardware=npu, control=control, on_event=stop, **about)
-    resumed = weft.run(sweep(), hardware=npu, resume=True, **about)
+    weft.run(sweep(), options=weft.RunOptions(hardware=npu), control=control, on_event=stop, **about)
+    resumed = weft.run(sweep(), options=weft.RunOptions(hardware=npu), resume=True, **about)
     npu.stop()
     assert resumed[0].history == weft.run(sweep(), device="cpu", progress=False)[0].history
 
@@ -116,11 +116,11 @@ def test_an_interrupted_run_is_resumed_with_its_division(tmp_path):
     ("work", "options", "message"),
     [
         (weft.Sweep("demo", model="sage", epochs=1), {}, "hardware= would have no effect"),
-        (sweep(), {"hardware": object()}, "has no 'name'"),
+        (sweep(), {"hardware": object()}, r"must be an object with name, registry\(\) and sides\(parts\)"),
     ],
 )
 def test_hardware_that_nothing_would_use_is_refused(work, options, message):
     npu = ThreadAccelerator("npu")
     with pytest.raises(SpecError, match=message):
-        weft.run(work, device="cpu", progress=False, **{"hardware": npu, **options})
+        weft.run(work, device="cpu", progress=False, options=weft.RunOptions(**{"hardware": npu, **options}))
     npu.stop()

@@ -185,7 +185,7 @@ def test_what_no_file_holds_is_said_and_not_predicted_with(tmp_path, monkeypatch
     assert len(said) == 1, notes
     assert "a result that is loaded does not predict" in said[0]
     with pytest.raises(weft.SpecError, match=r"keeps 'calls' between calls, .* its predictions depend on it"):
-        weft.load_result(tmp_path / "run", model=InArray, graph=GRAPH).predict()
+        weft.read(tmp_path / "run", model=InArray, graph=GRAPH).predict()
     preempted_after(6, task, tmp_path / "again", monkeypatch)
     with pytest.raises(
         weft.SpecError, match="keeps 'calls' between calls, which is not plain data and in no checkpoint"

@@ -123,7 +123,7 @@ def test_loaded_is_a_plain_loop(model, tmp_path):
     (task,) = tasks_of(model, [0])
     result, expected = run(task, out=tmp_path / "run"), plain(model)
     seed_all(5)
-    loaded = weft.load_result(tmp_path / "run", model=model, graph=GRAPH)
+    loaded = weft.read(tmp_path / "run", model=model, graph=GRAPH)
     check(result, *expected, loaded.predict_logits(GRAPH))
 
 
@@ -230,7 +230,7 @@ class ForItsAuthor(Base):
 @pytest.mark.parametrize(("model", "name"), [(CachedLayer, "form"), (ForItsAuthor, "embedding")])
 def test_every_attribute_that_is_plain_data_is_in_the_files(model, name, tmp_path):
     result = run(tasks_of(model, [0], epochs=2)[0], out=tmp_path / "run")
-    loaded = weft.load_result(tmp_path / "run", model=model, graph=GRAPH).model
+    loaded = weft.read(tmp_path / "run", model=model, graph=GRAPH).model
     torch.testing.assert_close(getattr(loaded, name), getattr(result.model, name))
     assert [plan.join for plan in run(tasks_of(model, range(2), epochs=2)).plan] == ["stacked"]
 
@@ -256,9 +256,7 @@ def test_declared_state_is_resumed_and_loaded(tmp_path, monkeypatch):
     preempted_after(6, task, tmp_path / "run", monkeypatch)
     result = run(task, out=tmp_path / "run", resume=True)
     check(result, *plain(Declared))
-    check(
-        result, *plain(Declared), weft.load_result(tmp_path / "run", model=Declared, graph=GRAPH).predict_logits(GRAPH)
-    )
+    check(result, *plain(Declared), weft.read(tmp_path / "run", model=Declared, graph=GRAPH).predict_logits(GRAPH))
 
 
 def test_an_object_whose_weights_are_kept_elsewhere_is_a_plain_loop():
@@ -273,7 +271,7 @@ import sys, torch, weft
 from importlib import import_module
 from tests.runtime.user_modules.test_exact import GRAPH
 run, file, name, logits = sys.argv[1:]
-result = weft.load_result(run, model=getattr(import_module(file), name), graph=GRAPH)
+result = weft.read(run, model=getattr(import_module(file), name), graph=GRAPH)
 torch.save(result.predict_logits(GRAPH), logits)
 """
 

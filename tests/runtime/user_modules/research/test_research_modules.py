@@ -53,7 +53,7 @@ def test_alone_loaded_and_resumed_is_a_plain_loop(model, tmp_path, monkeypatch):
     result, expected = run(task, out=tmp_path / "run"), plain(model)
     check(result, *expected)
     seed_all(5)
-    loaded = weft.load_result(tmp_path / "run", model=model, graph=GRAPH)
+    loaded = weft.read(tmp_path / "run", model=model, graph=GRAPH)
     check(result, *expected, loaded.predict_logits(GRAPH))
     preempted_after(6, task, tmp_path / "again", monkeypatch)
     monkeypatch.undo()
