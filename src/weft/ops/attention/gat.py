@@ -128,13 +128,6 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR, training: 
     return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr)
 
 
-def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
-    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` are the forward's results."""
-    out, out_plus, alpha_plus, log_sum = saved
-    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
-    return *_backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr, back), grad_a_dst
-
-
 def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
     """``(grad_x, grad_a_src)`` by the backend of the tensors' device."""
     if use_triton(x):
@@ -293,9 +286,10 @@ def _packed_backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope,
             grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
         )
         return result
-    saved = (out, out_plus, alpha_plus, log_sum)
-    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
-    for into, value in zip((into_x, into_src, into_dst), grads, strict=True):
+    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+    matrices = unpack_csr(csr), unpack_csr(back)
+    grad_x, grad_a_src = _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, *matrices)
+    for into, value in ((into_x, grad_x), (into_src, grad_a_src), (into_dst, grad_a_dst)):
         into.copy_(value)
     return result
 

@@ -185,7 +185,7 @@ def gather_rows_triton(
 ) -> Tensor:
     """The rows ``ids [M]`` of ``x [N, F]``, which lies on the device of ``ids`` or in pinned host memory.
 
-    ``count [1]`` on the device: only the first so many ids exist, rows beyond stay unwritten. ``concurrent``: other work
+    ``count [1]`` on the device: how many ids exist; rows beyond stay unwritten. ``concurrent``: other work
     runs on the device at the same time.
     """
     check_gather(x, out, ids.numel())

@@ -6,7 +6,7 @@ rows last. Every piece writes a partial row of its own; a second kernel adds the
 order. So nothing is atomic, and a run has the same bits as the next.
 
 Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
-Nobody may write there meanwhile; the caller's barriers see to that.
+No rank may write there meanwhile; the caller's barriers ensure that.
 
 Five schedules. Two read a remote row once per edge, as the paper does:
 
@@ -337,26 +337,21 @@ def sharded_spmm_triton(
         call = _Call(x_TNF, table, counts, csr, launch)
         size = call.tasks * (call.num_local + call.num_remote) * num_features
         partial = x.new_empty(max(size, 1), dtype=accumulate_dtype(x.dtype)) if scratch is None else scratch
-        _sum_all(call, schedule, partial, staging)
+        shape = (call.tasks, call.num_halo, num_features)
+        if schedule in PER_EDGE:
+            if schedule == "apart":
+                call.sum_local(partial)
+            call.sum_pairs(partial, with_local=schedule == "interleaved")
+        else:
+            rows = x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
+            if schedule == "pipelined":
+                call.pipeline(rows, partial)
+            elif schedule == "fetch_first":
+                call.copy_rows(rows, 0, call.num_halo)
+                call.sum_local(partial)
+                call.sum_staged(rows, partial)
+            else:
+                call.fetch_during_local(rows, partial)
+                call.sum_staged(rows, partial)
         call.add(partial, row_scale, out)
     return out.reshape(*lead, csr.num_rows, num_features)
-
-
-def _sum_all(call: _Call, schedule: str, partial: Tensor, staging: Tensor | None) -> None:
-    """Every piece, into its partial row."""
-    if schedule in PER_EDGE:
-        if schedule == "apart":
-            call.sum_local(partial)
-        call.sum_pairs(partial, with_local=schedule == "interleaved")
-        return
-    shape = (call.tasks, call.num_halo, call.features)
-    rows = call.x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
-    if schedule == "pipelined":
-        call.pipeline(rows, partial)
-        return
-    if schedule == "fetch_first":
-        call.copy_rows(rows, 0, call.num_halo)
-        call.sum_local(partial)
-    else:
-        call.fetch_during_local(rows, partial)
-    call.sum_staged(rows, partial)

@@ -13,7 +13,7 @@ Shapes: T tasks, n own rows, F features, s rows of a tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +91,9 @@ def streamed_spmm_triton(
     size = tasks * csr.staged_rows * features
     memory = x.new_empty(size) if staging is None else staging[:size]
     if total.numel():
-        parts = list(_parts(memory, csr.tiles, tasks, features))
+        sizes = [tasks * tile.rows * features for tile in csr.tiles]
+        areas = memory.split(sizes) if sizes else ()
+        parts = [area.view(tasks, tile.rows, features) for area, tile in zip(areas, csr.tiles, strict=True)]
         rows_of = [peer.reshape(tasks, *peer.shape[-2:]) for peer in peers]
         # Both are read on the other stream: they live until this one has waited for the last tile.
         table = address_table(rows_of, x.device) if any(tile.needed is not None for tile in csr.tiles) else None
@@ -102,15 +104,6 @@ def streamed_spmm_triton(
                 torch.cuda.current_stream(x.device).wait_event(ready)
             spmm_triton(part, tile.weight, row_scale, None, tile.csr, out=total, add=True)
     return total.to(x.dtype).reshape(*lead, num_rows, features)
-
-
-def _parts(memory: Tensor, tiles: Sequence[Tile], tasks: int, features: int) -> Iterator[Tensor]:
-    """Room for each tile ``[T, s, F]``."""
-    first = 0
-    for tile in tiles:
-        size = tasks * tile.rows * features
-        yield memory[first : first + size].view(tasks, tile.rows, features)
-        first += size
 
 
 def _fetch(
@@ -130,17 +123,12 @@ def _fetch(
     arrived = []
     with copying:
         for tile, part in zip(tiles, parts, strict=True):
-            _copy(peers[tile.owner], tile, part, table)
+            if tile.needed is None:
+                for task in range(part.shape[0]):  # each a run of bytes, which the copy engine takes
+                    part[task].copy_(peers[tile.owner][task, tile.first : tile.last], non_blocking=True)
+            else:
+                assert table is not None
+                owner = torch.full_like(tile.needed, tile.owner)
+                copy_rows_triton(part, *table, owner, tile.needed, 0, tile.rows)
             arrived.append(None if side is None else side.record_event())
     return arrived
-
-
-def _copy(peer: Tensor, tile: Tile, part: Tensor, table: tuple[Tensor, Tensor] | None) -> None:
-    """The rows of a tile to ``part [T, s, F]``."""
-    if tile.needed is None:
-        for task in range(part.shape[0]):  # each a run of bytes, which the copy engine takes
-            part[task].copy_(peer[task, tile.first : tile.last], non_blocking=True)
-        return
-    assert table is not None
-    owner = torch.full_like(tile.needed, tile.owner)
-    copy_rows_triton(part, *table, owner, tile.needed, 0, tile.rows)
