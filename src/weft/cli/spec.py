@@ -66,10 +66,10 @@ def run_options(reader: str) -> tuple[ShellOption, ...]:
     rows = []
     for row in options_of(reader):
         rule, shell = row.metadata["rule"], row.metadata["shell"]
-        if shell is not None:
+        if shell["help"]:
             kind = rule.kind if rule.parse is None and rule.kind in (bool, int, float) else str
             flag = f"--{row.name}/--no-{row.name}" if kind is bool else ""
-            rows.append(ShellOption(row.name, kind, shell.text, shell.metavar, shell.default, row.default, flag))
+            rows.append(ShellOption(row.name, kind, default=row.default, flag=flag, **shell))
     return tuple(rows)
 
 
