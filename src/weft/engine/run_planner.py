@@ -218,7 +218,7 @@ def warm_kernels(
     listed = [versions[digest] for digest in missing if digest in versions]
     compiled = compile_versions(listed, arch, processes or cpu_count(), progress)
     with suppress(OSError):
-        note_kernels(arch, {listed[version.place].digest: version.folder for version in compiled})
+        note_kernels(arch, {listed[version.index].digest: version.folder for version in compiled})
     return len(compiled)
 
 
