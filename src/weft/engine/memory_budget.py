@@ -76,7 +76,7 @@ def _number(device: torch.device) -> int:
 
 
 def watch_memory(device: torch.device) -> None:
-    """Forget the peaks of earlier runs; on a CPU, also return freed memory to the system and keep what is freed next."""
+    """Forget the peaks of earlier runs; on a CPU, return freed memory to the system and keep what is freed next."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
