@@ -114,7 +114,7 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
             raise GraphError(f"the mask nodes= has {vector.numel()} entries but the graph has {graph.num_nodes} nodes")
         return vector.nonzero().squeeze(1)
     ids = as_ids(vector, "nodes").long()
-    check_range(ids, graph.num_nodes, "nodes")
+    check_range(ids, graph.num_nodes, "nodes", f"nodes of graph {graph.name!r}")
     return ids
 
 
