@@ -21,7 +21,7 @@ from weft.core.task import Task
 from weft.engine.errors import clear_memory_errors
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
-from weft.engine.memory_budget import memory_cap
+from weft.engine.memory import memory_cap
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import FORMAT, nodes_of
 from weft.graph.graph import Graph

@@ -1,4 +1,4 @@
-"""Memory of the host and of the device: what this process holds, and a pool of the device for graphs and states."""
+"""Memory: what this process holds, a pool of the device for graphs and states, and the budget of a run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from weft.core.host_memory import free_host_bytes
+from weft.core.machine import Machine
 from weft.core.units import show_bytes
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
+from weft.planner.grouping.limits import USABLE
 from weft.runtime.group import GroupRun
 from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, PoolRange, TwoEndedPool
+
+if TYPE_CHECKING:
+    from weft.engine.graphs import GraphStore
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # of the resident set, as Linux takes it
@@ -252,3 +259,88 @@ def arrays_of(graph: Graph) -> dict[str, Tensor]:
 def _matrix(matrix: Adjacency, prefix: str, arrays: dict[str, Tensor]) -> Adjacency:
     parts = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"], matrix.num_cols
     return Adjacency(*parts, weight=arrays.get(f"{prefix}weight"), symmetric=matrix.symmetric)
+
+
+# ---- The budget of a run: how many bytes it may take, the cap at it, and the measured peak
+
+
+def room(device: torch.device, machine: Machine, budget: int | None = None) -> int:
+    """Bytes that a group may take on ``device``, everything counted: what is free less a margin, or the budget.
+
+    What this process holds already (CUDA's context, memory that torch has reserved) is part of what the group takes.
+    """
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    else:
+        free = free_host_bytes()
+    there = int(USABLE * free) + machine.context_bytes
+    return there if budget is None else min(budget, there)
+
+
+@contextmanager
+def memory_cap(
+    device: torch.device,
+    machine: Machine | None,
+    budget: int | None,
+    store: GraphStore | None = None,
+    graphs: Iterable[str] = (),
+) -> Iterator[None]:
+    """Cap what torch takes of a GPU at ``budget``, CUDA's context included.
+
+    Every allocation counts, small ones too: torch compares what it has reserved with the cap before it calls the
+    driver. Graphs in ``store`` come on top, except those called ``graphs``, which this run trains on. A CPU has no such
+    cap: there planning keeps to the budget, and in a worker a limit on its process.
+    """
+    if budget is None or machine is None or device.type != "cuda":
+        yield
+        return
+    before, tensors = memory_fraction(device), max(budget - machine.context_bytes, 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+
+    def follow(stored: int) -> None:
+        set_memory_fraction(min((tensors + stored) / total, before), device)
+
+    follow(0)
+    try:
+        with nullcontext() if store is None else store.following(graphs, follow):
+            yield
+    finally:
+        set_memory_fraction(before, device)
+
+
+def memory_fraction(device: torch.device) -> float:
+    """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
+    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
+
+
+def set_memory_fraction(share: float, device: torch.device) -> None:
+    """Let torch take so much of a GPU's memory in this process."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, _number(device))
+
+
+def _number(device: torch.device) -> int:
+    """The number of a GPU, which torch's functions require; of plain ``cuda`` that of the current one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def watch_memory(device: torch.device) -> None:
+    """Forget the peaks of earlier runs; on a CPU, return freed memory to the system and keep what is freed next."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        give_back_heap()
+        keep_heap()
+        watch_peak()
+
+
+def memory_taken(device: torch.device) -> dict[str, int]:
+    """The peaks since :func:`watch_memory`: of a GPU by torch's account, of a CPU the whole process."""
+    if device.type != "cuda":
+        peak = status_bytes("VmHWM")
+        return {} if peak is None else {"process_bytes": peak}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }

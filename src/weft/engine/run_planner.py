@@ -28,7 +28,7 @@ from weft.engine.graphs import Graphs
 from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
 from weft.engine.learning import label_of, observe
 from weft.engine.machine import choose_device, load_calibration, machine_with
-from weft.engine.memory_budget import room
+from weft.engine.memory import room
 from weft.engine.plan import report_on
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key

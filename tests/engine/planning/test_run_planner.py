@@ -15,7 +15,7 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DoesNotFitError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
-from weft.engine import memory_budget as room
+from weft.engine import memory as room
 from weft.engine import run_planner as planner
 from weft.engine.graphs import Graphs
 from weft.engine.home import HOME_VARIABLE, home, machine_folder
