@@ -145,11 +145,11 @@ class DevicePool:
         """An uninitialised tensor at one end of the buffer; None if there is no room for it."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            place = self._plan.put(owner, size, end)
-            if place is None:
+            block = self._plan.put(owner, size, end)
+            if block is None:
                 return None
-            tensor = self._at(place.offset, shape, dtype)
-            self._tensors.setdefault(owner, []).append((place, tensor))
+            tensor = self._at(block.offset, shape, dtype)
+            self._tensors.setdefault(owner, []).append((block, tensor))
             return tensor
 
     def _at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -174,8 +174,8 @@ class DevicePool:
     def clear(self, owner: str) -> int:
         """Free all bytes of ``owner``; returns how many."""
         with self._lock:
-            for place, _ in self._tensors.pop(owner, []) if self._poison else ():
-                self._bytes[place.offset : place.stop].fill_(POISON)
+            for block, _ in self._tensors.pop(owner, []) if self._poison else ():
+                self._bytes[block.offset : block.stop].fill_(POISON)
             self._tensors.pop(owner, None)
             return self._plan.clear(owner)
 
@@ -186,7 +186,7 @@ class DevicePool:
         """
         with self._lock:
             tensors = [tensor for _, tensor in self._tensors.get(owner, [])]
-            old = {place.offset: tensor for place, tensor in self._tensors.get(owner, [])}
+            old = {block.offset: tensor for block, tensor in self._tensors.get(owner, [])}
             for move in self._plan.pack(owner):
                 moved = self._bytes[move.source : move.source + move.size].clone()  # the places may overlap
                 self._bytes[move.target : move.target + move.size].copy_(moved)
@@ -214,7 +214,9 @@ def move_in(group: GroupRun, pool: DevicePool) -> str:
             stack.use_state(stack.state.of(copied))
     if not outside:
         return ""
-    return f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie beside it"
+    return (
+        f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie outside it"
+    )
 
 
 def move_out(pool: DevicePool) -> None:

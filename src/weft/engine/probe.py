@@ -320,8 +320,8 @@ def context_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved(device)
-    own = process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    if own is None:
+    held = process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    if held is None:
         free, total = torch.cuda.mem_get_info(device)
-        own = total - free
-    return max(own - reserved, 0)
+        held = total - free
+    return max(held - reserved, 0)

@@ -92,9 +92,9 @@ class RunPlanner:
             reason = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
             plans = []
             for plan in self._by_rule(tasks, reason):  # with the cost that an earlier dry run found, if there was one
-                found = self._estimator.recalled([by_name[name] for name in plan.members], plan)
-                known = {} if found is None else {"cost": found.cost.to_dict(), "weights": found.weights}
-                plans.append(replace(plan, **known))
+                former = self._estimator.recalled([by_name[name] for name in plan.members], plan)
+                costs = {} if former is None else {"cost": former.cost.to_dict(), "weights": former.weights}
+                plans.append(replace(plan, **costs))
             return plans
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             faults = self._faults(tasks)
@@ -238,14 +238,14 @@ def check_runnable(report: PlanReport) -> None:
             )
 
 
-def device_of(report: PlanReport, wanted: str | torch.device) -> torch.device:
-    """The device to run on: of the kind that was planned for, which must be there and not excluded by ``wanted``."""
+def device_of(report: PlanReport, choice: str | torch.device) -> torch.device:
+    """The device to run on: of the kind that was planned for, which must be there and not excluded by ``choice``."""
     kind = report.plans[0].device
-    device = choose_device(wanted)
-    if str(wanted) == "auto" and kind == "cpu":
+    device = choose_device(choice)
+    if str(choice) == "auto" and kind == "cpu":
         return torch.device("cpu")
     if device.type != kind:
-        where = "there is none here" if str(wanted) == "auto" else f"device={str(wanted)!r} is another kind"
+        where = "there is none here" if str(choice) == "auto" else f"device={str(choice)!r} is another kind"
         raise SpecError(
             f"plan {report.name!r} is for a {kind} device ({report.machine.name}), but {where}; "
             "plan again with the machine to run on"
