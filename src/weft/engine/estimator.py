@@ -304,7 +304,7 @@ class Estimator:
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
                 graph = self._graphs.summary(tasks[0])
-                found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
+                captured = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
             except WeftError:
                 raise
             except Exception as error:  # a user's module may raise anything
@@ -316,10 +316,10 @@ class Estimator:
         self._versions |= launched
         self.known_kernels.update(launched)
         # A step scaled from a small graph has the shapes of that one.
-        whole = found.program.recordable
-        weights, notes = (found.run.weight_digests(), tuple(found.run.notes)) if whole else ((), ())
-        parameters = tuple(found.parameters)
-        return Steps(found.program, found.preparation, parameters, weights, tuple(launched), notes)
+        whole = captured.program.recordable
+        weights, notes = (captured.run.weight_digests(), tuple(captured.run.notes)) if whole else ((), ())
+        parameters = tuple(captured.parameters)
+        return Steps(captured.program, captured.preparation, parameters, weights, tuple(launched), notes)
 
     def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:
         """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``.
@@ -463,11 +463,11 @@ def group_estimates(
     spent, most = 0, MAX_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     for index in dict.fromkeys([*largest.values(), *by_size]):
         rough = groups[index]
-        known = estimator.knows(rough.tasks, rough.plan)
+        estimated = estimator.knows(rough.tasks, rough.plan)
         surely_fits = all(task.traits is not None for task in rough.tasks) and rough.most <= room
-        if known or spent + len(rough.tasks) <= most or not estimates or not surely_fits:
+        if estimated or spent + len(rough.tasks) <= most or not estimates or not surely_fits:
             estimates[index] = estimator.together(rough.tasks, rough.plan)
-            spent += 0 if known else len(rough.tasks)
+            spent += 0 if estimated else len(rough.tasks)
     return [
         estimates[index] if index in estimates else _extrapolated(rough, groups, estimates)
         for index, rough in enumerate(groups)
@@ -502,9 +502,9 @@ def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimat
     budget = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     estimates: list[Estimate | None] = []
     for task in tasks:
-        known = estimator.knows([task])
-        budget -= not known
-        estimates.append(estimator.alone(task) if known or budget >= 0 else None)
+        estimated = estimator.knows([task])
+        budget -= not estimated
+        estimates.append(estimator.alone(task) if estimated or budget >= 0 else None)
     return estimates
 
 
@@ -519,8 +519,8 @@ def groups_within_budget(
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    left, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
-    machine, budget = estimator.machine, left
+    without_cache, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
+    machine, budget = estimator.machine, without_cache
 
     def bytes_of(some: Sequence[Task]) -> float:
         return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
@@ -529,11 +529,11 @@ def groups_within_budget(
         limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [estimator.placed(plan, by_name[plan.members[0]]) for plan in plans]
-        groups = list(zip(plans, group_estimates(plans, by_name, estimator, left), strict=True))
+        groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
-        if not totals or max(totals) <= left:
+        if not totals or max(totals) <= without_cache:
             break
-        budget = int(budget * left / max(totals) * LESS)
+        budget = int(budget * without_cache / max(totals) * LESS)
     decided = []
     for plan, estimate in groups:
         plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)

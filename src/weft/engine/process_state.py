@@ -25,7 +25,7 @@ from weft.core.errors import SpecError
 from weft.core.startup import collects, gc_paused, let_collect, start_in_background
 from weft.core.task import Task
 from weft.engine.background_probe import LoadSample
-from weft.engine.memory_budget import memory_fraction, set_memory_fraction
+from weft.engine.memory import memory_fraction, set_memory_fraction
 from weft.ops.launch.backend import have_triton
 from weft.planner.grouping.step_options import free_threads
 from weft.runtime.device.process import cpu_threads, generator_states, matmul_precision, restore_generators, seeded

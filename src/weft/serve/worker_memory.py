@@ -19,8 +19,7 @@ from weft.engine.errors import give_back_memory
 from weft.engine.graphs import Graphs, GraphStore, bytes_of
 from weft.engine.inference import read_weights
 from weft.engine.machine import machine_with
-from weft.engine.memory import DevicePool
-from weft.engine.memory_budget import room
+from weft.engine.memory import DevicePool, room
 from weft.nn.initial import DRAWN_AHEAD, Key, draw_ahead
 from weft.runtime.checkpoint import FILE, PREFETCHED, file_state, prefetch
 from weft.runtime.device.cuda_graph import no_capture
