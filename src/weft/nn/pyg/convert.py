@@ -14,8 +14,7 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.nn.conv import AttentionConv, Conv
-from weft.nn.dropout import Dropout, assign_sites
-from weft.nn.epilogue import BatchNorm
+from weft.nn.epilogue import BatchNorm, Dropout, assign_sites
 from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.pyg.layers import (
     TEMPLATES,

@@ -16,7 +16,7 @@ from torch_geometric import nn as pyg
 from weft import ops
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.conv import AttentionConv, Conv, aggregates_first
-from weft.nn.dropout import CallMask
+from weft.nn.epilogue import CallMask
 from weft.nn.features import Features, as_dense, transform
 from weft.nn.pyg.convert import DROPOUT, setup_of
 from weft.nn.pyg.edges import edges_of

@@ -92,6 +92,13 @@ def custom_op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     return register
 
 
+def once_for_all(value: Tensor, lead: int) -> Tensor:
+    """``value`` contiguous; a single copy, without the ``lead`` dimensions, if all tasks share the same memory."""
+    if lead and value.numel() and not any(value.stride()[:lead]):
+        value = value[(0,) * lead]
+    return value.contiguous()
+
+
 # ---- The limits of a GPU that launch parameters depend on: multiprocessors, cache, shared memory.
 #
 # Launch parameters were measured on an H200. They are written in terms of these limits, so that every number on an H200

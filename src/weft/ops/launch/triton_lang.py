@@ -169,13 +169,6 @@ def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
     return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
 
 
-def once_for_all(value: Tensor, lead: int) -> Tensor:
-    """``value`` contiguous; a single copy, without the ``lead`` dimensions, if all tasks share the same memory."""
-    if lead and value.numel() and not any(value.stride()[:lead]):
-        value = value[(0,) * lead]
-    return value.contiguous()
-
-
 def common_lead(one: Tensor, other: Tensor) -> torch.Size:
     """The leading dimensions of ``one [..., a, b]`` and ``other [..., c, d]``, broadcast.
 

@@ -17,7 +17,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.dropout import next_mask
+from weft.nn.epilogue import next_mask
 from weft.nn.models import is_named_model
 from weft.nn.pyg.edges import forget, is_bypass
 from weft.ops.dense.bias_act_dropout import dropout, dropout_rows

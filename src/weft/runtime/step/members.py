@@ -24,8 +24,7 @@ from weft.core.task import Task
 from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
-from weft.nn.dropout import Dropout
-from weft.nn.epilogue import BatchNorm, LayerNorm
+from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
 from weft.nn.pyg.convert import possible_swaps
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
