@@ -16,7 +16,7 @@ from weft.core.member import Member
 from weft.core.settings import Callback, Moment
 from weft.core.task import Task, name_of
 from weft.planner.division.adapting import Adapter
-from weft.planner.grouping.step_options import LEAVE_EVERY, Pace, pays_to_leave
+from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
 from weft.planner.pruning import Policy, every
 
 ByMember = Mapping[str, tuple[Callback, ...]]
@@ -99,7 +99,7 @@ class Driver:
         self._board.update(self._members)
         self._epoch, self._period = 0, self._options.period or 1
         self._begun = False  # the first updates say where the group stands, which may be in the middle
-        self._pace, self._prepare_seconds = Pace(), 0.0
+        self._pace, self._prepare_seconds = StepPace(), 0.0
         self._unsaved_seconds, self._paused = 0.0, False
 
     def decide(self, updates: Sequence[Update], requests: Requests = NOTHING) -> Decision:
