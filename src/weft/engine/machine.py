@@ -192,7 +192,7 @@ def keep_probe(machine: Machine) -> Path:
 def load_calibration(machine: Machine) -> Calibration | None:
     """The calibration by earlier runs on ``machine``; None if there were none, or none that can be read."""
     found = _calibrations(machine).read(CALIBRATION, Calibration.from_dict)
-    return found if found is not None and (found.known or found.phases) else None
+    return found if found is not None and (found.observations or found.phases) else None
 
 
 def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:
