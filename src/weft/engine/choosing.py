@@ -22,7 +22,7 @@ from weft.engine.estimator import NONE, Estimate, Estimator
 from weft.engine.machine import Given, find_machine, load_calibration
 from weft.planner.division.choose import Candidate, Choice, Search, Setup, choose, elsewhere, without_cache, worth
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
@@ -588,7 +588,7 @@ def _sampled(task: Task) -> Task:
 
 
 def _needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
-    limits = Limits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
+    limits = GroupLimits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
     if limits.surely_fits([task]):  # by several times, so that no dry run is needed to know
         return False
     try:

@@ -29,12 +29,12 @@ from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
-from weft.planner.cost.memory import Memory, memory, process_bytes
+from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
-from weft.planner.grouping.limits import SURELY
+from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
 from weft.planner.placement import chunk_filled, chunks, filled, reasons, steps_per_epoch, with_cache
 from weft.planner.transfers import with_batches
 
@@ -113,7 +113,7 @@ class Estimate:
     """
 
     cost: Cost
-    memory: Memory
+    memory: MemoryEstimate
     program: Program
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
@@ -223,8 +223,8 @@ class Estimator:
         key = frozenset((self._key(widest), count) for widest, count in sizes)
         if key not in self._bytes:
             parts = [stacked(self.steps(widest, min(count, 2)).step, count) for widest, count in sizes]
-            whole = memory(one_after_another(parts), self.machine, stepped=tasks[0].sampled, **_trial_calls(tasks))
-            self._bytes[key] = float(whole.safe)
+            execution = Execution(stepped=tasks[0].sampled, **_trial_calls(tasks))
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine, None, execution).safe)
         return self._bytes[key]
 
     def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
@@ -233,7 +233,7 @@ class Estimator:
         A stack of them keeps to a few times that; dry runs of the groups that are made check it.
         """
         users = all(task.traits is None and not task.sampled for task in tasks)
-        return users and SURELY * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
+        return users and RULE_SAFETY_FACTOR * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
@@ -246,8 +246,8 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         task, stats = tasks[0], self.stats(tasks[0])
-        captured = (plan.replay, steps.preparation, steps.step.recordable, task.sampled)
-        held = memory(steps.step, self.machine, *captured, **_trial_calls(tasks))
+        execution = Execution(plan.replay, steps.step.recordable, task.sampled, **_trial_calls(tasks))
+        held = memory(steps.step, self.machine, steps.preparation, execution)
         mode = _run_mode(steps.step, task, plan, stats)
         cost = seconds(steps.step, self.machine, self.calibration, stats=stats, mode=mode)
         # On a CPU the whole process counts; on a GPU only what is on the device.
@@ -446,7 +446,7 @@ class RoughEstimate:
             heads = (widest.heads, widest.out_heads) if widest.traits is not None and widest.traits.has_heads else ()
             kinds.add((widest.model_name, widest.layers, *heads))
         rough = rule_memory(list(tasks), stats, device)
-        most = SURELY * rough + attention_bytes(list(tasks), stats)
+        most = RULE_SAFETY_FACTOR * rough + attention_bytes(list(tasks), stats)
         return cls(tasks, plan, (tasks[0].graph_name, frozenset(kinds)), rough, most, seconds)
 
 

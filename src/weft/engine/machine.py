@@ -192,7 +192,7 @@ def keep_probe(machine: Machine) -> Path:
 def load_calibration(machine: Machine) -> Calibration | None:
     """The calibration by earlier runs on ``machine``; None if there were none, or none that can be read."""
     calibration = _calibrations(machine).read(CALIBRATION, Calibration.from_dict)
-    return calibration if calibration is not None and (calibration.known or calibration.phases) else None
+    return calibration if calibration is not None and (calibration.observations or calibration.phases) else None
 
 
 def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:

@@ -36,7 +36,7 @@ from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_ve
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
@@ -195,7 +195,7 @@ def is_small(tasks: Sequence[Task], estimator: Estimator, room: int) -> bool:
         rates = rates_of(machine.device, machine, task.precision)
         seconds += task.epochs * work(task, estimator.stats(task)).seconds(rates)
     return seconds < SMALL_SECONDS and all(
-        Limits(estimator.stats(alike[0]), machine.device, machine, budget=room).surely_fits(alike)
+        GroupLimits(estimator.stats(alike[0]), machine.device, machine, budget=room).surely_fits(alike)
         for alike in by_graph.values()
     )
 

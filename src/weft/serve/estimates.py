@@ -28,7 +28,7 @@ from weft.engine.plan import report_on
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.modules.settings import check_tasks
 from weft.serve.state import stamps_of
@@ -47,7 +47,7 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     if task.traits is None or task.sampled:
         return None
     machine, stats = estimator.machine, estimator.stats(task)
-    limits = Limits(stats, machine.device, machine)
+    limits = GroupLimits(stats, machine.device, machine)
     most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
     seconds = task.epochs * _epoch(task, estimator)[0]
     if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
