@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.format import check_file, write_file
-from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
+from weft.cli.run import Cache, CachePolicy, Compile, Divide, Features, Topology, Weave
 from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
@@ -41,6 +41,7 @@ def plan(
     topology: Topology = None,
     cache: Cache = None,
     cache_policy: CachePolicy = None,
+    division: Divide = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     out: Annotated[
         Path | None,
@@ -108,6 +109,7 @@ def plan(
     if order is not None:
         check_order(order)
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    places["division"] = division
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)

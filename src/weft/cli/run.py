@@ -52,6 +52,14 @@ Cache = Annotated[
     str | None,
     typer.Option(metavar="BYTES", help="Of the device, for the cache: 2GiB.", show_default="what the budget leaves"),
 ]
+Divide = Annotated[
+    str | None,
+    typer.Option(
+        metavar="elastic|fixed|SHARE",
+        help="How sampled batches are divided between host and GPU; SHARE: of the GPU, 0 to 1.",
+        show_default="elastic",
+    ),
+]
 CachePolicy = Annotated[
     str | None,
     typer.Option(
@@ -123,6 +131,7 @@ def run(
     topology: Topology = None,
     cache: Cache = None,
     cache_policy: CachePolicy = None,
+    division: Divide = None,
     order: Annotated[
         str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
     ] = "given",
@@ -159,9 +168,11 @@ def run(
         given |= {"--ranks": ranks, "--order": None if order == "given" else order}
         given |= {"--peers": None if peers == "auto" else peers}
         given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
+        given |= {"--division": division}
         _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
         return
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    places["division"] = division
     work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
     with gc_paused():
         from weft.engine.background_probe import is_wanted, start_probe

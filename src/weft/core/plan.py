@@ -64,7 +64,8 @@ class PlanOptions:
     ``weave``: merge tasks of different structure into one step. ``compile``: compile steps with Inductor.
     Of sampled training: ``features`` and ``topology``: where they lie (:data:`weft.core.placement.PLACES`); ``cache``:
     bytes of the device for what is used most; ``cache_policy``: what that is, by name
-    (:data:`weft.core.placement.POLICIES`) or an object with a ``choose`` method.
+    (:data:`weft.core.placement.POLICIES`) or an object with a ``choose`` method; ``division``: how batches are divided
+    between host and GPU, ``"elastic"`` or ``"fixed"`` (:class:`weft.core.division.Division`), or the GPU's fixed share.
     """
 
     weave: bool | None = None
@@ -73,11 +74,7 @@ class PlanOptions:
     topology: str | None = None
     cache: int | None = None
     cache_policy: Any = None
-
-    @property
-    def places(self) -> bool:
-        """Whether any of them is about where things lie."""
-        return any(one is not None for one in (self.features, self.topology, self.cache, self.cache_policy))
+    division: str | float | None = None
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ class Estimator:
         """The estimate of ``tasks`` as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
             return self.alone(tasks[0], placement)
+        plan = plan if placement is None else replace(plan, placement=placement)
         key = self._group_key(tasks, plan, placement)
         if key not in self._estimates:
             self._estimates[key] = self._estimate(self._captured(tasks, plan, placement), tasks, plan)

@@ -41,7 +41,7 @@ from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, outline_of
 from weft.graph.graph import Graph
-from weft.planner.division.adapting import Adapter
+from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.runtime.checkpoint import Checkpoint
@@ -233,8 +233,8 @@ class MemberResults:
 class GroupSources:
     """Sources of batches for groups on ``machine``.
 
-    ``loader``: makes the batches in place of Weft's sampler; ``hardware``: who prepares batches beside the host
-    (:class:`weft.batches.Hardware`; None: the GPU).
+    ``loader``: makes the batches in place of Weft's sampler; ``hardware``: what prepares batches with the host
+    (:class:`weft.batches.division.preparers.Hardware`; None: the GPU).
     """
 
     def __init__(
@@ -260,20 +260,20 @@ class GroupSources:
     def _dividing(self) -> Dividing:
         from weft.engine.dividing import Dividing
 
-        return Dividing(self._machine, self._hardware)
+        return Dividing(self._machine, self._hardware, self._options)
 
-    def divide(self, group: GroupRun) -> tuple[Adapter | None, str]:
-        """Choose who prepares the batches of ``group``, where both sides can; what adapts that later, and a remark."""
+    def divide(self, group: GroupRun) -> tuple[PhaseDrift | None, str]:
+        """Divide the batches of ``group`` if both sides can prepare them; what watches their phases, and a remark."""
         source = divided_source(group)
         if source is None:
             return None, ""
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(self._hardware, "profile_key", getattr(self._hardware, "name", "gpu"))
-        key = phases_key(group.tasks, group.plan.places, digest, trainer, source.division.buckets)
-        plan, adapter, told = self._dividing.divide(group, key)
-        if adapter is not None:
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        plan, drift, remark = self._dividing.divide(group, key)
+        if drift is not None:
             group.plan = plan
-        return adapter, told
+        return drift, remark
 
 
 class Job:
@@ -509,14 +509,14 @@ class Job:
         if self._folder is not None and self._folder.opened:
             self._folder.save_groups(self.groups)
 
-    def _divided(self, group: GroupRun) -> Adapter | None:
-        """Choose who prepares the batches of ``group``, where both sides can."""
+    def _divided(self, group: GroupRun) -> PhaseDrift | None:
+        """Divide the batches of ``group`` if both sides can prepare them."""
         planned = group.plan
-        adapter, told = self._sources.divide(group)
-        if adapter is not None:
+        drift, remark = self._sources.divide(group)
+        if drift is not None:
             self._replace(planned, group.plan)
-            self._events.note(told)
-        return adapter
+            self._events.note(remark)
+        return drift
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -545,9 +545,9 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
-        adapter = self._divided(group)
+        drift = self._divided(group)
         called = callbacks_of(group.tasks)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
+        driver = Driver(outline_of(group), self._options.driver, self._board, drift, called)
         session = self._make_session(group, save, driver)
         self._results.follow(session.members)
         if checkpoint is not None:

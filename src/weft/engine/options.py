@@ -44,9 +44,9 @@ def check_hardware(hardware: Any, tasks: Sequence[Task], batches: Any, ranks: An
     """A :class:`SpecError` for hardware that cannot prepare batches, or has none to prepare."""
     if hardware is None:
         return
-    missing = [name for name in ("name", "registry", "sides") if not hasattr(hardware, name)]
+    missing = [name for name in ("name", "registry", "preparers") if not hasattr(hardware, name)]
     if missing:
-        raise SpecError(f"hardware={hardware!r} has no {missing[0]!r}; it needs name, registry() and sides(parts)")
+        raise SpecError(f"hardware={hardware!r} has no {missing[0]!r}; it needs name, registry() and preparers(parts)")
     if ranks != 1 or batches is not None:
         raise SpecError("hardware= prepares batches of Weft's own sampler, in a run in one process")
     if not any(task.sampled for task in tasks):

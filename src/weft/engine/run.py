@@ -21,7 +21,7 @@ from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import switch
 from weft.dist.peer_memory import RankLostError
-from weft.engine.choosing import place_options
+from weft.engine.choosing import placement_options
 from weft.engine.control import Cancel, Control
 from weft.engine.display import display_for
 from weft.engine.driver import CHECKPOINT_SECONDS, DriverOptions
@@ -88,6 +88,7 @@ def run(
     topology: str | None = None,
     cache: str | float | None = None,
     cache_policy: Any = None,
+    division: str | float | None = None,
     order: str = "given",
     peers: str = "auto",
 ) -> Result | SweepResult:
@@ -114,14 +115,16 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
-    ``hardware``: what prepares batches of sampled training beside the host's threads, with ``name``, ``registry()`` and
-    ``sides(parts)`` (docs/division.md); None: the GPU, where features or edges lie in host memory.
+    ``hardware``: what prepares batches of sampled training with the host's threads: it has ``name``, ``registry()`` and
+    ``preparers(parts)`` (docs/division.md); None: the GPU, where features or edges lie in host memory.
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
     there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
     first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
     left of the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an
-    object with a ``choose`` method (:class:`weft.batches.CachePolicy`).
+    object with a ``choose`` method (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between
+    the host and the GPU: ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"``
+    (MorphGL's algorithms at the ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU.
     ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
     ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
     ``peers``: the memory that ranks on GPUs read each other's rows from: ``"ipc"`` (CUDA IPC), ``"symmetric"`` (torch's
@@ -139,20 +142,20 @@ def run(
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
-    places = place_options(features, topology, cache, cache_policy)
+    placed = placement_options(features, topology, cache, cache_policy, division)
     if report is not None:
         # A plan has the name of a policy of the user's own, not the object.
-        decided = {name: choice for name, choice in places.items() if not hasattr(choice, "choose")}
+        decided = {name: choice for name, choice in placed.items() if not hasattr(choice, "choose")}
         limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
     tasks = [work] if isinstance(work, Task) else work.tasks()
     check_batches(batches, tasks, resume, ranks)
     check_hardware(hardware, tasks, batches, ranks)
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **placed), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, weave, compile, report is not None, order, peers)
-    check_places_over_ranks(places, count)
+    check_places_over_ranks(placed, count)
     check_relations(tasks, count)
     check_splits(tasks, count)
     if count > 1 and not is_first_rank():
