@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import weft
-from weft.batches import placing as rooms
-from weft.batches.placing import fits_host, free_disk_bytes, host_room, is_mapped
+from weft.batches import placement as rooms
+from weft.batches.placement import fits_host, free_disk_bytes, host_room, is_mapped
 from weft.core.errors import DoesNotFitError, OutOfMemoryError
 from weft.core.placement import Placement
 from weft.graph.generate import citation

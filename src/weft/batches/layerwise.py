@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.batches.block import MiniBatch
 from weft.batches.features import FeatureStore
-from weft.batches.placing import ACTIVATIONS, host_room
+from weft.batches.placement import ACTIVATIONS, host_room
 from weft.batches.sampler import NeighbourSampler
 from weft.batches.source import Batch, Infer
 from weft.graph.graph import Graph

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.batches.source import Batch, BeginsAhead, FullGraph, MakeSource, Source
 from weft.core.errors import SpecError
 from weft.core.models import BUILT_IN
