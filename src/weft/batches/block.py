@@ -59,8 +59,8 @@ class Block:
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays by name."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Block:
         """The same block on another device."""
@@ -118,23 +118,23 @@ class BlockAdjacency(CountingSorted):
     def _add_self_loops(self) -> Adjacency:
         """Every row begins with its loop: of weight 1, or of that of the loop that was sampled."""
         rows, cols, weight = self.rows(), self.indices, self.weight
-        kept = rows != cols
-        own = None if weight is None else weight.new_ones(self.num_rows)
-        if not bool(kept.all()):
-            if own is not None:
-                own = loop_weights(rows[~kept], weight[~kept], self.num_rows)
-            rows, cols, weight = rows[kept], cols[kept], None if weight is None else weight[kept]
+        regular = rows != cols
+        loop_weight = None if weight is None else weight.new_ones(self.num_rows)
+        if not bool(regular.all()):
+            if loop_weight is not None:
+                loop_weight = loop_weights(rows[~regular], weight[~regular], self.num_rows)
+            rows, cols, weight = rows[regular], cols[regular], None if weight is None else weight[regular]
         counts = torch.bincount(rows, minlength=self.num_rows) + 1
         indptr = torch.zeros(self.num_rows + 1, dtype=torch.int32, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
         ids = torch.arange(self.num_rows, dtype=cols.dtype, device=self.device)
         indices = torch.repeat_interleave(ids, counts, output_size=cols.numel() + self.num_rows)
-        place = torch.arange(1, cols.numel() + 1, device=self.device) + rows
-        indices[place] = cols
+        position = torch.arange(1, cols.numel() + 1, device=self.device) + rows
+        indices[position] = cols
         weights = None
-        if weight is not None and own is not None:
-            weights = weight.new_empty(indices.numel()).index_copy_(0, place, weight)
-            weights.index_copy_(0, indptr[:-1].long(), own)
+        if weight is not None and loop_weight is not None:
+            weights = weight.new_empty(indices.numel()).index_copy_(0, position, weight)
+            weights.index_copy_(0, indptr[:-1].long(), loop_weight)
         looped = BlockAdjacency(indptr, indices, self.num_cols, weight=weights, full=self._full)
         looped.nodes = self.nodes
         return looped
@@ -185,8 +185,8 @@ class MiniBatch:
 
     def tensors(self) -> list[Tensor]:
         """Every array of the batch."""
-        own = [self.input_nodes, self.seeds, self.x, self.y]
-        return [t for t in own if t is not None] + [t for block in self.blocks for t in block.tensors().values()]
+        tensors = [self.input_nodes, self.seeds, self.x, self.y]
+        return [t for t in tensors if t is not None] + [t for block in self.blocks for t in block.tensors().values()]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """The same batch on another device."""
@@ -294,9 +294,9 @@ class PaddedAdjacency(Adjacency):
         """Destination of every entry ``[P]`` int32; N - 1 for those beyond the last."""
 
         def build() -> Tensor:
-            places = torch.arange(self.num_edges, device=self.device, dtype=self.indptr.dtype)
-            found = torch.searchsorted(self.indptr[1:].contiguous(), places, right=True)
-            return found.clamp_(max=self.num_rows - 1).to(torch.int32)
+            positions = torch.arange(self.num_edges, device=self.device, dtype=self.indptr.dtype)
+            rows = torch.searchsorted(self.indptr[1:].contiguous(), positions, right=True)
+            return rows.clamp_(max=self.num_rows - 1).to(torch.int32)
 
         return self.structure.derived("rows", build)
 
@@ -310,8 +310,8 @@ class PaddedAdjacency(Adjacency):
         return back
 
     def _transposed_padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        places = torch.arange(self.num_edges, device=self.device)
-        column = torch.where(places < self.indptr[-1], self.indices.long(), self.num_cols)
+        positions = torch.arange(self.num_edges, device=self.device)
+        column = torch.where(positions < self.indptr[-1], self.indices.long(), self.num_cols)
         column, perm = torch.sort(column, stable=True)
         starts = torch.arange(self.num_cols + 1, device=self.device)
         indptr = torch.searchsorted(column, starts).to(torch.int32)
@@ -321,14 +321,14 @@ class PaddedAdjacency(Adjacency):
         """Every row begins with its loop."""
         count, rows = self.num_rows, self.rows().long()
         indptr = self.indptr + torch.arange(count + 1, dtype=self.indptr.dtype, device=self.device)
-        places = torch.arange(self.num_edges, device=self.device) + rows + 1
+        positions = torch.arange(self.num_edges, device=self.device) + rows + 1
         indices = self.indices.new_zeros(self.num_edges + count)
-        indices.index_copy_(0, places, self.indices)
+        indices.index_copy_(0, positions, self.indices)
         loops = torch.arange(count, dtype=self.indices.dtype, device=self.device)
         indices.index_copy_(0, indptr[:-1].long(), loops)
         weight = None
         if self.weight is not None:
-            weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, places, self.weight)
+            weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, positions, self.weight)
         return PaddedAdjacency(indptr, indices, self.num_cols, weight=weight, full=self._full)
 
     def make_relation_slots(self) -> RelationSlots:

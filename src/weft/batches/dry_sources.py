@@ -27,13 +27,13 @@ from weft.ops.csr.adjacency import Adjacency
 
 def dry_source_for(task: Task, plan: Plan | None = None) -> MakeSource:
     """Where the batch of a dry run of ``task`` comes from."""
-    places = None if plan is None else plan.places
+    placement = None if plan is None else plan.places
     gpu = plan is not None and plan.device == "cuda"
-    return (lambda request: DrySampled(request, task, places, gpu)) if task.sampled else FullGraph
+    return (lambda request: DrySampled(request, task, placement, gpu)) if task.sampled else FullGraph
 
 
 class DrySampled(FullGraph):
-    """One batch of the largest size that sampling can give, with what sampling it keeps beside it."""
+    """One batch of the largest size that sampling can give, and what sampling keeps."""
 
     def __init__(
         self, request: SourceRequest, task: Task, placement: Placement | None = None, gpu: bool = False
@@ -98,10 +98,10 @@ class DrySampled(FullGraph):
 
     def held(self) -> list[tuple[str, Tensor]]:
         """What is kept for all steps, by kind."""
-        found = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
-        found += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
-        found += [("input", self._dense)] if self._dense is not None else []
-        return found + [("sampling", tensor) for tensor in self._sampling]
+        held = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
+        held += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
+        held += [("input", self._dense)] if self._dense is not None else []
+        return held + [("sampling", tensor) for tensor in self._sampling]
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
@@ -152,9 +152,9 @@ class DrySampled(FullGraph):
 
 
 def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for thing in things:
         blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing
-        found += [thing] if isinstance(thing, Tensor) else []
-        found += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
-    return found
+        tensors += [thing] if isinstance(thing, Tensor) else []
+        tensors += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
+    return tensors

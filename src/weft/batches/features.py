@@ -83,8 +83,8 @@ class FeatureStore:
         file, needed = Path(path), shape[0] * shape[1] * np.dtype(dtype).itemsize
         size = file.stat().st_size if file.is_file() else -1
         if size != needed:
-            found = "is missing" if size < 0 else f"holds {size} bytes"
-            raise InputError(f"{file} {found}; {needed} bytes of {dtype} {list(shape)} were expected")
+            state = "is missing" if size < 0 else f"holds {size} bytes"
+            raise InputError(f"{file} {state}; {needed} bytes of {dtype} {list(shape)} were expected")
         # Private and writable only because torch takes no read-only memory; nothing writes to it.
         return cls(torch.from_numpy(np.memmap(file, dtype, "c", shape=shape)), device, cached)
 
@@ -115,8 +115,8 @@ class FeatureStore:
             self._rows += rows
             self._hit_rows += hits
 
-    def complete(self, ids: Tensor, far: Tensor, places: Tensor, out: Tensor) -> Tensor:
-        """The rows of ``ids [M]`` in ``out [M, F]``: ``far [R, F]`` at ``places [R]``, the others from the cache.
+    def complete(self, ids: Tensor, far: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+        """The rows of ``ids [M]`` in ``out [M, F]``: ``far [R, F]`` at ``positions [R]``, the others from the cache.
 
         Everything is on the store's device; :meth:`held` says which rows ``far`` has to have.
         """
@@ -124,7 +124,7 @@ class FeatureStore:
         assert self._cache is not None
         slots = self._slots.index_select(0, ids.long()).clamp_(min=0)  # rows that the cache lacks are overwritten
         torch.index_select(self._cache, 0, slots.long(), out=out)
-        return out.index_copy_(0, places.long(), far)
+        return out.index_copy_(0, positions.long(), far)
 
     def _fill(self, cached: Tensor, budget: int | None) -> None:
         N, F = self.x.shape

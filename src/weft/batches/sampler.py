@@ -86,11 +86,11 @@ class CpuHops:
         self._sampler.begin(seeds, clock)
         hops, first = [], 0
         for number, fanout in enumerate(fanouts):
-            known = self._sampler.nodes.numel()
+            count = self._sampler.nodes.numel()
             take = self._sampler.hop if isinstance(fanout, int) else self._sampler.hop_of_relations
-            sample, found = take(fanout, number, first)
-            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
-            first = known if expand == "new" else 0
+            sample, local = take(fanout, number, first)
+            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
+            first = count if expand == "new" else 0
         return hops
 
 
@@ -105,10 +105,10 @@ class TorchHops:
         nodes, first, hops = seeds, 0, []
         for number, fanout in enumerate(fanouts):
             sample = self._sample(nodes[first:], fanout, clock, number).trimmed()
-            found = relabel_torch(nodes, sample.sources)
-            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
+            local = relabel_torch(nodes, sample.sources)
+            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
             first = nodes.numel() if expand == "new" else 0
-            nodes = found.nodes
+            nodes = local.nodes
         return hops
 
 
@@ -193,9 +193,9 @@ class NeighbourSampler:
         cached: Tensor | None = None,
     ) -> None:
         choices = (("backend", backend, BACKENDS), ("direction", direction, DIRECTIONS), ("degrees", degrees, DEGREES))
-        for name, value, known in choices:
-            if value not in known:
-                raise InputError(f"{name}={value!r} must be one of {', '.join(known)}")
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise InputError(f"{name}={value!r} must be one of {', '.join(allowed)}")
         fanouts = resolved(fanouts, graph)
         for fanout in fanouts:
             check_fanout(most_picks(fanout), replace, weight is not None)
@@ -338,8 +338,8 @@ class NeighbourSampler:
         if edges is None:
             return {"edges": None, "weight": None, "relation": None}
         values = {"weight": self._edge_weight, "relation": self._relation}
-        found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
-        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
+        picked = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
+        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **picked}
 
     def relation_at(self, edges: Tensor | None) -> Tensor | None:
         """Relations at picked ``edges``, of which those beyond the existing ones may be anything; None without any."""
@@ -411,8 +411,8 @@ def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
         of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
         value = (of != adj.indices[begin:end]).float()
         if adj.weight is not None:
-            weight, own = adj.weight[begin:end].float(), value == 0
-            loops[first:last] = loop_weights(of[own] - first, weight[own], last - first)
+            weight, is_loop = adj.weight[begin:end].float(), value == 0
+            loops[first:last] = loop_weights(of[is_loop] - first, weight[is_loop], last - first)
             value *= weight
         total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
     scale = (total + loops).rsqrt()
@@ -429,11 +429,11 @@ def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedL
         raise InputError(
             f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
         )
-    places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
+    positions = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
     starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
     starts[nodes] = first.to(torch.int32)
     read = torch.zeros(2, dtype=torch.int64, device=device)
-    return CachedLists(adj.indices[places].to(device), starts.to(device), read)
+    return CachedLists(adj.indices[positions].to(device), starts.to(device), read)
 
 
 # ---- The order of the training seeds: a permutation per epoch, cut into batches, resumable anywhere.
@@ -473,13 +473,13 @@ class SeedOrder:
     def permutation(self, epoch: int) -> Tensor:
         """The order ``[S]`` int64 of the seeds in an epoch: sorted by random 64-bit keys."""
         count = self.seeds.numel()
-        places = torch.arange(count, device=self.seeds.device)
+        positions = torch.arange(count, device=self.seeds.device)
         if not self.shuffle:
-            return places
+            return positions
         key = torch.tensor([signed64(self.seed), signed64(epoch)], device=self.seeds.device)
         key = splitmix(splitmix(splitmix(key[0]) + key[1]) + ORDER_STREAM)
         # A sort by full 64-bit keys: equal ones are too rare to matter and keep their order.
-        return torch.sort(splitmix(key ^ splitmix(places)), stable=True).indices
+        return torch.sort(splitmix(key ^ splitmix(positions)), stable=True).indices
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[SeedBatch]:
         """The batches of an epoch from batch ``start`` on."""

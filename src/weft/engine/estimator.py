@@ -34,7 +34,7 @@ from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import SURELY
-from weft.planner.placement import chunk_filled, chunks, filled, reasons, steps_per_epoch, with_cache
+from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
 from weft.planner.transfers import with_batches
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
@@ -384,8 +384,8 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
         task.eval_every,
         steps_per_epoch(task, stats),
         chunks(plan.places, stats),
-        filled(task, stats),
-        chunk_filled(plan.places, stats),
+        padding_share(task, stats),
+        chunk_padding_share(plan.places, stats),
     )
 
 

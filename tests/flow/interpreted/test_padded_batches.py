@@ -30,7 +30,7 @@ def test_both_sides_make_the_same_batch(cached):
         mine = host.transfer(packed)
         wanted = [node for node in mine.nodes[: packed.count].tolist() if node not in set(ids.tolist())]
         assert torch.equal(packed.x, graph.x[wanted])
-        assert (packed.places is not None) == bool(cached)
+        assert (packed.positions is not None) == bool(cached)
         host.discard(packed)
         seed_ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
         hops = triton.padded(seed_ids, [3, 2], clock)

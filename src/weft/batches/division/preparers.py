@@ -312,7 +312,7 @@ class PaddedItem:
 class PackedItem:
     """A batch of ``count`` nodes in host memory: the packed structure, and features in the first of ``rows [M, F]``.
 
-    ``places [R]`` int32: the nodes that these rows are of, if a cache has the others; None: they are of all nodes.
+    ``positions [R]`` int32: the nodes that these rows are of, if a cache has the others; None: they are of all nodes.
     ``room``: the buffer that the structure is the beginning of.
     """
 
@@ -322,7 +322,7 @@ class PackedItem:
     count: int
     epoch: int
     batch: int
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
     @property
     def packed(self) -> Tensor:
@@ -332,11 +332,11 @@ class PackedItem:
     @property
     def x(self) -> Tensor:
         """Features of the nodes that exist and that no cache has."""
-        return self.rows[: self.count if self.places is None else self.places.numel()]
+        return self.rows[: self.count if self.positions is None else self.positions.numel()]
 
     def tensors(self) -> list[Tensor]:
         """What is copied."""
-        return [self.packed, self.x] + ([] if self.places is None else [self.places])
+        return [self.packed, self.x] + ([] if self.positions is None else [self.positions])
 
 
 class PaddedHost(HostPreparer):
@@ -370,10 +370,10 @@ class PaddedHost(HostPreparer):
         layout = PaddedLayout.of(seeds.seeds.numel(), self._sampler.fanouts, self._sampler.graph.num_nodes)
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
         nodes = batch.input_nodes
-        absent, places = nodes, None  # the nodes whose rows no cache has, and where they are among all
+        absent, positions = nodes, None  # the nodes whose rows no cache has, and where they are among all
         if self._cached is not None and self._store is not None:
-            places = torch.empty_like(nodes)
-            absent = absent_cpu(nodes, self._cached, places)
+            positions = torch.empty_like(nodes)
+            absent = absent_cpu(nodes, self._cached, positions)
             self._store.note_reads(nodes.numel(), nodes.numel() - absent.numel())
         room, rows = self._buffers(layout, absent.numel())
         all_nodes, *arrays = room[: sum(layout.sizes)].split(layout.sizes)
@@ -383,9 +383,9 @@ class PaddedHost(HostPreparer):
             indptr[block.num_dst + 1 :] = block.num_edges  # rows that do not exist are empty
             indices[: block.num_edges] = block.indices
         gather_rows_cpu(self._x, absent, rows[: absent.numel()], shares=1)
-        if places is not None:  # pinned, behind the structure
-            places = room[room.numel() - nodes.numel() :][: absent.numel()].copy_(places[: absent.numel()])
-        return PackedItem(layout, room, rows, nodes.numel(), seeds.epoch, seeds.batch, places)
+        if positions is not None:  # pinned, behind the structure
+            positions = room[room.numel() - nodes.numel() :][: absent.numel()].copy_(positions[: absent.numel()])
+        return PackedItem(layout, room, rows, nodes.numel(), seeds.epoch, seeds.batch, positions)
 
     def _buffers(self, layout: PaddedLayout, nodes: int) -> tuple[Tensor, Tensor]:
         """Idle pinned buffers for ``layout`` and ``nodes`` rows, or new ones; they are reused: pinning is slow."""
@@ -413,11 +413,11 @@ class PaddedHost(HostPreparer):
     def _copied(self, item: PackedItem) -> PaddedItem:
         packed = torch.empty_like(item.packed, device=self._device).copy_(item.packed, non_blocking=True)
         x = torch.empty(item.layout.nodes, item.rows.shape[1], dtype=item.rows.dtype, device=self._device)
-        if item.places is None or self._store is None:
+        if item.positions is None or self._store is None:
             x[: item.count].copy_(item.x, non_blocking=True)
         else:
-            far, places = (tensor.to(self._device, non_blocking=True) for tensor in (item.x, item.places))
-            self._store.complete(packed[: item.count], far, places, x[: item.count])
+            far, positions = (tensor.to(self._device, non_blocking=True) for tensor in (item.x, item.positions))
+            self._store.complete(packed[: item.count], far, positions, x[: item.count])
         x[item.count :].zero_()  # never read, but a weight gradient multiplies them by zeros
         nodes, *arrays = packed.split(item.layout.sizes)
         hops = tuple(zip(arrays[::2], arrays[1::2], strict=True))

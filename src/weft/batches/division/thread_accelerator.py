@@ -52,8 +52,8 @@ class ThreadAccelerator:
 
     @property
     def _phases(self) -> tuple[str, ...]:
-        own = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
-        return ("batching_cpu", "transfer_pcie", *own)
+        device = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
+        return ("batching_cpu", "transfer_pcie", *device)
 
     @property
     def profile_key(self) -> str:
@@ -87,20 +87,20 @@ class ThreadAccelerator:
         with held:
             begin = time.perf_counter()
             result = work()
-            left = self._delay(key) - (time.perf_counter() - begin)
-            if left > 0:
-                time.sleep(left)
+            remaining = self._delay(key) - (time.perf_counter() - begin)
+            if remaining > 0:
+                time.sleep(remaining)
             with self._lock:
                 self.spans.append((key, begin, time.perf_counter()))
         return result
 
     def _delay(self, key: str) -> float:
-        found = self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0.0 <= found < math.inf:
+        seconds = self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.0 <= seconds < math.inf:
             raise InputError(
-                f"delays of {self.name!r}: {key!r} takes {found!r}, which is no number of seconds from 0 on"
+                f"delays of {self.name!r}: {key!r} takes {seconds!r}, which is no number of seconds from 0 on"
             )
-        return found
+        return seconds
 
     def train(self, work: Callable[[], Any]) -> Any:
         """A training step."""

@@ -108,7 +108,7 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, 
 
 
 @dataclass(frozen=True)
-class Filled:
+class PaddingShare:
     """Shares of a padded batch that exist: nodes whose features are read, rows that are computed, and edges."""
 
     nodes: float = 1.0
@@ -116,7 +116,7 @@ class Filled:
     edges: float = 1.0
 
 
-FULL = Filled()
+FULL = PaddingShare()
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class RunMode:
     """How the step will be run, as far as its time depends on it.
 
     ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it, and
-    ``chunk_filled``: how much of that one of them has on average. ``filled``: what exists of the batch that was
-    captured; a GPU computes the other rows as well, and neither follows edges that are not there.
+    ``chunk_padding_share``: how much of that one of them has on average. ``padding_share``: what exists of the batch
+    that was captured; a GPU computes the other rows as well, and neither follows edges that are not there.
     """
 
     precision: str = "fp32"
@@ -134,12 +134,12 @@ class RunMode:
     eval_every: int = 1
     steps: int = 1
     chunks: int = 1
-    filled: Filled = FULL
-    chunk_filled: float = 1.0
+    padding_share: PaddingShare = FULL
+    chunk_padding_share: float = 1.0
 
     def worked(self, phase: str) -> float:
         """How much of the work that was captured of a phase is done each time it runs."""
-        return self.chunk_filled if phase == "evaluation" else 1.0
+        return self.chunk_padding_share if phase == "evaluation" else 1.0
 
 
 def family(op: Operator) -> str:
@@ -282,19 +282,19 @@ class _Clock:
         return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
 
     def _work(self, op: Operator) -> float:
-        filled, cpu = self._filled(op), self.machine.device == "cpu"
+        share, cpu = self._padding_share(op), self.machine.device == "cpu"
         moved = op.stream_bytes / self.machine.copy_bandwidth
-        parts = [part * (filled.rows if cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
+        parts = [part * (share.rows if cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
         parts.append(self._rows(op))
         if op.gather_bytes:
             own = family(op) == "spmm" and not cpu
-            touched = self._first_touch(op) * filled.nodes
-            parts.append(self._gather(op) * filled.edges + (moved + touched if own else 0.0))
+            touched = self._first_touch(op) * share.nodes
+            parts.append(self._gather(op) * share.edges + (moved + touched if own else 0.0))
         return max(parts) * self._efficiency(op) / self._speed()
 
-    def _filled(self, op: Operator) -> Filled:
+    def _padding_share(self, op: Operator) -> PaddingShare:
         """What exists of the rows that an operator goes through: those of evaluations all do."""
-        return FULL if op.phase == "evaluation" else self.mode.filled
+        return FULL if op.phase == "evaluation" else self.mode.padding_share
 
     def _efficiency(self, op: Operator) -> float:
         """By how much a kernel stays behind the rates of the machine."""

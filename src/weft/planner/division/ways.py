@@ -85,8 +85,8 @@ class Way:
     def figures(self) -> str:
         """Seconds and bytes in words."""
         host = f", {show_bytes(self.host_bytes)} pinned" if self.host_bytes else ""
-        about = "about " if self.rough else ""
-        return f"{about}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
+        rough = "about " if self.rough else ""
+        return f"{rough}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
 
     def elsewhere(self, placement: Placement, stats: GraphStats) -> Way:
         """About what it would take with features and edges elsewhere, without a dry run of its own."""
@@ -201,12 +201,12 @@ class Pricing:
             return None
         limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, *strategy_of(self.options))
         steps = steps_per_epoch(way.task, self.stats)
-        found = partition(times, built_in(), min(steps, SEARCHED), limits)
-        division = found.division
+        chosen = partition(times, built_in(), min(steps, SEARCHED), limits)
+        division = chosen.division
         if not division.host_batches:  # what the device prepares alone is a way already
             if limits.share is not None:
                 return None
-            division = next((tried for tried, _ in found.tried if tried.host_batches), division)
+            division = next((tried for tried, _ in chosen.tried if tried.host_batches), division)
         epoch = simulate(division, times, steps, built_in(), most=SEARCHED)
         return replace(
             way,

@@ -451,7 +451,7 @@ class StackLoss:
     ) -> None:
         self._label, self._splits, self._ranks = tasks[0].label, splits, ranks
         self.objective = objective_of_stack(tasks, graph, device)
-        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
+        own = [([tasks[place] for place in part.positions], part.split.train) for part in splits.parts]
         by_split = [objective_of_stack(some, graph, device, train) for some, train in own]
         self.objectives = by_split or [self.objective]
 
