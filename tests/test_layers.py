@@ -101,8 +101,7 @@ def test_the_brain_needs_the_standard_library_alone():
 # alone, PyG for modules with layers of PyG alone.
 IMPORTED_LATE = {
     "ops/launch/triton_lang.py": ("triton",),
-    "serve/app.py": ("fastapi", "starlette"),
-    "serve/connections.py": ("uvicorn",),
+    "serve/app.py": ("fastapi", "starlette", "uvicorn"),
     "nn/pyg/swapped_layers.py": ("torch_geometric",),
 }
 

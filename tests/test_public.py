@@ -40,4 +40,4 @@ def test_run_stays_the_function_whatever_is_imported():
     assert callable(weft.run)
     assert weft.run.__module__ == "weft.engine.run"
     assert weft.plan.__module__ == "weft.engine.plan"
-    assert weft.open is not open
+    assert weft.load is not open

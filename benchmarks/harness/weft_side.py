@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -68,7 +69,7 @@ def group_epoch(tasks: Sequence[Task], graph: Graph, *, plan: Plan | None = None
     with cpu_threads(plan.threads):
         run = GroupRun(tasks, graph, plan, graph.device, merger_for(plan))
         run.train_epoch()  # records the epoch without its evaluation, and nothing else
-    train, eager = (limited(call, plan.threads) for call in (run.train_epoch, run.step_without_evaluation))
+    train, eager = (limited(call, plan.threads) for call in (run.train_epoch, partial(run.step, False)))
     return WeftEpoch(train, eager, run.recorded, run.notes, plan.first_layer)
 
 

@@ -51,7 +51,7 @@ from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -76,7 +76,7 @@ PCIE = 55.2e9  # bytes per second of a copy
 PROFILE_EPOCHS, SHORTEST_PROFILE = 1.7, 1.7  # as a run limits it; seconds
 BUS_BUSY = 0.77  # of an epoch, about, where both sides prepare batches
 DEVICE_BUFFER, SPARE_SLOTS = 4, 4
-IN_HOST = Placement("host", "host")
+IN_HOST = DataPlacement("host", "host")
 QUICK = {  # seconds of the phases of a fake accelerator, by shape: a device that is slow, even, and fast at batching
     "products": {"batching_cpu": 0.16, "transfer_pcie": 0.01, "batching_npu": 0.02, "transfer_npu": 0.04},
     "papers100m": {"batching_cpu": 0.12, "transfer_pcie": 0.02, "batching_npu": 0.04, "transfer_npu": 0.08},
@@ -144,13 +144,13 @@ def fanout(args: Namespace) -> tuple[int, ...]:
     return (5, 3, 2) if args.quick else (15, 10, 5)
 
 
-def plan_of(model: str, place: Placement, device: torch.device) -> Plan:
+def plan_of(model: str, place: DataPlacement, device: torch.device) -> Plan:
     """A group of one task."""
     return Plan((model,), device=device.type, replay=device.type == "cuda", mode="sampled", placement=place)
 
 
 def make_case(
-    graph: Graph, shape: str, model: str, args: Namespace, place: Placement = IN_HOST, buffer: int = DEVICE_BUFFER
+    graph: Graph, shape: str, model: str, args: Namespace, place: DataPlacement = IN_HOST, buffer: int = DEVICE_BUFFER
 ) -> Case:
     """A group on ``graph``, with things placed as ``place`` says, profiled with all workers.
 
@@ -267,7 +267,7 @@ def measure(case: Case, division: Division, repeats: int, seconds: float) -> dic
     }
 
 
-def plain_ms(graph: Graph, task: Task, place: Placement, args: Namespace) -> float:
+def plain_ms(graph: Graph, task: Task, place: DataPlacement, args: Namespace) -> float:
     """Milliseconds per batch with everything on the device."""
     device = torch.device(args.device)
     place = replace(place, evaluation="whole")
@@ -641,7 +641,7 @@ class Suite:
             for key in keys:
                 self.recorder.cell(key, partial(self._cell, None, key), free=False)
             return
-        place = Placement.from_dict(made["placement"])
+        place = DataPlacement.from_dict(made["placement"])
         if place.on_device:
             for key in keys[1:]:
                 if key["side"] in SIDES:
@@ -658,7 +658,7 @@ class Suite:
         with ExitStack() as capped:
             self._cells(part, keys, make)
 
-    def _on_device(self, key: Key, place: Placement) -> dict[str, Any]:
+    def _on_device(self, key: Key, place: DataPlacement) -> dict[str, Any]:
         """Of a plan that has everything on the GPU, so that Weft's way is the GPU's; the host as measured elsewhere."""
         host = key["side"] == "host"
         known = self._known(key, "budget_gib") if host else self._known({**key, "side": "device"})

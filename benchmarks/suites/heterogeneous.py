@@ -208,7 +208,7 @@ def train(side: str, settings: Sequence[Mapping[str, Any]], graph: Graph, device
     else:
         shared = fresh(graph)
         tasks = [Task(graph=shared, **one) for one in settings]
-        results = weft.run(tasks, weave=True if side == "run_woven" else None, **how).tasks
+        results = weft.run(tasks, options=weft.RunOptions(weave=True if side == "run_woven" else None), **how).tasks
     for result in results:
         if result.status != "finished":
             raise RuntimeError(f"task {result.name!r}: {result.status}: {result.message}")

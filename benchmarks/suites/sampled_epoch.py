@@ -40,7 +40,7 @@ from weft.batches.sampled import Sampling, source_for
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import WeftError
 from weft.core.host_memory import free_host_bytes
-from weft.core.placement import Placement, on_device
+from weft.core.placement import DataPlacement, on_device
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -96,7 +96,7 @@ class Case:
     """One cell: where things lie, how they are trained, and the options by which a plan comes to the same."""
 
     name: str
-    placement: Placement | None
+    placement: DataPlacement | None
     tasks: int = 1
     precision: str = "fp32"
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -114,24 +114,24 @@ def cases(graph: Graph, args: Namespace) -> list[Case]:
             Case("stages, overlapped", None, tasks=2, sampling={"depth": 3, "workers": args.workers}),
         ]
     cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
-    host, ahead = Placement("host"), Placement("host", overlap=True)
-    degree = Placement("cached", cache_bytes=cache, overlap=True)
+    host, ahead = DataPlacement("host"), DataPlacement("host", overlap=True)
+    degree = DataPlacement("cached", cache_bytes=cache, overlap=True)
     return [
-        Case("gpu", Placement(), planned={}, profiled=True),
-        Case("gpu, next batch fetched meanwhile", Placement(overlap=True), quick=False),
+        Case("gpu", DataPlacement(), planned={}, profiled=True),
+        Case("gpu, next batch fetched meanwhile", DataPlacement(overlap=True), quick=False),
         Case("host, stages without CUDA graphs", host, sampling={"captured": False, "depth": 1}),
         Case("host, serial", host),
         Case("host, pipelined", ahead, planned={"features": "host"}, profiled=True),
-        Case("host, edges too, pipelined", Placement("host", "host", overlap=True), quick=False,
+        Case("host, edges too, pipelined", DataPlacement("host", "host", overlap=True), quick=False,
              planned={"features": "host", "topology": "host"}),
         Case("cached by degree, pipelined", degree, planned={"cache": cache}, profiled=True),
         Case("cached by presampling, pipelined",
-             Placement("cached", cache_bytes=cache, policy="presampling", overlap=True), quick=False),
-        Case("gpu", Placement(), tasks=8, planned={}, profiled=True),
-        Case("gpu", Placement(), precision="tf32"),
-        Case("gpu", Placement(), tasks=8, precision="tf32", profiled=True),
-        Case("gpu", Placement(), precision="bf16"),
-        Case("gpu", Placement(), tasks=8, precision="bf16", profiled=True),
+             DataPlacement("cached", cache_bytes=cache, policy="presampling", overlap=True), quick=False),
+        Case("gpu", DataPlacement(), tasks=8, planned={}, profiled=True),
+        Case("gpu", DataPlacement(), precision="tf32"),
+        Case("gpu", DataPlacement(), tasks=8, precision="tf32", profiled=True),
+        Case("gpu", DataPlacement(), precision="bf16"),
+        Case("gpu", DataPlacement(), tasks=8, precision="bf16", profiled=True),
         Case("host, pipelined", ahead, tasks=8, planned={"features": "host"}, quick=False),
     ]  # fmt: skip
 

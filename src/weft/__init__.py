@@ -7,12 +7,10 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weft.core.startup import gc_paused
+from weft.core.startup import lazy_names
 from weft.core.version import __version__
 
 if TYPE_CHECKING:
@@ -29,67 +27,64 @@ if TYPE_CHECKING:
     from weft.core.event import Event
     from weft.core.machine import Machine
     from weft.core.plan import Plan
+    from weft.core.run_options import Placement, RunOptions
     from weft.core.search_space import choice, loguniform, uniform
-    from weft.core.settings import Callback, Moment
-    from weft.core.spec_file import read_spec
+    from weft.core.settings import Callback, CallbackContext
     from weft.core.sweep import Sweep
     from weft.core.task import Task
-    from weft.engine.control import Cancel, Control
-    from weft.engine.loading import load_result
-    from weft.engine.plan import plan, read_plan
+    from weft.engine.control import Control
+    from weft.engine.loading import read
+    from weft.engine.plan import plan
     from weft.engine.result import Result
     from weft.engine.run import run
     from weft.engine.sweep_result import SweepResult
     from weft.graph.catalog.names import load
     from weft.graph.graph import Graph
-    from weft.graph.readers import read as open
     from weft.graph.sparse_features import SparseFeatures
     from weft.planner.pruning import MedianPruner
     from weft.planner.report.plan_report import PlanReport
     from weft.serve.client import Client
 
-# Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
-# answer at once.
-_PLACES = {
-    "Callback": ("weft.core.settings", "Callback"),
-    "Cancel": ("weft.engine.control", "Cancel"),
-    "Client": ("weft.serve.client", "Client"),
-    "Control": ("weft.engine.control", "Control"),
-    "DivergedError": ("weft.core.errors", "DivergedError"),
-    "Event": ("weft.core.event", "Event"),
-    "Graph": ("weft.graph.graph", "Graph"),
-    "GraphError": ("weft.core.errors", "GraphError"),
-    "InputError": ("weft.core.errors", "InputError"),
-    "Machine": ("weft.core.machine", "Machine"),
-    "MedianPruner": ("weft.planner.pruning", "MedianPruner"),
-    "Moment": ("weft.core.settings", "Moment"),
-    "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
-    "Plan": ("weft.core.plan", "Plan"),
-    "PlanReport": ("weft.planner.report.plan_report", "PlanReport"),
-    "Result": ("weft.engine.result", "Result"),
-    "SparseFeatures": ("weft.graph.sparse_features", "SparseFeatures"),
-    "SpecError": ("weft.core.errors", "SpecError"),
-    "Sweep": ("weft.core.sweep", "Sweep"),
-    "SweepResult": ("weft.engine.sweep_result", "SweepResult"),
-    "Task": ("weft.core.task", "Task"),
-    "TrainingError": ("weft.core.errors", "TrainingError"),
-    "WeftError": ("weft.core.errors", "WeftError"),
-    "choice": ("weft.core.search_space", "choice"),
-    "load": ("weft.graph.catalog.names", "load"),
-    "load_result": ("weft.engine.loading", "load_result"),
-    "loguniform": ("weft.core.search_space", "loguniform"),
-    "open": ("weft.graph.readers", "read"),
-    "plan": ("weft.engine.plan", "plan"),
-    "read_plan": ("weft.engine.plan", "read_plan"),
-    "read_spec": ("weft.core.spec_file", "read_spec"),
-    "run": ("weft.engine.run", "run"),
-    "uniform": ("weft.core.search_space", "uniform"),
+# The module of every public name, imported when the name is first used: torch takes seconds to load, and
+# ``weft --help`` answers at once.
+_MODULES = {
+    "Callback": "weft.core.settings",
+    "CallbackContext": "weft.core.settings",
+    "Client": "weft.serve.client",
+    "Control": "weft.engine.control",
+    "DivergedError": "weft.core.errors",
+    "Event": "weft.core.event",
+    "Graph": "weft.graph.graph",
+    "GraphError": "weft.core.errors",
+    "InputError": "weft.core.errors",
+    "Machine": "weft.core.machine",
+    "MedianPruner": "weft.planner.pruning",
+    "OutOfMemoryError": "weft.core.errors",
+    "Placement": "weft.core.run_options",
+    "Plan": "weft.core.plan",
+    "PlanReport": "weft.planner.report.plan_report",
+    "Result": "weft.engine.result",
+    "RunOptions": "weft.core.run_options",
+    "SparseFeatures": "weft.graph.sparse_features",
+    "SpecError": "weft.core.errors",
+    "Sweep": "weft.core.sweep",
+    "SweepResult": "weft.engine.sweep_result",
+    "Task": "weft.core.task",
+    "TrainingError": "weft.core.errors",
+    "WeftError": "weft.core.errors",
+    "choice": "weft.core.search_space",
+    "load": "weft.graph.catalog.names",
+    "loguniform": "weft.core.search_space",
+    "plan": "weft.engine.plan",
+    "read": "weft.engine.loading",
+    "run": "weft.engine.run",
+    "uniform": "weft.core.search_space",
 }
 _PACKAGES = ("nn", "ops")
 
 __all__ = [
     "Callback",
-    "Cancel",
+    "CallbackContext",
     "Client",
     "Control",
     "DivergedError",
@@ -99,11 +94,12 @@ __all__ = [
     "InputError",
     "Machine",
     "MedianPruner",
-    "Moment",
     "OutOfMemoryError",
+    "Placement",
     "Plan",
     "PlanReport",
     "Result",
+    "RunOptions",
     "SparseFeatures",
     "SpecError",
     "Sweep",
@@ -114,14 +110,11 @@ __all__ = [
     "__version__",
     "choice",
     "load",
-    "load_result",
     "loguniform",
     "nn",
-    "open",
     "ops",
     "plan",
-    "read_plan",
-    "read_spec",
+    "read",
     "run",
     "uniform",
 ]
@@ -130,25 +123,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"weft.{name}")
-    if name not in _PLACES:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    place, attribute = _PLACES[name]
-    with gc_paused():
-        found = getattr(import_module(place), attribute)
-    globals()[name] = found
-    return found
+    return _find(name)
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """``weft.run`` and ``weft.plan`` are functions, whichever modules of the packages so called were imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PLACES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+_find, __dir__ = lazy_names(__name__, _MODULES)

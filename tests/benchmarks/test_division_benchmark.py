@@ -12,7 +12,7 @@ import torch
 from benchmarks.suites import division
 from benchmarks.suites.division import rows_of, verdicts
 from weft.core.division import Division
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = ["--quick", "--shapes", "uk", "--models", "sage", "--workers", "2", "--batches", "6", "--repeats", "1"]
@@ -102,7 +102,7 @@ def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
     about |= {"workers": "4,14", "few_workers": "14", "most_workers": 14, "searched": "sage", "ratios": 3}
     about["machine"] = "h200"
     suite, asked = division.Suite(Recorded(), Namespace(**about, quick=True)), []
-    places = {12.0: Placement("cached", "host"), 80.0: Placement()}
+    places = {12.0: DataPlacement("cached", "host"), 80.0: DataPlacement()}
     planned = lambda shape, model, budget: {"placement": places[budget].to_dict(), "device_buffer": 4}  # noqa: E731
     monkeypatch.setattr(suite, "_cells", lambda part, keys, make: asked.append((part.label, [k["side"] for k in keys])))
     monkeypatch.setattr(suite, "_planned", planned)

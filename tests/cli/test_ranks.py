@@ -6,36 +6,39 @@ import json
 import sys
 
 import pytest
-import torch
 
 import weft
 from weft.cli.main import main
-from weft.cli.run import ranks_for
 from weft.core.errors import SpecError
 
 SPEC = 'graph = "demo"\n[model]\nname = "gcn"\nhidden = 8\n[train]\nepochs = 2\n'
 
 
+def refusal(spec, capsys, monkeypatch, *words):
+    """What `weft run` says of a mistake."""
+    spec.write_text(SPEC)
+    monkeypatch.setattr(sys, "argv", ["weft", "run", str(spec), *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "device", "words"),
+    ("words", "message"),
     [
-        (None, 0, "auto", "--ranks 0: must be at least 1"),
-        (0, None, "auto", "--gpus 0: must be at least 1"),
-        (2, 2, "auto", "give one of the two"),
-        (2, None, "cpu", "--gpus 2 with --device cpu"),
-        (64, None, "auto", "--ranks 64 --device"),
+        (["--ranks", "0"], "--ranks 0 must be at least 1"),
+        (["--gpus", "0"], "--gpus 0: must be at least 1"),
+        (["--gpus", "2", "--ranks", "2"], "give one of the two"),
+        (["--gpus", "2", "--device", "cpu"], "--gpus 2 with --device cpu"),
+        (["--gpus", "99"], "--gpus 99: this machine has"),
+        (["--ranks", "2", "--weave"], "--weave does not go with ranks=2"),
+        (["--ranks", "2", "--features", "host"], "--features host does not go with ranks=2"),
+        (["--order", "rcm"], "--order rcm is of use over several ranks only"),
     ],
 )
-def test_mistakes(gpus, ranks, device, words):
-    with pytest.raises(SpecError, match=words):
-        ranks_for(gpus, ranks, device)
-
-
-def test_ranks_and_devices(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert ranks_for(None, None, "auto") == (1, "auto")
-    assert ranks_for(None, 3, "cpu") == (3, "cpu")
-    assert ranks_for(4, None, "auto") == (4, "cuda")
+def test_mistakes(tmp_path, capsys, monkeypatch, words, message):
+    assert message in refusal(tmp_path / "spec.toml", capsys, monkeypatch, *words)
 
 
 def test_a_plan_for_several_gpus(tmp_path, capsys, monkeypatch):
@@ -93,4 +96,6 @@ def test_sampled_training_over_ranks_is_not_predicted(tmp_path, capsys, monkeypa
 def test_places_over_ranks_are_refused(places):
     task = weft.Task(graph="demo", model="sage", mode="sampled", fanout=[3, 3], epochs=1)
     with pytest.raises(SpecError, match=r"does not go with ranks=2: every rank has its part"):
-        weft.run(task, device="cpu", ranks=2, progress=False, **{"features": "cached", **places})
+        weft.run(
+            task, device="cpu", ranks=2, progress=False, placement=weft.Placement(**{"features": "cached", **places})
+        )

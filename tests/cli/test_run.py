@@ -71,7 +71,7 @@ def test_overrides_and_folder(weft, spec, tmp_path):
         (["run", "spec.toml", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
         (["run", "spec.toml", "--set", "model.hidden=0"], "weft: error: task 'spec': hidden=0 must be at least 1"),
         (["run", "spec.toml", "--set", "seed=[0, 0]"], "sweep 'spec': seed lists 0 2 times"),
-        (["run", "spec.toml", "--set", "seed=[0, 1]", "--prune", "worst"], "prune='worst' must be 'median'"),
+        (["run", "spec.toml", "--set", "seed=[0, 1]", "--prune", "worst"], "--prune worst must be 'median'"),
         (["run", "spec.toml", "--set", "graph=nothing-like-it"], "nothing-like-it"),
         (["run", "spec.toml", "--device", "abacus"], "device 'abacus'"),
         (["run"], "Missing argument"),
@@ -322,10 +322,11 @@ def test_a_sweep_that_was_ended_continues(weft, spec, number):
 
 
 FREQUENT = """
+from dataclasses import replace
 import weft.engine.run as train
 from weft.cli.main import main
 run = train.run
-train.run = lambda work, **options: run(work, checkpoint_every=0.0, **options)
+train.run = lambda work, options, **more: run(work, options=replace(options, checkpoint_every=0.0), **more)
 main()
 """
 

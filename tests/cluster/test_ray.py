@@ -52,7 +52,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
     work, events = sweep(20), []
-    found = run_on_ray(work, "ray", device="cpu", out=tmp_path / "run", on_event=events.append)
+    found = run_on_ray(work, "ray", options=weft.RunOptions(device="cpu"), out=tmp_path / "run", on_event=events.append)
     assert_same(found, weft.run(work, device="cpu"))
     begun = {event.data["node"] for event in events if "begins" in event.data.get("message", "")}
     assert len(begun) == 3, "every node has a share"
@@ -63,7 +63,7 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
     assert len(saved["tasks"]) == 24
     assert len(list((tmp_path / "run" / "tasks").glob("*/model.safetensors"))) == 24
     with pytest.raises(SpecError, match="holds a run already"):
-        run_on_ray(work, "ray", device="cpu", out=tmp_path / "run")
+        run_on_ray(work, "ray", options=weft.RunOptions(device="cpu"), out=tmp_path / "run")
 
     # The same with a node that is lost after its first checkpoint.
     longer, killed, where, told = sweep(60), [], {}, []
@@ -77,7 +77,7 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
             killed.append(event.group)
             cluster.remove_node(victim, allow_graceful=False)
 
-    found = run_on_ray(longer, "ray", device="cpu", on_event=kill, checkpoint_every=0.05)
+    found = run_on_ray(longer, "ray", on_event=kill, options=weft.RunOptions(device="cpu", checkpoint_every=0.05))
     assert killed
     lost = [
         event for event in told if "was lost; it continues from its last checkpoint" in event.data.get("message", "")
@@ -94,7 +94,7 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
 
 def test_a_cluster_without_gpus_is_told(cluster):
     with pytest.raises(SpecError, match="no node of the cluster has such a device"):
-        run_on_ray(sweep(1), "ray", device="cuda")
+        run_on_ray(sweep(1), "ray", options=weft.RunOptions(device="cuda"))
 
 
 def test_a_queue_over_the_cluster_survives_a_node(cluster, tmp_path):

@@ -118,7 +118,7 @@ def test_a_newer_checkpoint_replaces_the_one_before():
 
 def test_a_share_continues_from_the_bytes_of_its_checkpoint():
     tasks = weft.Sweep("demo", model="gcn", hidden=8, epochs=8, seed=range(2)).tasks()
-    options = {"device": "cpu", "progress": False, "checkpoint_every": 1e-6}
+    options = weft.RunOptions(device="cpu", checkpoint_every=1e-6)
     sent: list[tuple[str, object]] = []
     whole, error = train_share(tasks, lambda kind, message: sent.append((kind, message)), None, options)
     assert not error
@@ -148,6 +148,6 @@ def test_bytes_of_a_folder(tmp_path):
 
 def test_a_share_that_cannot_train_says_why():
     bad = [weft.Task(graph="no such graph", model="gcn", hidden=8, epochs=1)]
-    found, error = train_share(bad, lambda kind, message: None, None, {"device": "cpu", "progress": False})
+    found, error = train_share(bad, lambda kind, message: None, None, weft.RunOptions(device="cpu"))
     assert found == []
     assert "no such graph" in error

@@ -144,7 +144,14 @@ def test_a_killed_rank_ends_the_run(tmp_path):
 
     one = weft.Task(graph=tiny_graph(), model="gcn", hidden=8, epochs=100_000)
     with pytest.raises(RankLostError, match="continue from the checkpoint"):
-        weft.run(one, ranks=2, device="cuda:0", out=tmp_path / "run", on_event=kill, checkpoint_every=0.01)
+        weft.run(
+            one,
+            ranks=2,
+            device="cuda:0",
+            out=tmp_path / "run",
+            on_event=kill,
+            options=weft.RunOptions(checkpoint_every=0.01),
+        )
     assert killed
 
 

@@ -113,7 +113,11 @@ def test_a_graph_in_another_order_is_the_same_graph(sparse):
 
 def test_ranks_train_on_the_reordered_graph():
     graph = tiny_graph()
-    found = weft.run(weft.Task(graph=graph, model="gcn", hidden=8, epochs=6, lr=0.05), ranks=2, order="degree")
+    found = weft.run(
+        weft.Task(graph=graph, model="gcn", hidden=8, epochs=6, lr=0.05),
+        ranks=2,
+        options=weft.RunOptions(order="degree"),
+    )
     other = reordered_graph(graph, order_nodes(graph.adj, "degree"))
     expected = weft.run(weft.Task(graph=other, model="gcn", hidden=8, epochs=6, lr=0.05))
     for name, values in expected.history.items():
@@ -122,4 +126,4 @@ def test_ranks_train_on_the_reordered_graph():
 
 def test_an_order_without_ranks_is_refused():
     with pytest.raises(SpecError, match="order='rcm' is of use over several ranks"):
-        weft.run(weft.Task(graph=tiny_graph(), model="gcn", hidden=8, epochs=1), order="rcm")
+        weft.run(weft.Task(graph=tiny_graph(), model="gcn", hidden=8, epochs=1), options=weft.RunOptions(order="rcm"))

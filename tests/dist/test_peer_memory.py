@@ -54,9 +54,9 @@ def test_refused(given, message):
 def test_a_run_is_refused_before_it_starts():
     task = weft.Task(graph="demo", model="gcn", epochs=1)
     with pytest.raises(SpecError, match="of use over several ranks only"):
-        weft.run(task, peers="nvshmem", device="cpu", progress=False)
+        weft.run(task, options=weft.RunOptions(peers="nvshmem"), device="cpu", progress=False)
     with pytest.raises(SpecError, match="ranks on a CPU"):
-        weft.run(task, peers="nvshmem", ranks=2, device="cpu", progress=False)
+        weft.run(task, options=weft.RunOptions(peers="nvshmem"), ranks=2, device="cpu", progress=False)
     with pytest.raises(SpecError, match="must be one of"), start_ranks(2, CPU, print, peers="rdma"):
         pass
 

@@ -44,7 +44,10 @@ def test_a_task_over_two_ranks():
 
 def test_a_sweep_over_two_ranks(tmp_path):
     sweep = weft.Sweep(tiny_graph(), model=["gcn", "sage"], hidden=8, epochs=6, seed=range(2), lr=[0.05, 0.01])
-    found, expected = weft.run(sweep, ranks=2, out=tmp_path / "run", prune="median"), weft.run(sweep, prune="median")
+    found, expected = (
+        weft.run(sweep, ranks=2, out=tmp_path / "run", options=weft.RunOptions(prune="median")),
+        weft.run(sweep, options=weft.RunOptions(prune="median")),
+    )
     assert [result.status for result in found] == [result.status for result in expected]
     for mine, theirs in zip(found, expected, strict=True):
         assert_same(mine, theirs)
@@ -80,7 +83,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_a_checkpoint(tmp_path):
 
     begin = task(epochs=100_000)
     with pytest.raises(RankLostError, match=r"rank 1 of 3 was killed \(SIGKILL\); continue from the checkpoint"):
-        weft.run(begin, ranks=3, out=tmp_path / "run", on_event=kill, checkpoint_every=0.01)
+        weft.run(begin, ranks=3, out=tmp_path / "run", on_event=kill, options=weft.RunOptions(checkpoint_every=0.01))
     assert killed
     assert not multiprocessing.active_children()
     assert not torch.distributed.is_initialized()
@@ -113,14 +116,14 @@ class TorchNorm(TwoBranches):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ranks": 0}, "ranks=0 must be a whole number"),
+        ({"ranks": 0}, "ranks=0 must be at least 1"),
         ({"ranks": 2, "weave": True}, "weave=True does not go with ranks=2"),
         ({"ranks": 2, "compile": True}, "compile=True does not go with ranks=2"),
     ],
 )
 def test_what_ranks_cannot_do_is_one_sentence(options, words):
     with pytest.raises(SpecError, match=words):
-        weft.run(task(), **options)
+        weft.run(task(), options=weft.RunOptions(**options))
 
 
 def test_torch_norms_are_refused():

@@ -13,7 +13,7 @@ from weft.batches.division.source import DividedSampling
 from weft.batches.pipeline import arrived
 from weft.batches.sampled import Sampling
 from weft.core.division import Division
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
@@ -42,7 +42,7 @@ def task(model: str, **changes) -> Task:
 
 
 def run_of(graph, division, model="sage", place="host", members=1, replay=True, overlap=True, cache=0):
-    placement = Placement("cached" if cache else place, place, cache_bytes=cache, overlap=overlap)
+    placement = DataPlacement("cached" if cache else place, place, cache_bytes=cache, overlap=overlap)
     tasks = [task(model, seed=seed) for seed in range(members)]
     names = tuple(map(str, range(members)))
     plan = Plan(names, device="cuda", replay=replay, mode="sampled", placement=placement)
@@ -148,8 +148,7 @@ def test_a_run_with_host_features_is_divided_and_says_so(tmp_path, monkeypatch):
     result = weft.run(
         weft.Task(graph="demo", model="sage", **about),
         device="cuda",
-        features="host",
-        topology="host",
+        placement=weft.Placement(features="host", topology="host"),
         progress=False,
         on_event=lambda event: notes.append(event.data.get("message", "")) if event.kind == "note" else None,
     )

@@ -13,7 +13,7 @@ import weft
 from benchmarks.suites import never_slower
 from tests.gpu.conftest import held_by_others
 from weft.nn import GCNConv
-from weft.runtime import stack_check
+from weft.runtime import epoch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,9 +84,9 @@ def test_a_sweep_is_not_slower_than_its_tasks_in_turn(model, pubmed, monkeypatch
 def test_taken_apart_or_not_the_numbers_are_the_same(model, pubmed, others, monkeypatch):
     results = {}
     for factor in (0.0, 1e9):  # every stack is slow, none is
-        monkeypatch.setattr(stack_check, "REPLAYED", factor)
-        monkeypatch.setattr(stack_check, "LEAST_SECONDS", 0.0)
-        monkeypatch.setattr(stack_check, "COMPILED", factor)
+        monkeypatch.setattr(epoch, "REPLAYED", factor)
+        monkeypatch.setattr(epoch, "LEAST_SECONDS", 0.0)
+        monkeypatch.setattr(epoch, "COMPILED", factor)
         results[factor] = weft.run(tasks_of(model, pubmed, epochs=60), device="cuda", progress=False)
     (apart,), (stacked,) = (results[factor].plan for factor in (0.0, 1e9))
     assert (apart.join, len(apart.stack_members)) == ("in turn", 4), apart.why
@@ -98,9 +98,9 @@ def test_taken_apart_or_not_the_numbers_are_the_same(model, pubmed, others, monk
 
 
 def test_timing_a_stack_changes_nothing(pubmed, monkeypatch):
-    monkeypatch.setattr(stack_check, "REPLAYED", 1e9)
+    monkeypatch.setattr(epoch, "REPLAYED", 1e9)
     timed = weft.run(tasks_of(Attention, pubmed, epochs=40), device="cuda", progress=False)
-    monkeypatch.setattr(stack_check, "is_timed", lambda *about: False)
+    monkeypatch.setattr(epoch, "is_timed", lambda *about: False)
     untimed = weft.run(tasks_of(Attention, pubmed, epochs=40), device="cuda", progress=False)
     for mine, theirs in zip(timed, untimed, strict=True):
         assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=1e-5)

@@ -16,7 +16,7 @@ from weft.batches.features import FeatureStore
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.batches.sampler import NeighbourSampler
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
@@ -39,7 +39,7 @@ def task(model: str = "sage", **changes) -> Task:
     return Task(graph="g", model=model, **{"hidden": 8, "epochs": EPOCHS, "dropout": 0.5, "lr": 0.05, **changes})
 
 
-def run_of(graph, placement: Placement, model: str = "sage", members: int = 1, **sampling) -> GroupRun:
+def run_of(graph, placement: DataPlacement, model: str = "sage", members: int = 1, **sampling) -> GroupRun:
     names = tuple(map(str, range(members)))
     plan = Plan(names, join="stacked" if members > 1 else "solo", device="cuda", replay=True, placement=placement)
     make = Sampling(FANOUT, BATCH, placement=placement, **sampling)
@@ -63,14 +63,14 @@ def assert_same(mine, theirs) -> None:
 
 
 PLACEMENTS = {
-    "host": Placement("host"),
-    "host, overlapped": Placement("host", overlap=True),
-    "gpu, overlapped": Placement(overlap=True),
-    "cached": Placement("cached", cache_bytes=4 * 3000 + 500 * 48),
-    "cached, overlapped": Placement("cached", cache_bytes=4 * 3000 + 500 * 48, policy="presampling", overlap=True),
-    "all in host memory": Placement("host", "host", overlap=True),
-    "lists cached": Placement("host", "cached", cache_bytes=4 * 3000 + 10000, policy="benefit", overlap=True),
-    "both cached": Placement("cached", "cached", cache_bytes=8 * 3000 + 40000, policy="benefit", overlap=True),
+    "host": DataPlacement("host"),
+    "host, overlapped": DataPlacement("host", overlap=True),
+    "gpu, overlapped": DataPlacement(overlap=True),
+    "cached": DataPlacement("cached", cache_bytes=4 * 3000 + 500 * 48),
+    "cached, overlapped": DataPlacement("cached", cache_bytes=4 * 3000 + 500 * 48, policy="presampling", overlap=True),
+    "all in host memory": DataPlacement("host", "host", overlap=True),
+    "lists cached": DataPlacement("host", "cached", cache_bytes=4 * 3000 + 10000, policy="benefit", overlap=True),
+    "both cached": DataPlacement("cached", "cached", cache_bytes=8 * 3000 + 40000, policy="benefit", overlap=True),
 }
 
 
@@ -78,24 +78,24 @@ PLACEMENTS = {
 @pytest.mark.parametrize("members", [1, 3])
 def test_the_same_bits_from_everywhere(graph, name, members):
     """Training is that with everything on the GPU, one step after another, bit for bit; both are replayed."""
-    expected = trained(run_of(graph, Placement(), members=members))
+    expected = trained(run_of(graph, DataPlacement(), members=members))
     assert_same(trained(run_of(graph, PLACEMENTS[name], members=members)), expected)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gin", "gat", "gatv2"])
 def test_other_models(graph, model):
-    expected = trained(run_of(graph, Placement(), model))
-    assert_same(trained(run_of(graph, Placement("host", overlap=True), model)), expected)
+    expected = trained(run_of(graph, DataPlacement(), model))
+    assert_same(trained(run_of(graph, DataPlacement("host", overlap=True), model)), expected)
 
 
 def test_what_is_left_early_is_resumed(graph):
     """A batch on its way when training stops does no harm, and the rest of the epoch is as if uninterrupted."""
-    expected = trained(run_of(graph, Placement("host", overlap=True)))
-    run = run_of(graph, Placement("host", overlap=True))
+    expected = trained(run_of(graph, DataPlacement("host", overlap=True)))
+    run = run_of(graph, DataPlacement("host", overlap=True))
     answers = iter([False, False, True])
     run.advance(EPOCHS, lambda: next(answers))
     assert (run.epoch, run.step_in_epoch) == (0, 3)
-    other = run_of(graph, Placement("host", overlap=True))
+    other = run_of(graph, DataPlacement("host", overlap=True))
     other.restore({name: tensor.clone() for name, tensor in run.tensors().items()})
     for one in (run, other):
         one.advance(EPOCHS)
@@ -104,8 +104,8 @@ def test_what_is_left_early_is_resumed(graph):
 
 def test_poisoned_buffers(graph, monkeypatch):
     """Whatever a buffer holds before a batch is fetched into it, nothing of it is trained on."""
-    expected = trained(run_of(graph, Placement("host", overlap=True)))
-    run = run_of(graph, Placement("host", overlap=True))
+    expected = trained(run_of(graph, DataPlacement("host", overlap=True)))
+    run = run_of(graph, DataPlacement("host", overlap=True))
     run.prepare()
     (epoch,) = run._stepped
     train_on = type(epoch).train_on
@@ -124,12 +124,14 @@ def test_poisoned_buffers(graph, monkeypatch):
 @pytest.mark.parametrize("members", [1, 2])
 def test_evaluation_in_chunks(graph, topology, members):
     few = graph.with_splits(graph.train[:50], graph.val[:20], graph.test[:20])
-    placement = Placement("host", topology, overlap=True, evaluation="layers", chunk_edges=500)
-    assert_same(trained(run_of(few, placement, members=members)), trained(run_of(few, Placement(), members=members)))
+    placement = DataPlacement("host", topology, overlap=True, evaluation="layers", chunk_edges=500)
+    assert_same(
+        trained(run_of(few, placement, members=members)), trained(run_of(few, DataPlacement(), members=members))
+    )
 
 
 def test_hits_are_counted(graph):
-    run = run_of(graph, Placement("cached", cache_bytes=4 * 3000 + 1500 * 48, overlap=True))
+    run = run_of(graph, DataPlacement("cached", cache_bytes=4 * 3000 + 1500 * 48, overlap=True))
     run.advance(1)
     reads = run.stacks[0].source.reads()
     assert 0.3 < reads["feature_hit_rate"] < 1.0
@@ -156,7 +158,7 @@ def test_rows_of_a_cache_and_pinning_in_place(graph, monkeypatch):
 
 
 def test_a_graph_in_host_memory_is_sampled_alike(graph):
-    host = place_graph(graph, Placement("host", "host"), DEVICE)
+    host = place_graph(graph, DataPlacement("host", "host"), DEVICE)
     near = NeighbourSampler(graph.to(DEVICE), FANOUT)
     for cached in (None, torch.arange(0, 3000, 2)):
         far = NeighbourSampler(host, FANOUT, device=DEVICE, cached=cached)
@@ -184,7 +186,7 @@ def test_runs_with_options(graph, tmp_path):
         {"cache": "100KB", "cache_policy": FirstNodes()},
         {"features": "host", "topology": "host"},
     ):
-        result = weft.run(one, device="cuda", progress=False, **options)
+        result = weft.run(one, device="cuda", progress=False, placement=weft.Placement(**options))
         assert result.history["loss"] == plain.history["loss"], options
         places = result.plan.places
         assert places.features == ("cached" if "cache" in options else "host")
@@ -192,14 +194,14 @@ def test_runs_with_options(graph, tmp_path):
             assert 0 < result.plan.measured["feature_hit_rate"] < 1
     graph.save(tmp_path / "graph")
     saved = one.with_values(graph=str(tmp_path / "graph"))
-    result = weft.run(saved, device="cuda", progress=False, features="disk", topology="disk")
+    result = weft.run(saved, device="cuda", progress=False, placement=weft.Placement(features="disk", topology="disk"))
     assert result.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("policy", ["degree", "presampling"])
 def test_a_gpu_ranks_as_the_host_does(graph, monkeypatch, policy):
     """Edges in pinned memory are counted and sorted by the GPU: the same ids in the same order."""
-    placed = place_graph(graph, Placement("cached", "host", cache_bytes=1 << 20), DEVICE)
+    placed = place_graph(graph, DataPlacement("cached", "host", cache_bytes=1 << 20), DEVICE)
     monkeypatch.setattr(cache_policy, "EDGES_AT_ONCE", 1 << 12)
     sampler = NeighbourSampler(graph, FANOUT)
     batches = [sampler.sample(torch.arange(50), 0, number) for number in range(4)]

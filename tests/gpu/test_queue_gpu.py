@@ -10,9 +10,9 @@ import torch
 import weft
 from tests.serve.serving import FAULTY, Queue
 from weft.engine.graphs import GraphStore
-from weft.serve.mps import CONTROL
 from weft.serve.queue_db import Submission
 from weft.serve.worker_memory import PreparedStarts
+from weft.serve.worker_pool import CONTROL
 
 pytestmark = [
     pytest.mark.gpu,

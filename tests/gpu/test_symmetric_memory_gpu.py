@@ -56,5 +56,5 @@ def test_two_gpus_train_as_one(peers):
         pytest.skip("this torch has no NVSHMEM")
     task = weft.Task(graph="demo", model="gcn", hidden=16, epochs=5, seed=1)
     one = weft.run(task, device="cuda:0", progress=False)
-    two = weft.run(task, device="cuda", ranks=2, peers=peers, progress=False)
+    two = weft.run(task, device="cuda", ranks=2, options=weft.RunOptions(peers=peers), progress=False)
     assert two.history["loss"] == pytest.approx(one.history["loss"], rel=1e-4)

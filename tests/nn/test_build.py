@@ -7,8 +7,7 @@ import torch
 
 from tests.nn.examples import NODES, make_example
 from weft.core.errors import SpecError
-from weft.nn import GAT, GCN, GCNConv, SAGEConv
-from weft.nn import models as build
+from weft.nn import GAT, GCN, GCNConv, SAGEConv, build
 from weft.nn.conv import with_identity, without_weights
 
 

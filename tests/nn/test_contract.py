@@ -12,8 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from tests.nn.examples import NODES, RELATIONS, make_example
 from weft.core.errors import InputError
 from weft.graph import SparseFeatures
-from weft.nn import assign_sites, reset_parameters
-from weft.nn import models as build
+from weft.nn import assign_sites, build, reset_parameters
 
 IN, HIDDEN, OUT = 10, 8, 4
 MODELS = {

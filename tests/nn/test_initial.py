@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.nn import BatchNorm, GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, reset_parameters
-from weft.nn import models as build
+from weft.nn import BatchNorm, GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, build, reset_parameters
 
 
 def bound_of(parameter: torch.Tensor) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from weft.core.decision import Update
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.graph import Graph
-from weft.runtime.group import GroupRun, MemberUpdate
+from weft.runtime.group import GroupRun
 from weft.runtime.step.state import State
 
 
@@ -35,10 +36,10 @@ class Alone:
     def num_parameters(self) -> int:
         return self.group.num_parameters(0)
 
-    def advance(self, epochs: int) -> MemberUpdate:
+    def advance(self, epochs: int) -> Update:
         return self.group.advance(epochs)[0]
 
-    def poll(self, first: int = 0) -> MemberUpdate:
+    def poll(self, first: int = 0) -> Update:
         return self.group.poll(first)[0]
 
     def best_model(self) -> torch.nn.Module:

@@ -32,8 +32,7 @@ def check_scores(classes: int, sizes: list[int], dtype: torch.dtype, lead: tuple
 
 
 def new_state(tasks: list[Task]) -> State:
-    epochs = [task.epochs for task in tasks]
-    return State.new(torch.zeros(len(tasks), 2), {}, 1, [0] * len(tasks), epochs, columns=5)
+    return State.new(tasks, torch.zeros(len(tasks), 2), {}, columns=5)
 
 
 def check_record(watched: int | None, tasks: list[Task], seed: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from weft.core.errors import SpecError
-from weft.runtime.checkpoint import FILE, read_checkpoint, write_checkpoint
+from weft.runtime.checkpoint import FILE, FORMAT, read_checkpoint, write_checkpoint
 
 TENSORS = {
     "weights": torch.arange(12.0).reshape(3, 4),
@@ -42,7 +42,7 @@ def test_one_flipped_bit_is_refused_wherever_it_is(tmp_path):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(SpecError, match="not a checkpoint of Weft, or a damaged one"):
+        with pytest.raises(SpecError, match=r"not a checkpoint of Weft, or a damaged one|a checkpoint of format \d"):
             read_checkpoint(tmp_path)
     path.write_bytes(whole)
     assert read_checkpoint(tmp_path) is not None
@@ -51,4 +51,18 @@ def test_one_flipped_bit_is_refused_wherever_it_is(tmp_path):
 def test_one_without_a_checksum_is_refused(tmp_path):
     save_file(TENSORS, tmp_path / FILE, metadata={"weft": json.dumps({"epoch": 7})})
     with pytest.raises(SpecError, match=r"damaged one \(it has no 'sha256'\); remove it to start afresh"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"format": str(FORMAT + 1)}, f"a checkpoint of format {FORMAT + 1}, and this version of Weft reads format"),
+        ({}, r"damaged one \(it has no 'format'\); remove it to start afresh"),
+    ],
+    ids=["newer", "without a format"],
+)
+def test_another_format_is_refused_in_one_sentence(tmp_path, metadata, words):
+    save_file(TENSORS, tmp_path / FILE, metadata={"weft": json.dumps({"epoch": 7}), "sha256": "0", **metadata})
+    with pytest.raises(SpecError, match=words):
         read_checkpoint(tmp_path)

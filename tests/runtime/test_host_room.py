@@ -13,12 +13,12 @@ import weft
 from weft.batches import placement as rooms
 from weft.batches.placement import fits_host, free_disk_bytes, host_room, is_mapped
 from weft.core.errors import DoesNotFitError, OutOfMemoryError
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.graph.generate import citation
 
 from .test_placement import losses, run_of
 
-LAYERS = Placement("host", "host", evaluation="layers", chunk_edges=100)
+LAYERS = DataPlacement("host", "host", evaluation="layers", chunk_edges=100)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_file_takes_what_memory_has_no_room_for(short, dtype):
 
 
 def test_an_evaluation_has_the_same_bits_from_a_file(graph, short):
-    expected = run_of(graph, Placement("host", "host"))
+    expected = run_of(graph, DataPlacement("host", "host"))
     spilled = run_of(graph, LAYERS)
     assert losses(spilled) == losses(expected)
     assert [row[2:] for row in spilled.poll(0)[0].rows] == [row[2:] for row in expected.poll(0)[0].rows]

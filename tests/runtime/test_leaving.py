@@ -56,7 +56,7 @@ def test_who_leaves_keeps_what_it_had():
         model = run.best_model(index)
         assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
         assert model.hidden == tasks[index].hidden
-    assert run.poll(first=7)[0].rows == []
+    assert run.poll(first=7)[0].rows == ()
 
 
 def test_everybody_may_leave():

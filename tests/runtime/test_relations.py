@@ -11,7 +11,7 @@ from tests.nn.relational import relational
 from weft.batches import layerwise
 from weft.batches.sampled import Sampling
 from weft.core.errors import SpecError
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import planted_relations
@@ -61,7 +61,7 @@ def test_evaluation_layer_by_layer_is_exact(graph, members, monkeypatch):
     mine = group_of(tasks, graph, fanout=(5, 3, 2)).stacks[0]
     monkeypatch.setattr(layerwise, "MOST_ROWS", 37)
     monkeypatch.setattr(layerwise, "NEARLY_ALL", 1.0)
-    places = Placement("host", "host", evaluation="layers", chunk_edges=200)
+    places = DataPlacement("host", "host", evaluation="layers", chunk_edges=200)
     part = group_of(tasks, graph, fanout=(5, 3, 2), placement=places).stacks[0]
     with torch.no_grad():
         whole = mine.source.logits(lambda batch: mine.infer(mine.state.flat, batch), 3)

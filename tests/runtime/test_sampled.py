@@ -10,7 +10,7 @@ from weft.batches import layerwise
 from weft.batches.sampled import Sampling
 from weft.batches.source import FullGraph
 from weft.core.errors import TrainingError
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
@@ -60,7 +60,7 @@ def test_evaluation_layer_by_layer_is_exact(graph, model, members, monkeypatch):
     mine = group_of(tasks, graph, fanout=(5, 3, 2)).stacks[0]
     monkeypatch.setattr(layerwise, "MOST_ROWS", 37)
     monkeypatch.setattr(layerwise, "NEARLY_ALL", 1.0)
-    places = Placement("host", "host", evaluation="layers", chunk_edges=200)
+    places = DataPlacement("host", "host", evaluation="layers", chunk_edges=200)
     few = graph.with_splits(graph.train[:7], graph.val[:5], graph.test[:2])
     part = group_of(tasks, few, fanout=(5, 3, 2), placement=places).stacks[0]
     with torch.no_grad():

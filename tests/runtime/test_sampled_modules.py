@@ -206,7 +206,7 @@ def test_a_loader_without_what_the_model_is_given_is_refused(rich, name):
     for batch in batches:
         delattr(batch, name)
     with pytest.raises(InputError, match=f"a batch of the loader has no {name}, which the graph has"):
-        weft.run(task_of(rich, OfEdges()), batches=batches, progress=False, device="cpu")
+        weft.run(task_of(rich, OfEdges()), options=weft.RunOptions(batches=batches), progress=False, device="cpu")
 
 
 def test_a_loader_with_features_of_another_width_is_refused(rich):
@@ -214,7 +214,7 @@ def test_a_loader_with_features_of_another_width_is_refused(rich):
     for batch in batches:
         batch.edge_attr = batch.edge_attr[:, :1]
     with pytest.raises(InputError, match="edge_attr of a batch is"):
-        weft.run(task_of(rich, OfEdges()), batches=batches, progress=False, device="cpu")
+        weft.run(task_of(rich, OfEdges()), options=weft.RunOptions(batches=batches), progress=False, device="cpu")
 
 
 def test_labels_of_a_loader_have_the_shape_of_the_graphs(rich):
@@ -222,7 +222,9 @@ def test_labels_of_a_loader_have_the_shape_of_the_graphs(rich):
         batches = list(rich_batches(rich))
         for batch in batches:
             batch.y = change(batch.y)
-        return weft.run(task_of(rich, net), batches=batches, progress=False, device="cpu").history["loss"][-1]
+        return weft.run(
+            task_of(rich, net), options=weft.RunOptions(batches=batches), progress=False, device="cpu"
+        ).history["loss"][-1]
 
     torch.manual_seed(0)
     net = OfEdges()
@@ -277,7 +279,7 @@ def test_weft_run_takes_a_loader(graph, model):
     one = task_of(
         graph, model() if isinstance(model, type) else model, **({} if isinstance(model, type) else {"layers": 2})
     )
-    result = weft.run(one, batches=hand_made(graph), progress=False, device="cpu")
+    result = weft.run(one, options=weft.RunOptions(batches=hand_made(graph)), progress=False, device="cpu")
     assert len(result.history["train_loss"]) == EPOCHS
     assert result.history["train_loss"][-1] < result.history["train_loss"][0]
 
@@ -301,7 +303,9 @@ def test_layers_of_pyg_are_converted_over_a_loader_that_shuffles(graph):
     notes = []
     loader = Shuffled(hand_made(graph))
     listen = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
-    weft.run(task_of(graph, Net()), batches=loader, progress=False, device="cpu", on_event=listen)
+    weft.run(
+        task_of(graph, Net()), options=weft.RunOptions(batches=loader), progress=False, device="cpu", on_event=listen
+    )
     assert [note for note in notes if note.startswith("converted: 2 SAGEConv")]
 
 
@@ -314,7 +318,12 @@ def test_weft_run_takes_pygs_neighbor_loader(graph):
     loader = loaders.NeighborLoader(
         graph.to_pyg(), list(FANOUTS), input_nodes=graph.train, batch_size=BATCH, shuffle=True
     )
-    result = weft.run(task_of(graph, "sage", layers=2, hidden=16), batches=loader, progress=False, device="cpu")
+    result = weft.run(
+        task_of(graph, "sage", layers=2, hidden=16),
+        options=weft.RunOptions(batches=loader),
+        progress=False,
+        device="cpu",
+    )
     assert len(result.history["train_loss"]) == EPOCHS
     assert result.history["train_loss"][-1] < result.history["train_loss"][0]
 
@@ -346,7 +355,12 @@ class Endless:
 ])  # fmt: skip
 def test_loaders_that_cannot_be_used(graph, change, message):
     with pytest.raises(InputError, match=message):
-        weft.run(task_of(graph, Pyg()), batches=change(hand_made(graph)), progress=False, device="cpu")
+        weft.run(
+            task_of(graph, Pyg()),
+            options=weft.RunOptions(batches=change(hand_made(graph))),
+            progress=False,
+            device="cpu",
+        )
 
 
 def test_an_error_of_the_loader_is_named(graph):
@@ -356,20 +370,30 @@ def test_an_error_of_the_loader_is_named(graph):
             raise OSError("disk gone")
 
     with pytest.raises(TrainingError, match="stage 'source' failed at item 1: OSError: disk gone"):
-        weft.run(task_of(graph, Pyg()), batches=Broken(hand_made(graph), 3), progress=False, device="cpu")
+        weft.run(
+            task_of(graph, Pyg()),
+            options=weft.RunOptions(batches=Broken(hand_made(graph), 3)),
+            progress=False,
+            device="cpu",
+        )
 
 
 @pytest.mark.parametrize(("settings", "options", "message"), [
     ({"batch_seed": 3}, {}, "batch_seed has no effect"),
     ({"feature_norm": "row"}, {}, "feature_norm has no effect"),
     ({}, {"resume": True, "out": "x"}, "resume=True: batches= comes from a loader"),
-    ({}, {"ranks": 2}, "ranks=2: batches="),
+    ({}, {"ranks": 2}, "batches= does not go with ranks=2"),
 ])  # fmt: skip
 def test_what_a_loader_excludes(graph, settings, options, message):
     with pytest.raises(SpecError, match=message):
-        weft.run(task_of(graph, Pyg(), **settings), batches=hand_made(graph), progress=False, **options)
+        weft.run(
+            task_of(graph, Pyg(), **settings),
+            options=weft.RunOptions(batches=hand_made(graph)),
+            progress=False,
+            **options,
+        )
 
 
 def test_a_task_for_the_whole_graph_takes_no_batches(graph):
     with pytest.raises(SpecError, match="mode='sampled'"):
-        weft.run(Task(graph=graph, model="gcn"), batches=hand_made(graph), progress=False)
+        weft.run(Task(graph=graph, model="gcn"), options=weft.RunOptions(batches=hand_made(graph)), progress=False)

@@ -136,16 +136,6 @@ def test_members_are_dropped_between_epochs():
         assert [r[0] for r in found[place].rows] == pytest.approx([r[0] for r in expected[place].rows], rel=1e-5)
 
 
-def test_a_checkpoint_from_before_epochs_were_counted_goes_on():
-    one = task(epochs=4)
-    whole = GroupRun([one], tiny_graph(), Plan(("0",)), CPU)
-    whole.advance(2)
-    saved = {n: t.clone() for n, t in whole.tensors().items() if n not in ("step", "0.epoch", "0.epoch_loss")}
-    other = GroupRun([one], tiny_graph(), Plan(("0",)), CPU)
-    other.restore(saved)
-    assert other.advance(2)[0].rows == whole.advance(2)[0].rows
-
-
 # ---- rows spread over ranks ----------------------------------------------------------------------------------
 
 

@@ -13,11 +13,10 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.cost import Cost
 from weft.core.plan import Plan
-from weft.runtime import stack_check
+from weft.runtime import epoch
 from weft.runtime.device import cuda_graph
+from weft.runtime.epoch import StepTimer
 from weft.runtime.group import GroupRun
-from weft.runtime.stack_check import EagerClock, ReplayClock, clock_of
-from weft.runtime.step import conversion
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.stack import Stack
 
@@ -46,17 +45,17 @@ def plan_of(device="cuda", epoch_seconds=None, **about) -> Plan:
     ],
 )
 def test_what_a_step_of_a_stack_may_take_on_a_gpu(together, alone, compiled, apart):
-    assert (together > stack_check.most_seconds(alone, 1000, plan_of(compiled=compiled))) is apart
+    assert (together > epoch.most_seconds(alone, 1000, plan_of(compiled=compiled))) is apart
 
 
 def test_a_stack_on_a_cpu_must_be_faster_unless_it_is_short():
-    most = stack_check.most_seconds
-    assert most(0.1, 1000, plan_of("cpu")) == pytest.approx(stack_check.SLOWER * 0.1)
-    assert most(1e-3, 10, plan_of("cpu")) == pytest.approx(1e-3 + stack_check.WORTH_SECONDS / 10)
+    most = epoch.most_seconds
+    assert most(0.1, 1000, plan_of("cpu")) == pytest.approx(epoch.SLOWER * 0.1)
+    assert most(1e-3, 10, plan_of("cpu")) == pytest.approx(1e-3 + epoch.WORTH_SECONDS / 10)
 
 
 def test_what_is_shorter_than_timing_it_or_sampled_is_not_timed():
-    timed = stack_check.is_timed
+    timed = epoch.is_timed
     assert timed(plan_of(epoch_seconds=1e-3), True, 1000)
     assert not timed(plan_of(epoch_seconds=1e-3), True, 20)
     assert timed(plan_of(), True, 20)  # nothing is predicted: the first timing tells
@@ -86,10 +85,10 @@ class Given:
         self.one, self.times, self.spent, self.looks = one, list(together), spent, 0
         self.attempts = len(together)
 
-    def alone(self, stack):
+    def alone(self):
         return self.one
 
-    def together(self, stack):
+    def together(self):
         self.looks += 1
         return self.times[self.looks - 1]
 
@@ -103,9 +102,9 @@ def as_on_a_gpu(monkeypatch):
     """Decide as on a GPU, by the timings of a clock."""
 
     def use(clock):
-        monkeypatch.setattr(stack_check, "clock_of", lambda stack, plan: clock)
-        monkeypatch.setattr(stack_check, "is_timed", lambda *about: True)
-        monkeypatch.setattr(stack_check, "most_seconds", lambda alone, *about: stack_check.REPLAYED * alone)
+        monkeypatch.setattr(epoch, "StepTimer", lambda stack, record: clock)
+        monkeypatch.setattr(epoch, "is_timed", lambda *about: True)
+        monkeypatch.setattr(epoch, "most_seconds", lambda alone, *about: epoch.REPLAYED * alone)
         return clock
 
     return use
@@ -160,10 +159,8 @@ def test_a_run_that_is_taken_apart_has_the_same_numbers_says_why_and_is_resumed_
     assert longer[0].history["loss"][:6] == pytest.approx(apart[0].history["loss"])
 
 
-def test_what_is_taken_apart_is_not_tried_for_conversion_again(as_on_a_gpu, monkeypatch):
+def test_layers_of_pyg_are_converted_once_for_what_is_taken_apart(as_on_a_gpu):
     pyg = pytest.importorskip("torch_geometric.nn")
-    tries, convert = [], conversion.try_conversion
-    monkeypatch.setattr(conversion, "try_conversion", lambda *a, **k: tries.append(1) or convert(*a, **k))
 
     def model(inputs, outputs):
         return pyg.GCN(inputs, 8, 2, outputs)
@@ -178,7 +175,7 @@ def test_what_is_taken_apart_is_not_tried_for_conversion_again(as_on_a_gpu, monk
         return len(run.stacks), [[row[0] for row in update.rows] for update in run.advance(4)]
 
     (one, stacked), (three, apart) = losses(Given(1.0, 1.0)), losses(Given(1.0, 9.0))
-    assert (one, three, len(tries)) == (1, 3, 2)
+    assert (one, three) == (1, 3)
     for mine, theirs in zip(apart, stacked, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
 
@@ -192,15 +189,15 @@ def test_clocks_leave_everything_as_it_was():
     run = GroupRun(tasks_of(graph), graph, plan, CPU)
     untimed = GroupRun(tasks_of(graph), graph, plan, CPU)
     stack = weft_stack(tasks_of(graph), graph)
-    for clock in (EagerClock(), ReplayClock(CPU, record=False)):
+    for replays in (False, True):
         before, drawn = stack.state.snapshot(), torch.get_rng_state()
-        assert clock.alone(stack) > 0
-        assert clock.together(stack) > 0
+        clock = clock_of(stack, replays)
+        assert clock.alone() > 0
+        assert clock.together() > 0
         assert torch.equal(torch.get_rng_state(), drawn)
         for name, tensor in stack.state.tensors().items():
             torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
-    assert isinstance(clock_of(stack, plan), EagerClock)
-    assert ReplayClock(CPU, record=False).alone(run.stacks[0]) is None  # the group has let go of it
+    assert clock_of(run.stacks[0], replays=True).alone() is None  # the group has let go of it
     assert [u.rows for u in run.advance(3)] == [u.rows for u in untimed.advance(3)]
 
 
@@ -208,12 +205,18 @@ def weft_stack(tasks, graph):
     return Stack(tasks, Inputs(graph))
 
 
+def clock_of(stack, replays):
+    timer = StepTimer(stack, record=False)
+    timer.replays = replays
+    return timer
+
+
 def test_a_replay_clock_counts_calls_and_what_it_spent(monkeypatch):
     graph = tiny_graph()
     stack, called = weft_stack(tasks_of(graph), graph), []
     monkeypatch.setattr(cuda_graph.Replay, "__call__", lambda replay: called.append(1))
-    clock = ReplayClock(CPU, record=False)
-    assert clock.together(stack) >= 0
+    clock = clock_of(stack, replays=True)
+    assert clock.together() >= 0
     assert 2 + 3 <= len(called) <= 2 + 3 * 20
     assert clock.spent > 0
 
@@ -226,6 +229,6 @@ def test_a_replay_clock_without_memory_knows_nothing(monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(cuda_graph.Replay, "__call__", too_much)
-    clock = ReplayClock(CPU, record=False)
-    assert clock.alone(stack) is None
-    assert math.isinf(clock.together(stack))
+    clock = clock_of(stack, replays=True)
+    assert clock.alone() is None
+    assert math.isinf(clock.together())

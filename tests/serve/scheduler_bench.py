@@ -20,7 +20,7 @@ PLAN = {"bytes": 10 * MIB, "seconds": 100.0, "utilisation": 0.2}
 class FakeWorker:
     """Takes groups and keeps what it is sent."""
 
-    end_reason, fetched, ready, renewed, pid, bytes = "", None, True, False, 1, 0
+    end_reason, fetched, ready, renewed, pid, bytes = "", None, False, False, 1, 0
 
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device, self.group = name, device, ""

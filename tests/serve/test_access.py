@@ -16,7 +16,6 @@ from weft.core.settings import Callback
 from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
-from weft.serve.mps import MPS
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB, Submission
 from weft.serve.retention import problems
@@ -34,7 +33,7 @@ from weft.serve.submissions import (
     submitting_user,
 )
 from weft.serve.worker import drop_damaged, split_off
-from weft.serve.worker_pool import WorkerPool
+from weft.serve.worker_pool import MPS, WorkerPool
 
 
 def test_a_token_file(tmp_path):
@@ -184,7 +183,7 @@ def test_a_member_is_taken_out_of_a_group(tmp_path):
     assert found.tensors["0.w"].tolist() == [1.0, 1.0]
     assert (found.tensors["present"].tolist(), int(found.tensors["epoch"])) == ([True], 7)
     assert found.about["tasks"] == [{"name": "b"}]
-    assert found.about["stacks"] == [{"members": [0], "converted": layers}]
+    assert found.about["stacks"] == [{"members": [0], "converted": layers, "unsaved": ""}]
     assert not split_off(tmp_path / "g", "b", tmp_path / "b")
     assert not split_off(tmp_path / "g", "nobody", tmp_path / "c")
 
@@ -195,6 +194,15 @@ def test_damaged_checkpoints_are_dropped(tmp_path):
     path.write_bytes(b"torn")
     assert drop_damaged(tmp_path) == [path]
     assert not path.exists()
+
+
+def test_checkpoints_of_modules_whose_state_is_not_saved_are_dropped(tmp_path):
+    """So that they begin anew after a crash."""
+    stacks = [{"members": [0], "converted": None, "unsaved": "running"}]
+    path = write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {"stacks": stacks, "finished": True})
+    assert drop_damaged(tmp_path) == []
+    write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {"stacks": stacks, "finished": False})
+    assert drop_damaged(tmp_path) == [path]
 
 
 def test_mps_is_left_alone_without_gpus():

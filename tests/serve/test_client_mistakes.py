@@ -10,7 +10,8 @@ import torch
 
 import weft
 from weft.core.errors import InputError, WeftError
-from weft.serve.client import Client, named
+from weft.core.wording import option
+from weft.serve.client import Client
 from weft.serve.queue_file import QueueError, check_change
 
 NAME = "c7b4f0a1d2e3"
@@ -50,7 +51,7 @@ def client(monkeypatch):
         ({"deadline": True}, "deadline=True must be a time"),
         ({"priority": math.nan}, "priority=nan must be a whole number from -1000 to 1000"),
         ({"priority": 1.5}, "priority=1.5 must be a whole number"),
-        ({"priority": 99999999999999999999}, "priority=99999999999999999999 must be a whole number"),
+        ({"priority": 99999999999999999999}, "priority=99999999999999999999 must be a whole number from"),
         ({"budget": math.nan}, "budget=nan must be at least one byte"),
         ({"budget": math.inf}, "budget=inf must be at least one byte"),
         ({"budget": HUGE}, "budget=1000"),
@@ -58,7 +59,7 @@ def client(monkeypatch):
         ({"after": "../x"}, "there is no task '../x'"),
         ({"after": [NAME, 5]}, "expected the id of a task, or a task as submit returns it, not an int"),
         ({"after": 5}, "expected ids of tasks, not an int"),
-        ({"key": object()}, "what was given cannot be sent as JSON"),
+        ({"key": object()}, "must be a text of 1 to 200 characters"),
     ],
 )
 def test_arguments_of_submit(arguments, message):
@@ -72,12 +73,12 @@ def test_arguments_of_submit(arguments, message):
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (None, "expected a weft.Task, a weft.Sweep or a list of tasks, not None"),
-        ("demo", 'not a str; write it as weft.Task(graph="demo", model="gcn")'),
-        ({"graph": "demo"}, "not a dict; write it as weft.Task"),
-        (5, "not an int"),
-        ([TASK, None], "the one at place 1 is None"),
-        ([TASK, "demo"], "the one at place 1 is a str"),
+        (None, "submit takes a weft.Task, a weft.Sweep or a list of tasks, not None"),
+        ("demo", "not 'demo'; write weft.Task(graph="),
+        ({"graph": "demo"}, "not {'graph': 'demo'}; write weft.Task"),
+        (5, "not 5"),
+        ([TASK, None], "not a list whose item 1 is None"),
+        ([TASK, "demo"], "not a list whose item 1 is 'demo'"),
         (weft.Task(graph="demo", model="gcn", model_args={"x": math.nan}), "cannot be sent as JSON"),
     ],
 )
@@ -215,7 +216,7 @@ def test_nothing_is_made_for_a_task_that_is_not_there(tmp_path):
 
 
 def test_a_long_value_is_cut_in_messages():
-    assert named("deadline", "x" * 1000).endswith("…")
+    assert option("deadline", "x" * 1000).endswith("…")
 
 
 def test_a_task_that_has_ended_is_said_to_have():

@@ -11,7 +11,8 @@ import pytest
 
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened
-from weft.serve import connections, worker_pool
+from weft.serve import app as connections
+from weft.serve import worker_pool
 from weft.serve.worker_process import Spawner
 
 FILES, FLOOD = 160, 400
@@ -90,6 +91,7 @@ def test_a_worker_that_cannot_be_started_at_first_is_started_later(tmp_path, mon
     assert len(refused) == 4
 
 
+@pytest.mark.long
 def test_a_request_that_does_not_come_is_not_waited_for(tmp_path):
     """Also where its bytes come one by one."""
     server = ServeProcess(tmp_path, "--no-auth")

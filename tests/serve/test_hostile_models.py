@@ -65,7 +65,7 @@ def test_a_model_cannot_end_the_group_of_another(tmp_path):
         assert same(queue.history(good), expected)
 
 
-def serve_until_done(server: ServeProcess, names: list[str], seconds: float = 150.0) -> int:
+def serve_until_done(server: ServeProcess, names: list[str], seconds: float = 280.0) -> int:
     """Start the server again whenever it has died, until no task of ``names`` waits; how often it died."""
     deaths, end = 0, time.monotonic() + seconds
     server.start(wait=False)
@@ -87,8 +87,9 @@ def server(tmp_path):
         made.stop()
 
 
+@pytest.mark.long
 def test_a_model_that_kills_the_server_is_held_and_others_go_on(server):
-    innocent = {**TASK, "epochs": 3000, "hidden": 24}
+    innocent = {**TASK, "epochs": 600, "hidden": 24}
     with QueueDB(server.db) as queue:
         good, later = (
             queue.submit(Submission({"task": {**innocent, "seed": seed}}, max_attempts=1)) for seed in (1, 2)
@@ -105,6 +106,7 @@ def test_a_model_that_kills_the_server_is_held_and_others_go_on(server):
         queue.cancel(bad.id)
 
 
+@pytest.mark.long
 def test_a_model_that_kills_the_server_when_it_is_planned_is_refused(server):
     with QueueDB(server.db) as queue:
         bad = queue.submit(Submission({"task": own("KillsServerWhenPlanned")}, max_attempts=1, user="anna"))

@@ -115,7 +115,7 @@ def test_the_best_weights_of_a_task_that_diverged_can_be_fetched(server, anna, t
     words = ["fetch", tasks[0]["id"], "--out", str(tmp_path), "--server", server.url, "--token", ANNA]
     told = CliRunner().invoke(cli, words)
     assert (told.exit_code, f"task {tasks[0]['id']} failed: " in told.stderr) == (0, True)
-    found = weft.load_result(tmp_path / tasks[0]["id"])
+    found = weft.read(tmp_path / tasks[0]["id"])
     assert (found.name, found.status, found.metrics["best_epoch"]) == ("rate 1e+14", "diverged", 1)
     assert all(weights.isfinite().all() for weights in found.model.state_dict().values())
 
@@ -131,9 +131,7 @@ def test_what_a_module_keeps_is_fetched_with_its_weights(anna, tmp_path):
     assert task["state"] == "done", task["error"]
     place = anna.fetch(task["id"], tmp_path)
     assert sorted(path.name for path in place.iterdir()) == ["kept.safetensors", "model.safetensors", "result.json"]
-    assert (
-        weft.load_result(place).model.steps == json.loads((place / "result.json").read_text())["metrics"]["best_epoch"]
-    )
+    assert weft.read(place).model.steps == json.loads((place / "result.json").read_text())["metrics"]["best_epoch"]
 
 
 def test_events_go_on_where_they_were_cut_off(server, anna):

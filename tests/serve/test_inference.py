@@ -178,7 +178,7 @@ KNOWN = {
         ({"infer": {"of": "a", "nodes": "some"}}, "infer.nodes must be"),
         ({"infer": {"of": "a", "nodes": [True]}}, "infer.nodes must be"),
         ({"infer": {"of": "a", "nodes": [-1]}}, "infer.nodes must be"),
-        ({"infer": {"of": "a", "latency_target": 0}}, "latency_target must be"),
+        ({"infer": {"of": "a", "latency_target": 0}}, "latency_target=0 must be"),
         ({"infer": {"of": "a", "wieghts": 0}}, "unknown field infer.wieghts"),
         ({"infer": {"of": "a", "graph": "../x"}}, "no graphs folder"),
         ({"infer": {"weights": "/etc/passwd"}, "task": TASK}, "safetensors file inside the graphs folder"),

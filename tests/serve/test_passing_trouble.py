@@ -19,7 +19,7 @@ from weft.serve.options import ServeOptions
 from weft.serve.planner import LOADING_SECONDS, PLANNING_SECONDS, TaskPlanner
 from weft.serve.queue_db import Submission
 from weft.serve.retention import CHECKPOINT, drop_checkpoints
-from weft.serve.source_files import stamps_of
+from weft.serve.state import stamps_of
 from weft.serve.supervisor import Supervisor
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess

@@ -9,9 +9,10 @@ import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_supervisor import same
 from weft.engine.graphs import GraphStore
+from weft.nn.initial import DRAWN_AHEAD
 from weft.ops import random_bits as torch_bits
 from weft.runtime import checkpoint
-from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
+from weft.runtime.checkpoint import PREFETCHED, read_checkpoint, write_checkpoint
 from weft.runtime.modules.build import build_model
 from weft.serve.worker_memory import PreparedStarts
 
@@ -20,7 +21,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def prepared():
-    return PreparedStarts(GraphStore(CPU, 0, 1 << 30))
+    yield PreparedStarts(GraphStore(CPU, 0, 1 << 30))
+    for ahead in (DRAWN_AHEAD, PREFETCHED):
+        ahead.clear()
 
 
 @pytest.fixture
@@ -55,20 +58,19 @@ def test_weights_drawn_ahead_are_those_of_the_model(given, prepared, draws, tmp_
     assert torch.equal(torch.get_rng_state(), before)  # a model that trains meanwhile may draw from it
     assert prepared.ready([task], tmp_path)["weights"] == 1
     draws.clear()
-    with prepared.using():
-        ready = build_model(*sizes(task)).state_dict()
+    ready = build_model(*sizes(task)).state_dict()
+    prepared.drop_used()
     assert draws == []
     assert all(torch.equal(plain[name], ready[name]) for name in plain)
     assert prepared.ready([task], tmp_path)["weights"] == 0  # used, and let go
-    with prepared.using():
-        build_model(*sizes(task.with_values(seed=8)))
+    build_model(*sizes(task.with_values(seed=8)))
     assert draws
 
 
 def test_a_task_that_cannot_be_prepared_is_left_to_its_run(prepared, tmp_path):
     prepared.prepare([{"graph": "no such graph", "model": "gcn"}, {"model": 3}], [str(tmp_path / "none")])
     prepared.prepare([], [str(damaged(tmp_path / "run"))])
-    assert prepared._read.bytes == 0
+    assert PREFETCHED.bytes == 0
 
 
 def damaged(folder):
@@ -84,23 +86,22 @@ def test_a_checkpoint_read_ahead_is_not_read_again(prepared, monkeypatch, tmp_pa
     assert prepared.ready([task], tmp_path)["checkpoint"] is True
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "safe_open", None)  # whoever reads now fails
-        with prepared.reading():
-            one, two = read_checkpoint(tmp_path), read_checkpoint(tmp_path)
+        one, two = read_checkpoint(tmp_path), read_checkpoint(tmp_path)
         one.about["tasks"].append(2)  # a reader's own
         assert two.about["tasks"] == [1]
         assert torch.equal(two.tensors["a"], torch.arange(4.0))
     write_checkpoint(tmp_path, {"a": torch.zeros(4)}, {"epoch": 4})
     assert prepared.ready([task], tmp_path)["checkpoint"] is False
-    with prepared.using():
-        assert read_checkpoint(tmp_path).about["epoch"] == 4  # as it is now
-    assert prepared._read.bytes == 0
+    assert read_checkpoint(tmp_path).about["epoch"] == 4  # as it is now
+    prepared.drop_used()
+    assert PREFETCHED.bytes == 0
 
 
 def test_what_is_ready_is_bounded(prepared, monkeypatch):
-    monkeypatch.setattr(prepared._drawn, "_most", 40_000)
+    monkeypatch.setattr(DRAWN_AHEAD, "_most", 40_000)
     for seed in range(20):
         prepared.prepare([weft.Task(graph="demo", hidden=8, seed=seed, name=f"t{seed}").to_dict()], [])
-    assert 0 < prepared._drawn.bytes <= 40_000
+    assert 0 < DRAWN_AHEAD.bytes <= 40_000
 
 
 def test_a_queue_has_weights_and_checkpoints_ready(tmp_path):

@@ -320,13 +320,94 @@ def test_a_file_that_is_no_queue(tmp_path):
         QueueDB(path)
 
 
-def test_a_file_of_a_later_version(tmp_path):
+def test_a_file_of_a_later_format(tmp_path):
     path = tmp_path / "queue.db"
     QueueDB(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(QueueError, match="version 99"):
+    with pytest.raises(QueueError, match="format is 99"):
+        QueueDB(path)
+
+
+FIRST_FORMAT = """
+CREATE TABLE tasks (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, state TEXT NOT NULL,
+    user TEXT NOT NULL, priority INTEGER NOT NULL, spec TEXT NOT NULL, after TEXT NOT NULL, {attempts}
+    max_attempts INTEGER NOT NULL, worker TEXT, lease_until REAL, created REAL NOT NULL, updated REAL NOT NULL{more}
+);
+CREATE INDEX tasks_by_user ON tasks (user, state, position);
+CREATE TABLE dependencies (task TEXT NOT NULL, needs TEXT NOT NULL, PRIMARY KEY (task, needs)) WITHOUT ROWID;
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, kind TEXT NOT NULL, time REAL NOT NULL,
+    data TEXT NOT NULL
+);
+INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated)
+    VALUES ('old', 'monday', 'queued', 'anna', 7, '{{"model": "gcn"}}', '[]', 3, 1, 1);
+INSERT INTO events (task, kind, time, data) VALUES ('old', 'queued', 1, '{{}}');
+PRAGMA user_version={number};
+"""
+ATTEMPTS, MORE = "attempts INTEGER NOT NULL DEFAULT 0,", ", plan TEXT, result TEXT, error TEXT"
+
+
+def _old_file(path, attempts=ATTEMPTS, more=MORE, number=1):
+    connection = sqlite3.connect(path)
+    connection.executescript(FIRST_FORMAT.format(attempts=attempts, more=more, number=number))
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize(("attempts", "more", "number"), [(ATTEMPTS, MORE, 1), ("", ", plan TEXT", 1), ("", "", 3)])
+def test_a_file_of_an_older_format_is_migrated(tmp_path, attempts, more, number):
+    path = _old_file(tmp_path / "queue.db", attempts, more, number)
+    for _ in range(2):
+        with QueueDB(path) as queue:
+            if queue.get("old").state == "queued":
+                queue.plan("old", {"bytes": 5})
+            (task,) = queue.tasks()
+            assert (task.id, task.user, task.priority, task.spec) == ("old", "anna", 7, {"model": "gcn"})
+    with QueueDB(path) as queue:
+        (task,) = queue.claim("w", 60.0)
+        assert task.attempts == 1
+        assert task.plan == {"bytes": 5}
+        done = queue.finish("old", "w", 1, {"val": 0.5})
+        assert done.result == {"val": 0.5}
+        assert done.error is None
+        assert queue.groups() == []
+        assert queue.shares() == []
+        assert problems(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(f"{MORE}, colour TEXT", "has the column colour, which this Weft"), (MORE, "lacks the column max_attempts")],
+)
+def test_a_file_that_cannot_be_migrated_is_refused_unchanged(tmp_path, more, message):
+    path = _old_file(tmp_path / "queue.db", more=more)
+    if "lacks" in message:
+        connection = sqlite3.connect(path)
+        connection.execute("ALTER TABLE tasks DROP COLUMN max_attempts")
+        connection.close()
+
+    def contents():
+        connection = sqlite3.connect(path)
+        try:
+            return [*connection.iterdump(), connection.execute("PRAGMA user_version").fetchone()]
+        finally:
+            connection.close()
+
+    before = contents()
+    with pytest.raises(QueueError, match=rf"queue\.db: has format 1, whose table tasks {message}.*name a new file"):
+        QueueDB(path)
+    assert contents() == before
+
+
+def test_a_database_of_another_program_is_refused(tmp_path):
+    path = tmp_path / "notes.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notes (text TEXT)")
+    connection.close()
+    with pytest.raises(QueueError, match=r"notes\.db: is a database of another program"):
         QueueDB(path)
 
 

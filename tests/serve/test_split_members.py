@@ -73,7 +73,7 @@ def test_members_that_had_ended_are_not_trained_again(tmp_path, monkeypatch, lea
         else:
             weft.run(task, **about)
         assert not [event for event in seen if event.kind == "progress"]
-        after = weft.load_result(place)
+        after = weft.read(place)
         assert (after.status, after.metrics["best_epoch"]) == (before.status, before.metrics["best_epoch"])
         assert repr(dict(after.history)) == repr(dict(before.history))
         weights, alone = (load_file(folder / "model.safetensors") for folder in (group / task.name, place))

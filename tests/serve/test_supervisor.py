@@ -150,7 +150,7 @@ def test_a_result_has_the_name_that_its_user_gave_and_the_id_beside_it(queue):
     assert [(one["id"], one["task"]["name"]) for one in found] == list(
         zip(names, ["seed=1", "seed=2", None], strict=True)
     )
-    loaded = [weft.load_result(queue.options.runs / task.result["folder"]) for task in tasks]
+    loaded = [weft.read(queue.options.runs / task.result["folder"]) for task in tasks]
     assert [one.name for one in loaded] == ["seed=1", "seed=2", "sage"]
 
 

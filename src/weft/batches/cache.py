@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.batches.block import MiniBatch, Subgraph
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import InputError
-from weft.core.placement import POLICIES, Placement
+from weft.core.placement import POLICIES, DataPlacement
 from weft.graph.graph import Graph
 
 INDEX_BYTES = 4  # of one neighbour in the topology cache
@@ -158,7 +158,7 @@ class Presampled:
 
 
 def policy_called(
-    name: str, own: CachePolicy | None, batches: Presampled, placement: Placement, device: torch.device
+    name: str, own: CachePolicy | None, batches: Presampled, placement: DataPlacement, device: torch.device
 ) -> CachePolicy:
     """The policy of that name for batches on ``device``; ``own`` is the user's, whose name a plan has kept."""
     if own is not None and type(own).__name__ == name:
@@ -177,7 +177,7 @@ def policy_called(
     )
 
 
-def choose_cache(placement: Placement, policy: CachePolicy, graph: Graph, x: Tensor) -> CacheChoice:
+def choose_cache(placement: DataPlacement, policy: CachePolicy, graph: Graph, x: Tensor) -> CacheChoice:
     """Rows of ``x`` and nodes whose lists to keep within ``placement.cache_bytes``, with the tables by node."""
     tables = 4 * graph.num_nodes * ((placement.features == "cached") + (placement.topology == "cached"))
     room = placement.cache_bytes - tables

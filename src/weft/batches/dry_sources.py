@@ -17,7 +17,7 @@ from weft.batches.layerwise import MOST_ROWS, infer_chunk
 from weft.batches.sampler import BatchSize, capacity
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.batch_sizes import large_batch
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.settings import resolve
 from weft.core.task import Task
@@ -36,7 +36,7 @@ class DrySampled(FullGraph):
     """One batch of the largest size that sampling can give, and what sampling keeps."""
 
     def __init__(
-        self, request: SourceRequest, task: Task, placement: Placement | None = None, gpu: bool = False
+        self, request: SourceRequest, task: Task, placement: DataPlacement | None = None, gpu: bool = False
     ) -> None:
         super().__init__(request)
         graph, device = request.graph, request.graph.device

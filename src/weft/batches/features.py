@@ -177,9 +177,9 @@ class FeatureStore:
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
         self._device_rows += count
         if self._slots is None:
-            return gather_rows_triton(self.x, ids, out, count=count, beside=concurrent)
+            return gather_rows_triton(self.x, ids, out, count=count, concurrent=concurrent)
         cached = (self._cache, self._slots, ids, self._device_hits)
-        return gather_cached_triton(self.x, *cached, out, count=count, beside=concurrent)
+        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=concurrent)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError, OutOfMemoryError
 from weft.core.host_memory import advise_huge_pages, free_host_bytes, host_bytes
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.units import show_bytes
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS, Split
@@ -77,7 +77,7 @@ def _forget_error() -> None:
 HOST = torch.device("cpu")
 
 
-def place_graph(graph: Graph, placement: Placement, device: torch.device) -> Graph:
+def place_graph(graph: Graph, placement: DataPlacement, device: torch.device) -> Graph:
     """``graph`` with labels and splits on ``device``, features and edges where ``placement`` says."""
     x, adj = graph.x, graph.adj
     if device.type != "meta":

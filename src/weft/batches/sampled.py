@@ -21,7 +21,7 @@ from weft.batches.pipeline import Pipeline, training_stages
 from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, is_plain, resolved
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.errors import SpecError
-from weft.core.placement import EVALUATION_EDGES, Placement
+from weft.core.placement import EVALUATION_EDGES, DataPlacement
 from weft.core.plan import Plan
 from weft.core.settings import Hop, most_picks
 from weft.core.task import Task
@@ -143,7 +143,7 @@ class Sampling:
     workers: int = 1
     captured: bool = True
     device: torch.device | None = None
-    placement: Placement | None = None
+    placement: DataPlacement | None = None
     policy: Any = None
 
     def __call__(self, request: SourceRequest) -> Sampled:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.conv import relation_entries, without_weights
@@ -259,7 +259,7 @@ def elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty((1,) * len(shape), dtype=dtype, device=META).expand(shape)
 
 
-def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) -> Graph:
+def meta_graph(graph: Graph | GraphStats, placement: DataPlacement | None = None) -> Graph:
     """A graph of the same sizes without data, on the ``meta`` device; what ``placement`` has elsewhere is empty."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
     if not stats.num_features or not stats.num_classes:

@@ -53,15 +53,15 @@ def probe(
         return
     if machine is not None:
         raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
-    from weft.engine.background_probe import MOST_BUSY, Look
+    from weft.engine.background_probe import MOST_BUSY, LoadSample
     from weft.engine.machine import (
         choose_device,  # loads torch, which --help can do without
         keep_probe,
     )
 
-    begin, before = time.perf_counter(), Look.here()
+    begin, before = time.perf_counter(), LoadSample.now()
     found = measure(choose_device(device))
-    after = Look.here()
+    after = LoadSample.now()
     kept = keep_probe(found)
     if out is not None:
         write_file(out, found.to_json())
@@ -104,12 +104,13 @@ def describe(machine: Machine) -> str:
     ]
     if machine.devices:
         lines += [
-            f"  bus             {_rate(machine.h2d_bandwidth)} to the device, {_rate(machine.d2h_bandwidth)} back",
+            f"  bus             {_rate(machine.bus_bandwidth('host', 'gpu:0'))} to the device, "
+            f"{_rate(machine.bus_bandwidth('gpu:0', 'host'))} back",
             f"  kernel          {show_seconds(machine.launch_seconds)} from Python, "
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
         ]
-    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}"]
+    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host.memory_bytes)}"]
     if machine.devices and machine.host.flops:
         lines += _rate_lines(machine.host)
     disk = machine.link("disk", "disk", "host")

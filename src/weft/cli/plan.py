@@ -7,20 +7,21 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.cli.format import check_file, write_file
-from weft.cli.run import Cache, CachePolicy, Compile, Divide, Features, Topology, Weave
-from weft.cli.spec import spec_of
+from weft.cli.spec import spec_of, takes_run_options
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 
 DOES_NOT_FIT = 4
 
 
+@takes_run_options("plan")
 def plan(
     spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
     machine: Annotated[
@@ -31,17 +32,6 @@ def plan(
             show_default="the one at hand",
         ),
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="all of the machine's"),
-    ] = None,
-    weave: Weave = None,
-    compile: Compile = None,
-    features: Features = None,
-    topology: Topology = None,
-    cache: Cache = None,
-    cache_policy: CachePolicy = None,
-    division: Divide = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     out: Annotated[
         Path | None,
@@ -74,6 +64,7 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
     ] = None,
+    **run_options: Any,
 ) -> None:
     """Say what SPEC will take: peak memory and time of every task, groups, and the reason for every decision.
 
@@ -108,11 +99,9 @@ def plan(
         check_picture("--simulate", simulate)
     if order is not None:
         check_order(order)
-    places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
-    places["division"] = division
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
-    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)
+    report = make_plan(work, machine=machine, options=RunOptions.of(**run_options))
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:

@@ -55,9 +55,9 @@ def predict(
     if what not in WHAT:
         raise SpecError(f"--what {what}: must be one of {', '.join(WHAT)}")
     with gc_paused():
-        from weft.engine.loading import load_result
+        from weft.engine.loading import read_result
         from weft.engine.result import Result
-    loaded = load_result(run)
+    loaded = read_result(run)
     if isinstance(loaded, Result):
         if member is not None:
             raise SpecError(f"--member {member}: {run} holds one run, not a sweep")

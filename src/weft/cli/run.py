@@ -6,18 +6,20 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.spec import spec_of
+from weft.cli.spec import shell_arguments, spec_of, takes_run_options
 from weft.core.errors import SpecError
 from weft.core.event import Event
+from weft.core.run_options import RunOptions
 from weft.core.spec_file import read_spec
 from weft.core.startup import gc_paused
+from weft.core.wording import option
 from weft.engine.control import Interrupted
 
 if TYPE_CHECKING:
@@ -32,50 +34,8 @@ FAILED = 3  # exit code: every member of a sweep failed
 PROGRESS = ("auto", "live", "plain", "json", "none")
 MOST_TOLD = 8  # members that went wrong
 
-Compile = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Compile steps with Inductor, or never.",
-        show_default="on a GPU, if predicted to pay off",
-    ),
-]
-PLACES = "gpu, host (pinned), cached (host, the most used also on the GPU) or disk (a saved graph's files)."
-Features = Annotated[
-    str | None,
-    typer.Option(help=f"Sampled training: where features are kept: {PLACES}", show_default="the first that fits"),
-]
-Topology = Annotated[
-    str | None, typer.Option(help="Where edges are kept; the same choices.", show_default="the first that fits")
-]
-Cache = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="Of the device, for the cache: 2GiB.", show_default="what the budget leaves"),
-]
-Divide = Annotated[
-    str | None,
-    typer.Option(
-        metavar="elastic|fixed|SHARE",
-        help="How sampled batches are divided between host and GPU; SHARE: of the GPU, 0 to 1.",
-        show_default="elastic",
-    ),
-]
-CachePolicy = Annotated[
-    str | None,
-    typer.Option(
-        help="What the cache holds, by: degree, presampling, benefit.", show_default="degree, benefit for edges"
-    ),
-]
-Weave = Annotated[
-    bool | None,
-    typer.Option(
-        "--weave/--no-weave",
-        help="Merge tasks of different structure into one step, or train them in turn.",
-        show_default="concurrent on a GPU that they do not fill",
-    ),
-]
 
-
+@takes_run_options("run")
 def run(
     spec: Annotated[
         Path,
@@ -84,7 +44,6 @@ def run(
             metavar="SPEC.toml|PLAN.json",
         ),
     ],
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
@@ -111,37 +70,12 @@ def run(
             help="Override a setting: --set train.lr=0.02, --set model.hidden=[16,64]; repeat.",
         ),
     ] = None,
-    prune: Annotated[
-        str | None,
-        typer.Option(help="End members of a sweep that are not worth training on: median.", show_default="none"),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="what is free on the device"
-        ),
-    ] = None,
-    weave: Weave = None,
-    compile: Compile = None,
     gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Split the graph over this many processes on --device.", show_default="1")
-    ] = None,
-    features: Features = None,
-    topology: Topology = None,
-    cache: Cache = None,
-    cache_policy: CachePolicy = None,
-    division: Divide = None,
-    order: Annotated[
-        str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
-    ] = "given",
-    peers: Annotated[
-        str, typer.Option(help="With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.")
-    ] = "auto",
     on: Annotated[
         str | None,
         typer.Option(metavar="ray|ray://HOST:PORT", help="Train on the nodes of a Ray cluster.", show_default="here"),
     ] = None,
+    **run_options: Any,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -156,35 +90,31 @@ def run(
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
+    folder = out if out is not None else Path("runs") / spec.stem
+    shown = _progress(progress, json)
+    options = over_gpus(gpus, run_options)
     if on is not None:
-        given = {
-            "--resume": resume,
-            "--extend": extend,
-            "--prune": prune,
-            "--weave": weave,
-            "--compile": compile,
-            "--gpus": gpus,
-        }
-        given |= {"--ranks": ranks, "--order": None if order == "given" else order}
-        given |= {"--peers": None if peers == "auto" else peers}
-        given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
-        given |= {"--division": division}
-        _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
+        for name, value in {"resume": resume, "extend": extend}.items():
+            if value:
+                raise SpecError(f"--{name} does not go with --on {on}: every node trains its share on one device")
+        if spec.suffix == ".json":
+            raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
+        from weft.cluster.ray import run_on_ray
+        from weft.engine.sweep_result import SweepResult
+
+        work = read_spec(spec, changes or [])
+        result = run_on_ray(work, on, out=folder, overwrite=overwrite, on_event=_print_line, options=options)
+        if isinstance(result, SweepResult):
+            _conclude_sweep(result, folder, live=False)
         return
-    places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
-    places["division"] = division
-    work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
+    work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
         from weft.engine.background_probe import is_wanted, start_probe
         from weft.engine.run import is_first_rank
         from weft.engine.run import run as train
         from weft.engine.sweep_result import SweepResult
 
-    folder = out if out is not None else Path("runs") / spec.stem
-    asked = {"--gpus": gpus, "--ranks": ranks}
-    count, device = ranks_for(gpus, ranks, device)
-    first = count == 1 or is_first_rank()
-    shown = _progress(progress, json) if first else "none"
+    shown = shown if options.ranks == 1 or is_first_rank() else "none"
     live = shown in ("live", "plain")
     probes = shown == "live" and is_wanted()  # for a person at a terminal; scripts are left no process behind
     if shown == "live" and not resume and not overwrite and not extend:
@@ -192,79 +122,40 @@ def run(
     try:
         result = train(
             work,
-            device=device,
             out=folder,
             resume=resume,
             overwrite=overwrite,
             extend=extend,
             progress=True if shown == "live" else shown if shown == "plain" else False,
             on_event=_print_line if shown == "json" else None,
-            prune=prune,
-            budget=budget,
-            weave=weave,
-            compile=compile,
-            ranks=count,
-            **places,
-            order=order,
-            peers=peers,
+            options=options,
         )
     except Interrupted as interruption:
-        options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
-        options |= {name: None if number is None else str(number) for name, number in asked.items()}
-        options |= {f"--{name.replace('_', '-')}": place for name, place in places.items()}
-        options |= {"--order": None if order == "given" else order, "--peers": None if peers == "auto" else peers}
-        chosen = {"weave": weave, "compile": compile}
-        flags = ["--extend" if extend else "--resume"]
-        flags += [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
-        _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
+        command = ["weft", "run", str(spec), "--out", str(folder), "--extend" if extend else "--resume"]
+        for change in changes or ():
+            command += ["--set", change]
+        command += shell_arguments(run_options) + ([] if gpus is None else ["--gpus", str(gpus)])
+        print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
+        print(f"  {shlex.join(command)}", file=sys.stderr)
         raise typer.Exit(interruption.exit_code) from None
     if isinstance(result, SweepResult):
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
-    if probes and (told := start_probe(device)):
-        print(told, file=sys.stderr)
+    if probes and (probing := start_probe(options.device)):
+        print(probing, file=sys.stderr)
 
 
-def _run_on_cluster(
-    on: str,
-    spec: Path,
-    changes: list[str],
-    given: Mapping[str, object],
-    device: str,
-    out: Path | None,
-    overwrite: bool,
-    budget: str | None,
-) -> None:
-    """Train on a cluster; ``given``: options that a cluster cannot do."""
-    asked = [name for name, value in given.items() if value]
-    if asked:
-        raise SpecError(f"{asked[0]} does not go with --on {on}: every node trains its share on one device")
-    if spec.suffix == ".json":
-        raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
-    from weft.cluster.ray import run_on_ray
-    from weft.engine.sweep_result import SweepResult
-
-    folder = out if out is not None else Path("runs") / spec.stem
-    options = {"device": device, "out": folder, "overwrite": overwrite, "budget": budget}
-    result = run_on_ray(read_spec(spec, changes), on, on_event=_print_line, **options)
-    if isinstance(result, SweepResult):
-        _conclude_sweep(result, folder, live=False)
-
-
-def _read(
-    spec: Path, changes: list[str], places: Mapping[str, str | None], **choices: bool | None
-) -> Task | Sweep | PlanReport:
+def _read(spec: Path, changes: list[str], options: RunOptions) -> Task | Sweep | PlanReport:
     """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
     if spec.suffix != ".json":
         return spec_of(spec, changes)
-    from weft.engine.plan import read_plan
+    from weft.engine.loading import read_plan
 
-    asked = [f"--set {change}" for change in changes]
-    asked += [f"--{'' if choice else 'no-'}{name}" for name, choice in choices.items() if choice is not None]
-    asked += [f"--{name.replace('_', '-')} {place}" for name, place in places.items() if place is not None]
-    if asked:
-        raise SpecError(f"{asked[0]}: {spec} is a plan, which is run as it is; give that to `weft plan`")
+    decided = [f"--set {change}" for change in changes]
+    decided += [option(name, value) for name, value in options.for_plan.items() if name != "budget"]
+    if decided:
+        raise SpecError(f"{decided[0]}: {spec} is a plan, which is run as it is; give that to `weft plan`")
     return read_plan(spec)
 
 
@@ -292,23 +183,6 @@ def _progress(asked: str, json: bool) -> str:
 
 def _print_line(event: Event) -> None:
     print(event.to_json(), flush=True)
-
-
-def _say_how_to_resume(
-    interruption: Interrupted,
-    spec: Path,
-    folder: Path,
-    changes: list[str],
-    options: Mapping[str, str | None],
-    flags: list[str],
-) -> None:
-    command = ["weft", "run", str(spec), "--out", str(folder), *flags]
-    for change in changes:
-        command += ["--set", change]
-    for name, value in options.items():
-        command += [name, value] if value is not None else []
-    print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
-    print(f"  {shlex.join(command)}", file=sys.stderr)
 
 
 def _show_summary(result: Result, folder: Path) -> None:
@@ -378,21 +252,22 @@ def _best_words(result: SweepResult) -> str:
     return f"[bold]{escape(best.name)}[/] ({words}){over_seeds}"
 
 
-def ranks_for(gpus: int | None, ranks: int | None, device: str) -> tuple[int, str]:
-    """How many ranks ``--gpus`` or ``--ranks`` ask for, and on which device."""
-    for name, number in (("--gpus", gpus), ("--ranks", ranks)):
-        if number is not None and number < 1:
-            raise SpecError(f"{name} {number}: must be at least 1")
+def over_gpus(gpus: int | None, given: Mapping[str, Any]) -> RunOptions:
+    """The options of a run; ``gpus``: one rank per GPU."""
     if gpus is None:
-        return ranks or 1, device
-    if ranks is not None:
-        raise SpecError(f"--gpus {gpus} and --ranks {ranks}: --gpus starts one rank per GPU; give one of the two")
-    if device not in ("auto", "cuda"):
-        raise SpecError(f"--gpus {gpus} with --device {device}: give one of the two, or --ranks {gpus}")
+        return RunOptions.of(**given)
+    if gpus < 1:
+        raise SpecError(f"--gpus {gpus}: must be at least 1")
+    if given["ranks"] != 1:
+        raise SpecError(
+            f"--gpus {gpus} and --ranks {given['ranks']}: --gpus starts one rank per GPU; give one of the two"
+        )
+    if given["device"] not in ("auto", "cuda"):
+        raise SpecError(f"--gpus {gpus} with --device {given['device']}: give one of the two, or --ranks {gpus}")
     import torch
 
     there = torch.cuda.device_count()
     if gpus > there:
         instead = f"--ranks {gpus} --device {'cuda:0' if there else 'cpu'}"
         raise SpecError(f"--gpus {gpus}: this machine has {there} GPUs; {instead} lets ranks share what there is")
-    return gpus, "cuda"
+    return RunOptions.of(**{**given, "ranks": gpus, "device": "cuda"})

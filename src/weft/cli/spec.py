@@ -1,13 +1,16 @@
-"""Read the spec of a command once, and find a misspelt graph or file before torch is loaded."""
+"""What commands share: the options of a run out of their table, and the spec, read once and checked without torch."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Any
 
 from weft.core.errors import SpecError
+from weft.core.run_options import options_of
 from weft.core.search_space import Choice
 from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
@@ -39,3 +42,48 @@ def _words(work: Task | Sweep, setting: str) -> list[str]:
     found = work.settings.get(setting) if isinstance(work, Sweep) else getattr(work, setting)
     values = found.values if isinstance(found, Choice) else found
     return [value for value in (values if isinstance(values, (list, tuple)) else [values]) if isinstance(value, str)]
+
+
+# ---- Options of a run
+
+
+def takes_run_options(reader: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every row of the table of :class:`RunOptions` that ``reader`` reads.
+
+    The command takes their values as keywords.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        import typer  # commands that are answered at once do without
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        for one in options_of(reader):
+            rule, shell = one.metadata["rule"], one.metadata["shell"]
+            if shell is None:
+                continue
+            name = one.name.replace("_", "-")
+            kind = rule.kind if rule.parse is None and rule.kind in (bool, int, float) else str
+            info = typer.Option(
+                f"--{name}/--no-{name}" if kind is bool else f"--{name}",
+                help=shell.text,
+                metavar=shell.metavar,
+                show_default=shell.default or True,
+            )
+            annotation = Annotated[kind | None if rule.optional else kind, info]
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(one.name, keyword, default=one.default, annotation=annotation))
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def shell_arguments(values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give ``values``, as :func:`takes_run_options` reads them."""
+    words = []
+    for one in options_of("run"):
+        value, name = values.get(one.name, one.default), one.name.replace("_", "-")
+        if value != one.default:
+            words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    return words

@@ -15,9 +15,9 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from typing import Any
 from weft.core.errors import DivergedError, InputError, SpecError, TrainingError, WeftError
 from weft.core.event import Event
 from weft.core.plan import Plan
-from weft.core.sweep import Sweep
+from weft.core.run_options import RunOptions
+from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.driver import CHECKPOINT_SECONDS
 from weft.engine.events import Broadcast, Listener
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import HOST, Graphs, with_all_splits
@@ -117,7 +117,7 @@ Send = Callable[[str, Any], None]  # kind ("event", "checkpoint"), and what it i
 
 
 def train_share(
-    tasks: Sequence[Task], send: Send, checkpoint: bytes | None, options: Mapping[str, Any]
+    tasks: Sequence[Task], send: Send, checkpoint: bytes | None, options: RunOptions
 ) -> tuple[list[Any], str]:
     """Train ``tasks`` from ``checkpoint`` on, if there is one: their results, or none and what went wrong."""
     from weft.engine.run import run
@@ -133,7 +133,8 @@ def train_share(
             send("event", event.to_dict())
 
         try:
-            found = run(list(tasks), out=folder, resume=checkpoint is not None, on_event=on_event, **options)
+            resume = checkpoint is not None
+            found = run(list(tasks), out=folder, resume=resume, progress=False, on_event=on_event, options=options)
         except WeftError as error:
             return [], f"{type(error).__name__}: {error}"
         return list(found), ""
@@ -237,16 +238,14 @@ class Cluster:
         """Those that are there."""
         return nodes_of(self.ray)
 
-    def train(
-        self, shares: list[Share], options: Mapping[str, Any], take: Take, done: Callable[[Share, Any], None]
-    ) -> None:
+    def train(self, shares: list[Share], options: RunOptions, take: Take, done: Callable[[Share, Any], None]) -> None:
         """Train every share somewhere; ``take`` gets messages, ``done`` the results of a share or its error.
 
         A share whose node is lost continues on another one, from the last checkpoint that came home.
         """
         mailbox = self._mailbox()
         kept: dict[str, bytes] = {}
-        reserve = partial(needs, device=str(options["device"]), shares=len(shares), cpus=least_cpus(self.nodes()))
+        reserve = partial(needs, device=options.device, shares=len(shares), cpus=least_cpus(self.nodes()))
         submit = partial(self._submit, reserve, mailbox, options)
         running = {submit(share, 1, None): _Running(share, 1) for share in shares}
 
@@ -299,7 +298,7 @@ class Cluster:
         self,
         reserve: Callable[[Share, list[Node]], dict[str, Any]],
         mailbox: Any,
-        options: Mapping[str, Any],
+        options: RunOptions,
         share: Share,
         attempt: int,
         checkpoint: bytes | None,
@@ -307,7 +306,7 @@ class Cluster:
         wanted = reserve(share, self.nodes())
         # Ray fills half of a node before it takes the next one, unless it is asked to spread.
         task = self.ray.remote(max_retries=0, scheduling_strategy="SPREAD", **wanted)(_on_node)
-        return task.remote(share, attempt, mailbox, checkpoint, dict(options))
+        return task.remote(share, attempt, mailbox, checkpoint, options)
 
 
 def least_cpus(nodes: list[Node]) -> int:
@@ -362,7 +361,7 @@ class Mailbox:
         return found
 
 
-def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: bytes | None, options: dict[str, Any]) -> Any:
+def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: bytes | None, options: RunOptions) -> Any:
     """Runs on a node."""
     import ray
 
@@ -393,27 +392,25 @@ def run_on_ray(
     work: Task | Sweep | Sequence[Task],
     on: str = "ray",
     *,
-    device: str = "auto",
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     on_event: Listener | None = None,
-    checkpoint_every: float = CHECKPOINT_SECONDS,
-    budget: str | float | None = None,
+    options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Result | SweepResult:
     """Train ``work`` on a Ray cluster and return what :func:`weft.run` would.
 
     ``on``: ``"ray"`` for the cluster at hand (or one started on this machine), ``"ray://HOST:PORT"`` for another.
-    ``device``: ``"auto"`` uses the cluster's GPUs if it has some. ``budget``: bytes that a group may take on a device.
-    A node that is lost costs what it trained since its last checkpoint (``checkpoint_every`` seconds).
+    Of the ``options``, ``device="auto"`` uses the cluster's GPUs if it has some, and ``budget`` is what a group may
+    take on a device. A node that is lost costs what it trained since its last checkpoint (``checkpoint_every``).
     Weft, its extras and what users' modules import have to be installed on the nodes, and graphs that are named by a
     path have to be there.
     """
-    sweep = work if isinstance(work, Sweep) else None if isinstance(work, Task) else Sweep.from_tasks(list(work))
-    planned: Task | Sweep = with_all_splits(work if isinstance(work, Task) else sweep)  # type: ignore[arg-type]
+    options.refuse_unread("cluster", f"does not go with --on {on}: every node trains its share on one device")
+    planned = with_all_splits(as_work(work, "run_on_ray"))
     folder = _folder(out, planned, overwrite)
     try:
         with connected(on) as cluster:
-            return _Run(cluster, planned, folder, on_event, checkpoint_every, device, budget).train()
+            return _Run(cluster, planned, folder, on_event, options).train()
     finally:
         if folder is not None:
             folder.close()
@@ -437,16 +434,15 @@ class _Run:
         work: Task | Sweep,
         folder: RunFolder | None,
         on_event: Listener | None,
-        checkpoint_every: float,
-        device: str,
-        budget: str | float | None,
+        options: RunOptions,
     ) -> None:
+        device = options.device
         self._cluster, self._work, self._folder = cluster, work, folder
         self._nodes = [node for node in cluster.nodes() if _usable(node, device)]
         if not self._nodes:
             raise SpecError(f"device={device!r}: no node of the cluster has such a device")
         self._device = "cuda" if device != "cpu" and any(node.gpus for node in self._nodes) else "cpu"
-        self._every, self._budget = checkpoint_every, budget
+        self._options = replace(options, device=self._device)
         self._tasks = [work] if isinstance(work, Task) else work.tasks()
         journal = [] if folder is None else [folder.journal]
         self._emit = Broadcast(journal, on_event, uuid.uuid4().hex[:12], 0)
@@ -457,7 +453,7 @@ class _Run:
         """Plan, spread, train, collect."""
         begin = time.perf_counter()
         report = plan(
-            self._work, machine=_machine(self._nodes) if self._device == "cuda" else None, budget=self._budget
+            self._work, machine=_machine(self._nodes) if self._device == "cuda" else None, budget=self._options.budget
         )
         if not report.fits:
             raise SpecError(f"{report.name}: it does not fit a device of the cluster; `weft plan` says what would")
@@ -467,9 +463,8 @@ class _Run:
             self._folder.open(afresh=True)
             self._folder.save_groups([(share.key, _plan_of(share, report)) for share in shares])
         self._tell("start", tasks=len(self._tasks), device=self._device, nodes=len(self._nodes), shares=_about(shares))
-        options: dict[str, Any] = {"device": self._device, "progress": False, "checkpoint_every": self._every}
-        if self._device == "cpu":
-            options["budget"] = self._budget
+        # A node of GPUs keeps to what is free on each of them.
+        options = self._options if self._device == "cpu" else replace(self._options, budget=None)
         self._cluster.train(shares, options, self._take, self._done)
         return self._conclude(shares, report, time.perf_counter() - begin)
 

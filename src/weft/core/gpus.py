@@ -31,10 +31,11 @@ class Gpu:
     uuid: str
 
 
-def check_device_name(name: str) -> None:
+def check_device_name(name: str) -> str:
     """Refuse what is no device at all, before torch is loaded; torch says whether it is there."""
     if DEVICE_NAME.fullmatch(name) is None:
         raise SpecError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N")
+    return name
 
 
 # ---- Which GPUs CUDA shows to a process, as ``CUDA_VISIBLE_DEVICES`` says: by numbers or by UUIDs.

@@ -52,7 +52,7 @@ class KeyedStore:
         path = self.folder / key
         try:
             status = path.stat()
-            value = _parsed(path, status.st_mtime_ns, status.st_size, self.digest, parse)
+            value: T = _parsed(path, status.st_mtime_ns, status.st_size, self.digest, parse)
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, WeftError):
             return None
         with suppress(OSError):  # a folder that is read-only

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from weft.core.errors import SpecError
 
-# ---- Processor: memory and rates that a :class:`Device` and a :class:`Host` have in common.
+# ---- Processors: the GPUs of a machine, and its host, which trains if there is no GPU.
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -46,14 +46,14 @@ class Processor:
     must_be_above_0: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, Mapping) or one.name in ("name", "gather", "l2_gather"):
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Mapping) or entry.name in ("name", "gather", "l2_gather"):
                 continue
-            _check_number(self.words, one.name, value, above=one.name in self.must_be_above_0)
+            _check_number(self.words, entry.name, value, above=entry.name in self.must_be_above_0)
         for table in ("gather", "l2_gather"):
-            given = getattr(self, table)
-            object.__setattr__(self, table, _checked_rates(self.words, table, given) if given else ())
+            rates = getattr(self, table)
+            object.__setattr__(self, table, _checked_rates(self.words, table, rates) if rates else ())
         for precision, rate in self.flops.items():
             _check_number(self.words, f"flops[{precision!r}]", rate, above=True)
 
@@ -78,7 +78,7 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether products in bfloat16 are faster than in float32: without units for it they are emulated."""
+        """True if products in bfloat16 are faster than in float32: without units for it they are emulated."""
         return self.flops.get("bf16", 0.0) > self.flops.get("fp32", math.inf)
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Processor:
         kind = data.get("kind", cls.kind)
         if kind != cls.kind:
             raise SpecError(f"device={kind!r} must be {cls.kind} here")
-        known = {one.name for one in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        names = {entry.name for entry in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in names})
 
 
 def interpolate(rates: Rates, row_bytes: float) -> float:
@@ -130,9 +130,6 @@ def _checked_rates(who: str, name: str, rates: Any) -> Rates:
     return points
 
 
-# ---- Device: an accelerator of a machine, with its memory, rates and launch costs.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Device(Processor):
     """A GPU.
@@ -164,9 +161,6 @@ class Device(Processor):
         return f"device {self.name!r}"
 
 
-# ---- Host: the CPUs and the memory of a machine; it trains if there is no GPU.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Host(Processor):
     """The CPUs: ``cores`` that may be used; ``one_thread`` is the share of the rates that one thread reaches."""
@@ -191,7 +185,7 @@ class Host(Processor):
         return "host"
 
 
-# ---- Link: a connection between two parts of a machine, with its bandwidth and latency.
+# ---- Links between the parts of a machine
 
 LINKS = ("pcie", "nvlink", "network", "disk")
 
@@ -216,10 +210,8 @@ class Link:
         who = f"link {self.origin!r} to {self.target!r}"
         if self.kind not in LINKS:
             raise SpecError(f"{who}: kind={self.kind!r} must be one of {', '.join(LINKS)}")
-        for name, value, low in (("bytes_per_second", self.bytes_per_second, "above 0"), ("latency", self.latency, "")):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (low and value == 0):
-                raise SpecError(f"{who}: {name}={value!r} must be a number {low or 'at least 0'}")
+        _check_number(who, "bytes_per_second", self.bytes_per_second, above=True)
+        _check_number(who, "latency", self.latency, above=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -238,14 +230,25 @@ class Link:
             raise SpecError(f"a link has no {missing}; expected kind, from, to and bytes_per_second") from None
 
 
-# ---- Machine: a host, its devices and the links between them, measured by ``weft probe`` or taken from data sheets.
+# ---- Machines, measured by ``weft probe`` or taken from data sheets
 
-DEVICES = ("cpu", "cuda")
+T = TypeVar("T")
+
+
+class _OfTrainer(Generic[T]):
+    """An attribute of a machine's trainer, read as the machine's own."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, machine: Machine, owner: type | None = None) -> T:
+        value: T = getattr(machine.primary, self._name)
+        return value
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The numbers that memory and time are worked out from.
+    """The numbers that memory and time are predicted from.
 
     ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
     go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured``: probed, not from data sheets.
@@ -278,13 +281,13 @@ class Machine:
 
     def link(self, kind: str, origin: str, target: str) -> Link | None:
         """The link of that kind between two parts; None if there is none, or none is known."""
-        found = (one for one in self.links if (one.kind, one.origin, one.target) == (kind, origin, target))
-        return next(found, None)
+        wanted = (kind, origin, target)
+        return next((link for link in self.links if (link.kind, link.origin, link.target) == wanted), None)
 
     def host_only(self, name: str) -> Machine:
         """The same host without its devices, called ``name``; its rates have to be known."""
-        kept = tuple(link for link in self.links if "gpu" not in link.origin + link.target)
-        return Machine(name, self.host, (), kept, self.measured)
+        links = tuple(link for link in self.links if "gpu" not in link.origin + link.target)
+        return Machine(name, self.host, (), links, self.measured)
 
     def with_device(self, **changes: Any) -> Machine:
         """The same machine with other numbers for the trainer."""
@@ -296,92 +299,28 @@ class Machine:
         """The same machine with other numbers for its host."""
         return replace(self, host=replace(self.host, **changes))
 
-    # ---- numbers of the trainer ----------------------------------------------------------------------
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the trainer."""
-        return self.primary.memory_bytes
-
-    @property
-    def context_bytes(self) -> int:
-        """What CUDA takes once it is up."""
-        return self.primary.context_bytes
-
-    @property
-    def workspace_bytes(self) -> int:
-        """What cuBLAS takes in a process."""
-        return self.primary.workspace_bytes
+    # Numbers of the trainer: see :class:`Device` and :class:`Host`
+    memory_bytes = _OfTrainer[int]()
+    context_bytes = _OfTrainer[int]()
+    workspace_bytes = _OfTrainer[int]()
+    l2_bytes = _OfTrainer[int]()
+    copy_bandwidth = _OfTrainer[float]()
+    gather = _OfTrainer[Rates]()
+    l2_gather = _OfTrainer[Rates]()
+    flops = _OfTrainer[Mapping[str, float]]()
+    matmul_share = _OfTrainer[float]()
+    has_bf16 = _OfTrainer[bool]()
+    launch_seconds = _OfTrainer[float]()
+    replay_seconds = _OfTrainer[float]()
+    op_seconds = _OfTrainer[float]()
+    custom_op_seconds = _OfTrainer[float]()
+    sms = _OfTrainer[int]()
+    sources = _OfTrainer[Mapping[str, str]]()
 
     @property
     def available_bytes(self) -> int:
-        """What tensors may take: the memory less the CUDA context and the workspaces of the libraries."""
+        """Bytes for tensors: the memory less the CUDA context and the workspaces of the libraries."""
         return max(self.memory_bytes - self.context_bytes - self.workspace_bytes, 0)
-
-    @property
-    def l2_bytes(self) -> int:
-        """The last cache before memory."""
-        return self.primary.l2_bytes
-
-    @property
-    def copy_bandwidth(self) -> float:
-        """Read and written bytes per second of a long copy."""
-        return self.primary.copy_bandwidth
-
-    @property
-    def gather(self) -> Rates:
-        """Rows fetched from memory by index."""
-        return self.primary.gather
-
-    @property
-    def l2_gather(self) -> Rates:
-        """Rows fetched from the cache by index."""
-        return self.primary.l2_gather
-
-    @property
-    def flops(self) -> Mapping[str, float]:
-        """Floating-point operations per second by precision."""
-        return self.primary.flops
-
-    @property
-    def matmul_share(self) -> float:
-        """How much of ``flops`` tall products reach."""
-        return self.primary.matmul_share
-
-    @property
-    def has_bf16(self) -> bool:
-        """Whether the trainer has units for bfloat16."""
-        return self.primary.has_bf16
-
-    @property
-    def launch_seconds(self) -> float:
-        """Of a kernel called from Python."""
-        return self.primary.launch_seconds
-
-    @property
-    def replay_seconds(self) -> float:
-        """Of a kernel in a captured CUDA graph."""
-        return self.primary.replay_seconds
-
-    @property
-    def op_seconds(self) -> float:
-        """Of a call of a torch operator."""
-        return self.primary.op_seconds
-
-    @property
-    def custom_op_seconds(self) -> float:
-        """Of a call of one of Weft's operators."""
-        return self.primary.custom_op_seconds
-
-    @property
-    def sms(self) -> int:
-        """Multiprocessors."""
-        return self.primary.sms
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Where the numbers of the trainer are from."""
-        return self.primary.sources
 
     def gather_rate(self, row_bytes: float, cached: bool) -> float:
         """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
@@ -390,8 +329,6 @@ class Machine:
     def matmul_rate(self, precision: str) -> float:
         """Floating-point operations per second of a product of tall matrices."""
         return self.flops[precision] * self.matmul_share
-
-    # ---- numbers of the host and its bus -------------------------------------------------------------
 
     @property
     def host_bytes(self) -> int:
@@ -408,19 +345,12 @@ class Machine:
         """The share of the host's rates that one thread reaches."""
         return self.host.one_thread
 
-    @property
-    def h2d_bandwidth(self) -> float:
-        """Bytes per second from pinned memory of the host to the first GPU; 0 where that is not known."""
-        found = self.link("pcie", "host", "gpu:0")
-        return 0.0 if found is None else found.bytes_per_second
+    def bus_bandwidth(self, origin: str, target: str) -> float:
+        """Bytes per second between pinned memory of the ``"host"`` and ``"gpu:0"``; 0 where that is not known."""
+        link = self.link("pcie", origin, target)
+        return 0.0 if link is None else link.bytes_per_second
 
-    @property
-    def d2h_bandwidth(self) -> float:
-        """Bytes per second from the first GPU to pinned memory of the host; 0 where that is not known."""
-        found = self.link("pcie", "gpu:0", "host")
-        return 0.0 if found is None else found.bytes_per_second
-
-    # ---- plain data ----------------------------------------------------------------------------------
+    # ---- Plain data
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -438,9 +368,14 @@ class Machine:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
-        """The inverse of :meth:`to_dict`; files of earlier versions, without a host in them, are read as well."""
+        """The inverse of :meth:`to_dict`."""
         try:
-            return _read(data) if isinstance(data.get("host"), Mapping) else _read_flat(data)
+            for key in ("name", "host"):
+                if key not in data:
+                    raise SpecError(f"no {key!r}; `weft probe --out FILE` writes one")
+            devices = tuple(Device.from_dict(device) for device in data.get("devices", ()))
+            links = tuple(Link.from_dict(link) for link in data.get("links", ()))
+            return cls(data["name"], Host.from_dict(data["host"]), devices, links, bool(data.get("measured", False)))
         except SpecError as error:
             raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
@@ -448,7 +383,7 @@ class Machine:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Machine:
-        """The machine that a file holds; ``where`` begins every complaint."""
+        """The machine that a file holds; ``where`` begins every error."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -459,39 +394,3 @@ class Machine:
             return cls.from_dict(data)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
-
-
-def _read(data: Mapping[str, Any]) -> Machine:
-    if "name" not in data:
-        raise SpecError("no 'name'; `weft probe --out FILE` writes one")
-    return Machine(
-        data["name"],
-        Host.from_dict(data["host"]),
-        tuple(Device.from_dict(one) for one in data.get("devices", ())),
-        tuple(Link.from_dict(one) for one in data.get("links", ())),
-        bool(data.get("measured", False)),
-    )
-
-
-def _read_flat(data: Mapping[str, Any]) -> Machine:
-    """A machine as files had it before hosts and links: one device, with the host's cores and memory among its numbers.
-
-    Of a GPU's host nothing else is known; of its bus, both directions.
-    """
-    for name in ("name", "device", "memory_bytes"):
-        if name not in data:
-            raise SpecError(f"no {name!r}; `weft probe --out FILE` writes one")
-    if data["device"] not in DEVICES:
-        raise SpecError(f"device={data['device']!r} must be one of {', '.join(DEVICES)}")
-    measured = bool(data.get("measured", False))
-    host = {key: data[key] for key in ("cores", "one_thread") if key in data}
-    if data["device"] == "cpu":
-        own = {one.name: data[one.name] for one in fields(Host) if one.name in data}
-        return Machine(data["name"], Host(**(own | host)), measured=measured)
-    own = {one.name: data[one.name] for one in fields(Device) if one.name in data}
-    bus = (("h2d_bandwidth", "host", "gpu:0"), ("d2h_bandwidth", "gpu:0", "host"))
-    source = dict(data.get("sources", {})).get("h2d_bandwidth", "")
-    links = tuple(Link("pcie", begin, end, data[key], source=source) for key, begin, end in bus if data.get(key))
-    return Machine(
-        data["name"], Host(memory_bytes=data.get("host_bytes", 0), **host), (Device(**own),), links, measured
-    )

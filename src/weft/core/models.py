@@ -115,30 +115,39 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
 )
 MODELS = tuple(BUILT_IN)  # the names of the built-in models
 
-# The rows in force here: per thread and per asynchronous task, never changed in place.
-_rows: ContextVar[Mapping[str, ModelTraits]] = ContextVar("_rows", default=BUILT_IN)
+# Registered models, each with its class: per thread and per asynchronous task, never changed in place.
+_registered: ContextVar[Mapping[str, tuple[ModelTraits, Any]]] = ContextVar(
+    "registered models", default=MappingProxyType({})
+)
 
 
 def traits_of(model: Any) -> ModelTraits | None:
     """The row of a named model; None for any other object, which is a user's model."""
-    return _rows.get().get(model) if isinstance(model, str) else None
+    if not isinstance(model, str):
+        return None
+    return BUILT_IN[model] if model in BUILT_IN else _registered.get().get(model, (None, None))[0]
 
 
 def model_names() -> tuple[str, ...]:
     """The names that have a row here: the built-in ones, then registered ones."""
-    return tuple(_rows.get())
+    return (*BUILT_IN, *_registered.get())
+
+
+def registered_classes() -> dict[str, Any]:
+    """The classes of the registered models by name."""
+    return {name: model for name, (_, model) in _registered.get().items()}
 
 
 @contextmanager
-def with_traits(traits: ModelTraits) -> Iterator[None]:
-    """Know ``traits`` inside the ``with`` block; ``weft.nn.register_model`` adds the class to it."""
-    name, rows = traits.name, _rows.get()
+def with_traits(traits: ModelTraits, model: Any = None) -> Iterator[None]:
+    """Know ``traits`` and the class ``model`` inside the ``with`` block; see ``weft.nn.register_model``."""
+    name = traits.name
     if not name.isidentifier():
         raise SpecError(f"model name {name!r} must be a word of letters, digits and underscores, such as 'my_gcn'")
-    if name in rows:
+    if name in model_names():
         raise SpecError(f"model name {name!r} is taken; choose another")
-    before = _rows.set({**rows, name: traits})
+    before = _registered.set({**_registered.get(), name: (traits, model)})
     try:
         yield
     finally:
-        _rows.reset(before)
+        _registered.reset(before)

@@ -1,4 +1,4 @@
-"""Placement: where the features and the edges of a sampled run lie, what a cache holds, and how it is evaluated.
+"""DataPlacement: where the features and the edges of a sampled run lie, what a cache holds, and how it is evaluated.
 
 gpu       in the memory of the GPU
 host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
@@ -21,7 +21,7 @@ EVALUATION_EDGES = 1 << 22  # edges of a chunk of nodes, in evaluation layer by 
 
 
 @dataclass(frozen=True)
-class Placement:
+class DataPlacement:
     """Where things lie.
 
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
@@ -63,18 +63,18 @@ class Placement:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Placement:
+    def from_dict(cls, data: Mapping[str, Any]) -> DataPlacement:
         """The inverse of :meth:`to_dict`; unknown keys are ignored."""
         known = {one.name for one in fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in known})
 
 
-def on_device(device: str) -> Placement:
+def on_device(device: str) -> DataPlacement:
     """Everything in the memory of a ``device``, ``"cpu"`` or ``"cuda"``."""
-    return Placement() if device == "cuda" else Placement("host", "host")
+    return DataPlacement() if device == "cuda" else DataPlacement("host", "host")
 
 
-def within_device(placement: Placement, device: str) -> Placement:
+def within_device(placement: DataPlacement, device: str) -> DataPlacement:
     """``placement`` with ``"gpu"`` for all that is in the memory of ``device``: a CPU's own is the host's."""
     if device == "cuda":
         return placement

@@ -10,7 +10,7 @@ from weft.core.cost import RESOURCES, resource_kind
 from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphFingerprint
-from weft.core.placement import Placement, on_device
+from weft.core.placement import DataPlacement, on_device
 from weft.core.task import Task
 
 # ---- Stage: one stage of a batch's way through a machine, and the resource it runs on.
@@ -58,26 +58,6 @@ GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicte
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """Options of a plan besides the tasks; None leaves the choice to the planner.
-
-    ``weave``: merge tasks of different structure into one step. ``compile``: compile steps with Inductor.
-    Of sampled training: ``features`` and ``topology``: where they lie (:data:`weft.core.placement.PLACES`); ``cache``:
-    bytes of the device for what is used most; ``cache_policy``: what that is, by name
-    (:data:`weft.core.placement.POLICIES`) or an object with a ``choose`` method; ``division``: how batches are divided
-    between host and GPU, ``"elastic"`` or ``"fixed"`` (:class:`weft.core.division.Division`), or the GPU's fixed share.
-    """
-
-    weave: bool | None = None
-    compile: bool | None = None
-    features: str | None = None
-    topology: str | None = None
-    cache: int | None = None
-    cache_policy: Any = None
-    division: str | float | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
     """The decisions for one group of tasks on one graph.
 
@@ -117,7 +97,7 @@ class Plan:
     cost: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
     mode: str = "full"
-    placement: Placement | None = None
+    placement: DataPlacement | None = None
     division: Division | None = None
     phases: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
@@ -134,7 +114,7 @@ class Plan:
             object.__setattr__(self, "placement", on_device(self.device))
 
     @property
-    def places(self) -> Placement:
+    def places(self) -> DataPlacement:
         """Where things lie."""
         return self.placement or on_device(self.device)
 
@@ -201,7 +181,7 @@ class Plan:
             kept[name] = tuple(kept.get(name, ()))
         kept["stacks"] = tuple(tuple(stack) for stack in kept.get("stacks", ()))
         kept["stages"] = tuple(Stage.from_dict(stage) for stage in kept.get("stages", ()))
-        kept["placement"] = Placement.from_dict(kept["placement"]) if kept.get("placement") else None
+        kept["placement"] = DataPlacement.from_dict(kept["placement"]) if kept.get("placement") else None
         kept["division"] = Division.from_dict(kept["division"]) if kept.get("division") else None
         kept["graph"] = GraphFingerprint(**kept["graph"]) if kept.get("graph") else None
         kept["tasks"] = tuple(read_task(task) for task in kept.get("tasks", ()))

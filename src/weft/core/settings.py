@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any
 
 from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
+from weft.core.wording import option
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The values a field accepts: a kind, bounds or choices, and the section of a spec file it stands in."""
+    """The values that a field accepts: a kind, bounds or choices, and the section of a spec file that it stands in."""
 
     kind: type
     section: str = "train"
@@ -26,38 +27,42 @@ class Rule:
     below: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
-    open: bool = False  # besides a choice, a function of the user's own, or "file.py:function"
+    accepts: Callable[[Any], bool] | None = None  # other values that are taken as they are, such as users' functions
+    described: str = ""  # what is expected, in words; with choices: what else ``accepts`` takes
+    parse: Callable[[Any, str], Any] | None = None  # makes the value of what the user wrote, such as "24GiB"
 
-    def check(self, label: str, name: str, value: Any) -> Any:
-        """``value`` in its proper type, or a :class:`SpecError` that names it."""
-        if value is None and self.optional:
-            return None
-        if self.open and (callable(value) or is_reference(value)):
+    def check(self, where: str, name: str, value: Any) -> Any:
+        """``value`` in its proper type, or a :class:`SpecError` that begins with ``where`` and names it."""
+        if (value is None and self.optional) or (self.accepts is not None and self.accepts(value)):
             return value
-        if isinstance(value, (list, tuple, range)):
-            raise SpecError(f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting")
-        value = self._typed(label, name, value)
-        complaint = self._complaint(value)
+        if self.parse is not None:
+            return self.parse(value, name)
+        if where and isinstance(value, (list, tuple, range)):
+            raise SpecError(f"{where}{name}={list(value)!r} is a list; a task has one value for each setting")
+        numeric = {int: Integral, float: Real}.get(self.kind)
+        shown = f"{where}{name}={value!r}" if where else option(name, value)  # which a shell writes differently
+        if not isinstance(value, numeric or self.kind) or (numeric is not None and isinstance(value, bool)):
+            raise SpecError(f"{shown} must be {self.expected()}")
+        try:
+            typed = self.kind(value)
+        except OverflowError:  # a whole number beyond all floats
+            raise SpecError(f"{shown} must be {self.expected()}") from None
+        complaint = self._complaint(typed)
+        if complaint and self.described:
+            raise SpecError(f"{shown} must be {self.expected()}")
         if complaint:
-            raise SpecError(f"task {label!r}: {name}={value!r} {complaint}")
-        return value
-
-    def _typed(self, label: str, name: str, value: Any) -> Any:
-        if self.kind is bool and isinstance(value, bool):
-            return value
-        if self.kind is str and isinstance(value, str):
-            return value
-        if self.kind is int and isinstance(value, Integral) and not isinstance(value, bool):
-            return int(value)
-        if self.kind is float and isinstance(value, Real) and not isinstance(value, bool):
-            return float(value)
-        raise SpecError(f"task {label!r}: {name}={value!r} must be {self.expected()}")
+            raise SpecError(f"{f'{where}{name}={typed!r}' if where else shown} {complaint}")
+        return typed
 
     def _complaint(self, value: Any) -> str:
         if self.choices:
             return "" if value in self.choices else f"must be {self.expected()}"
         if self.kind is str:
-            return "" if _is_text(value) else "must be text that a file can hold"
+            try:  # half a surrogate pair and a zero byte cannot be written everywhere
+                fine = b"\0" not in value.encode()
+            except UnicodeEncodeError:
+                fine = False
+            return "" if fine else "must be text that a file can hold"
         if self.kind is bool:
             return ""
         if not math.isfinite(value):
@@ -75,18 +80,10 @@ class Rule:
     def expected(self) -> str:
         """What a value should be, in words."""
         if self.choices:
-            own = ', or a function ("file.py:function" in a file)' if self.open else ""
-            return "one of " + ", ".join(self.choices) + own
+            listed = "one of " + ", ".join(self.choices) if len(self.choices) > 1 else repr(self.choices[0])
+            return listed + (f", or {self.described}" if self.described else "")
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        return words[self.kind] + (" (or left out)" if self.optional else "")
-
-
-def _is_text(value: str) -> bool:
-    """Whether a string can be written down: half a surrogate pair and a zero byte cannot be everywhere."""
-    try:
-        return b"\0" not in value.encode()
-    except UnicodeEncodeError:
-        return False
+        return (self.described or words[self.kind]) + (" (or left out)" if self.optional and not self.described else "")
 
 
 def is_reference(value: Any) -> bool:
@@ -107,7 +104,9 @@ def choice(default: str | None, *choices: str, section: str = "train") -> Any:
 
 def open_choice(default: str, *choices: str) -> Any:
     """A dataclass field that holds one of ``choices``, or a function of the user's own."""
-    return setting(default, str, choices=choices, open=True)
+    functions = 'a function ("file.py:function" in a file)'
+    accepts = lambda value: callable(value) or is_reference(value)  # noqa: E731
+    return setting(default, str, choices=choices, accepts=accepts, described=functions)
 
 
 # ---- Callback: a user's function that is called after stated epochs and may end a task or change its learning rate.
@@ -115,9 +114,9 @@ def open_choice(default: str, *choices: str) -> Any:
 
 @dataclass(frozen=True)
 class Callback:
-    """Calls ``call(moment)`` after every ``every``-th epoch, and after the epochs ``at`` (counted from 1).
+    """Calls ``call(context)`` after every ``every``-th epoch, and after the epochs ``at`` (counted from 1).
 
-    ``call``: a function that takes a :class:`Moment`, or ``"file.py:function"``.
+    ``call``: a function that takes a :class:`CallbackContext`, or ``"file.py:function"``.
     """
 
     call: Any
@@ -126,7 +125,9 @@ class Callback:
 
     def __post_init__(self) -> None:
         if not callable(self.call) and not is_reference(self.call):
-            raise SpecError(f'Callback: call={self.call!r} must be a function of a moment, or "file.py:function"')
+            raise SpecError(
+                f'Callback: call={self.call!r} must be a function of a weft.CallbackContext, or "file.py:function"'
+            )
         at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
         for name, value in [("every", self.every), *(("at", epoch) for epoch in at)]:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -154,18 +155,27 @@ class Callback:
 
 
 @dataclass
-class Moment:
+class CallbackContext:
     """A task after one of its epochs, as a callback sees it.
 
-    ``task``: its name; ``epoch``: counted from 1; ``history``: a list per column, NaN where nothing was measured.
-    :meth:`stop` ends the task here, :meth:`scale_lr` changes its rate from the next step on.
+    ``task``: its name; ``epoch``: counted from 1; ``history``: a list per column, NaN where nothing was measured;
+    ``model``: the model as it is now. :meth:`stop` ends the task here, :meth:`scale_lr` changes its rate from the next
+    step on.
     """
 
     task: str
     epoch: int
     history: Mapping[str, Sequence[float]]
+    make_model: Callable[[str], Any] | None = field(default=None, repr=False)
     factor: float = field(default=1.0, init=False)
     reason: str | None = field(default=None, init=False)
+
+    @cached_property
+    def model(self) -> Any:
+        """The ``nn.Module`` with its current weights, in evaluation mode: a copy, separate from the training."""
+        if self.make_model is None:
+            raise SpecError(f"task {self.task!r}: a callback reads the model, which is not in this process")
+        return self.make_model(self.task)
 
     def __getitem__(self, column: str) -> float:
         """What was measured last in a column, such as ``"val_loss"``."""
@@ -186,28 +196,24 @@ class Moment:
 
 def read_callbacks(label: str, value: Any) -> tuple[Callback, ...]:
     """``callbacks=``: one :class:`Callback` or several, or tables of a spec file that say the same."""
-    if value is None:
-        return ()
-    several = value if isinstance(value, (list, tuple)) else (value,)
-    return tuple(_read(label, one) for one in several)
+    callbacks = []
+    for callback in () if value is None else value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(callback, Mapping) and set(callback) <= {"call", "every", "at"} and "call" in callback:
+            callback = Callback(**callback)
+        if not isinstance(callback, Callback):
+            raise SpecError(
+                f"task {label!r}: callbacks has {callback!r}; expected weft.Callback(function, every=10), or in a spec "
+                'file { call = "file.py:function", every = 10 }'
+            )
+        callbacks.append(callback)
+    return tuple(callbacks)
 
 
-def _read(label: str, value: Any) -> Callback:
-    if isinstance(value, Callback):
-        return value
-    if isinstance(value, Mapping) and set(value) <= {"call", "every", "at"} and "call" in value:
-        return Callback(**value)
-    raise SpecError(
-        f"task {label!r}: callbacks has {value!r}; expected weft.Callback(function, every=10), or in a spec file "
-        '{ call = "file.py:function", every = 10 }'
-    )
-
-
-# ---- Described: the place of a function in a task that was read from a file, which can hold its name only.
+# ---- FunctionRef: stands for a function in a task that was read from a file, which can hold its name only.
 
 
 @dataclass(frozen=True)
-class Described:
+class FunctionRef:
     """A function that was given as an object and is called ``<name>`` in a file; it cannot be called."""
 
     name: str
@@ -226,10 +232,8 @@ class Described:
 # ---- Fan-outs: how many neighbours a sampler takes per hop, of all relations together or of each.
 #
 # A hop is a number (of all relations together; -1: all neighbours), a list with a number per relation, or a mapping
-# from
-# relations to numbers, where ``each`` stands for those that are not named (0 otherwise). Tasks keep a mapping as
-# sorted
-# pairs, which can be hashed.
+# from relations to numbers, where ``each`` stands for those that are not named (0 otherwise). Tasks keep a mapping as
+# sorted pairs, which can be hashed.
 
 EACH = "each"
 MOST_PICKS = 10_000_000  # of a hop: as many as anything that is counted
@@ -243,47 +247,33 @@ SHAPE = (
 
 def read_fanout(where: str, fanout: Any) -> tuple[Hop, ...]:
     """The fan-outs of a task as it keeps them, or a :class:`SpecError` that begins with ``where`` and names them."""
-    if not isinstance(fanout, (list, tuple)) or not fanout:
+    listed = isinstance(fanout, (list, tuple)) and fanout
+    hops = tuple(hop for hop in map(_read_hop, fanout) if hop is not None) if listed else ()
+    if not hops or len(hops) < len(fanout):
         raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
-    hops = [_read_hop(hop) for hop in fanout]
-    good = tuple(hop for hop in hops if hop is not None)
-    if len(good) < len(hops):
-        raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
-    most = max(_largest(hop) for hop in good)
+    counts = [part for hop in hops for part in ((hop,) if isinstance(hop, int) else hop)]
+    most = max(part[1] if isinstance(part, tuple) else part for part in counts)
     if most > MOST_PICKS:
         raise SpecError(f"{where}fanout={fanout!r}: {most:,} neighbours are more than {MOST_PICKS:,}; -1 takes all")
-    return good
-
-
-def _largest(hop: Hop) -> int:
-    """The largest number of a hop."""
-    if isinstance(hop, int):
-        return hop
-    return max(part[1] if isinstance(part, tuple) else part for part in hop)
+    return hops
 
 
 def _read_hop(hop: Any) -> Hop | None:
     """One hop in the form that is kept; None if it is not one."""
     if _is_count(hop):
         return hop if hop == -1 or hop >= 1 else None
-    if isinstance(hop, Mapping):
-        return _read_pairs(list(hop.items()))
-    if not isinstance(hop, (list, tuple)) or not hop:
+    if not isinstance(hop, (list, tuple, Mapping)) or not hop:
         return None
-    if all(isinstance(part, (list, tuple)) and len(part) == 2 for part in hop):
-        return _read_pairs([tuple(part) for part in hop])
-    good = all(_is_count(k) and k >= -1 for k in hop) and any(hop)
-    return tuple(hop) if good else None
-
-
-def _read_pairs(items: list[tuple[Any, Any]]) -> Pairs | None:
-    found: dict[int | str, int] = {}
-    for key, count in items:
+    pairs = list(hop.items()) if isinstance(hop, Mapping) else hop
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        return tuple(hop) if all(_is_count(k) and k >= -1 for k in hop) and any(hop) else None
+    counts: dict[int | str, int] = {}
+    for key, count in pairs:
         name = int(key) if isinstance(key, str) and key.isdecimal() else key
         if not (name == EACH or (_is_count(name) and name >= 0)) or not _is_count(count) or count < -1:
             return None
-        found[name] = count
-    return tuple(sorted(found.items(), key=lambda pair: (pair[0] != EACH, pair[0]))) if any(found.values()) else None
+        counts[name] = count
+    return tuple(sorted(counts.items(), key=lambda pair: (pair[0] != EACH, pair[0]))) if any(counts.values()) else None
 
 
 def _is_count(value: Any) -> bool:
@@ -305,40 +295,38 @@ def plain_hop(hop: Hop) -> Any:
 def show_hop(hop: Hop) -> str:
     """A hop in words."""
     if isinstance(hop, int):
-        return _show_count(hop)
+        return "all" if hop < 0 else str(hop)
     if not isinstance(hop[0], tuple):
-        return f"{', '.join(_show_count(k) for k in hop)} by relation"
-    words = (f"{_show_count(k)} {'of each relation' if r == EACH else f'of relation {r}'}" for r, k in hop)
+        return f"{', '.join(show_hop(count) for count in hop)} by relation"
+    words = (f"{show_hop(k)} {'of each relation' if r == EACH else f'of relation {r}'}" for r, k in hop)
     return " and ".join(words)
-
-
-def _show_count(count: int) -> str:
-    return "all" if count < 0 else str(count)
 
 
 def resolve(
     fanouts: Sequence[Any], num_relations: int, relation_edges: Sequence[int]
 ) -> tuple[int | tuple[int, ...], ...]:
     """Every hop as a number, or as a number per relation of a graph; an :class:`InputError` if that does not fit."""
-    return tuple(_resolved(hop, num_relations, relation_edges) for hop in read_fanout("", list(fanouts)))
-
-
-def _resolved(hop: Hop, relations: int, edges: Sequence[int]) -> int | tuple[int, ...]:
-    if isinstance(hop, int):
-        return hop
-    if not relations:
-        raise InputError("fan-outs per relation need a graph whose edges have relations; give one number per hop")
-    if not isinstance(hop[0], tuple):
-        if len(hop) != relations:
-            raise InputError(f"a hop of fanout has {len(hop)} numbers, but the graph has {relations} relations")
-        return hop
-    given: dict[int | str, int] = dict(hop)
-    for relation, count in given.items():
-        if isinstance(relation, int) and relation >= relations:
-            raise InputError(f"fanout names relation {relation}, but the graph has relations 0 to {relations - 1}")
-        if isinstance(relation, int) and count and edges and not edges[relation]:
-            raise InputError(f"fanout names relation {relation}, of which the graph has no edges; leave it out")
-    return tuple(given.get(relation, given.get(EACH, 0)) for relation in range(relations))
+    resolved: list[Any] = []
+    for hop in read_fanout("", list(fanouts)):
+        if isinstance(hop, int):
+            resolved.append(hop)
+            continue
+        if not num_relations:
+            raise InputError("fan-outs per relation need a graph whose edges have relations; give one number per hop")
+        if not isinstance(hop[0], tuple):
+            if len(hop) != num_relations:
+                raise InputError(f"a hop of fanout has {len(hop)} numbers, but the graph has {num_relations} relations")
+            resolved.append(hop)
+            continue
+        counts: dict[int | str, int] = dict(hop)
+        for relation, count in counts.items():
+            if isinstance(relation, int) and relation >= num_relations:
+                last = num_relations - 1
+                raise InputError(f"fanout names relation {relation}, but the graph has relations 0 to {last}")
+            if isinstance(relation, int) and count and relation_edges and not relation_edges[relation]:
+                raise InputError(f"fanout names relation {relation}, of which the graph has no edges; leave it out")
+        resolved.append(tuple(counts.get(relation, counts.get(EACH, 0)) for relation in range(num_relations)))
+    return tuple(resolved)
 
 
 def most_picks(hop: int | tuple[int, ...]) -> int:
@@ -357,6 +345,14 @@ def picks_per_hop(fanouts: Sequence[Hop], stats: GraphStats) -> list[int]:
 
 # Of schedule="plateau", as torch's ReduceLROnPlateau calls them; ``watch``: the column that should improve.
 PLATEAU = {"factor": 0.1, "patience": 10, "threshold": 1e-4, "cooldown": 0, "min_lr": 0.0, "watch": "val_loss"}
+PLATEAU_RULES = {
+    "factor": Rule(float, above=0, below=1, described="above 0 and below 1"),
+    "patience": Rule(int, low=0, described="a number of evaluations"),
+    "threshold": Rule(float, low=0, described="a number of at least 0"),
+    "cooldown": Rule(int, low=0, described="a number of evaluations"),
+    "min_lr": Rule(float, low=0, described="a number of at least 0"),
+    "watch": Rule(str, described="the name of a column, such as val_loss"),
+}
 GROUP_SETTINGS = ("lr", "weight_decay")  # what a group of parameters may have of its own with Weft's optimizers
 LOWER = ("mse", "mae")  # metrics of which less is better
 BOUNDED = ("accuracy", "f1_micro", "f1_macro", "roc_auc")  # metrics that are never below 0
@@ -422,27 +418,11 @@ def read_plateau(label: str, value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise SpecError(f"task {label!r}: plateau={value!r} must be a table, such as plateau={{'patience': 5}}")
-    for name, one in value.items():
+    for name, item in value.items():
         if name not in PLATEAU:
             raise SpecError(f"task {label!r}: plateau has no {name!r}; it has {', '.join(PLATEAU)}")
-        _check_plateau(label, name, one)
+        PLATEAU_RULES[name].check(f"task {label!r}: plateau: ", name, item)
     return dict(value)
-
-
-def _check_plateau(label: str, name: str, value: Any) -> None:
-    if name == "watch":
-        fine, expected = isinstance(value, str), "the name of a column, such as val_loss"
-    elif name in ("patience", "cooldown"):
-        fine, expected = (
-            isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-            "a number of evaluations",
-        )
-    elif name == "factor":
-        fine, expected = _is_number(value) and 0 < value < 1, "above 0 and below 1"
-    else:
-        fine, expected = _is_number(value) and value >= 0, "a number of at least 0"
-    if not fine:
-        raise SpecError(f"task {label!r}: plateau: {name}={value!r} must be {expected}")
 
 
 def _is_number(value: Any) -> bool:
@@ -532,4 +512,4 @@ def _words(values: Sequence[Any]) -> dict[Any, str]:
 # ``"pieces"`` of rows, remote ones read while local ones are summed; ``"tiles"`` of remote rows that arrive while the
 # plain SpMM sums what is there; ``"fetched"``: all remote rows first, then one plain SpMM.
 
-WAYS = ("pieces", "tiles", "fetched")
+SHARDED_KERNELS = ("pieces", "tiles", "fetched")

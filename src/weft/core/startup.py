@@ -209,6 +209,12 @@ class MadeAhead(Generic[K, V]):
                 self._used.add(key)
             return self._made.get(key)
 
+    def clear(self) -> None:
+        """Let everything go."""
+        with self._lock:
+            self._made.clear()
+            self._used.clear()
+
     def drop_used(self) -> None:
         """Let those go that were found."""
         with self._lock:

@@ -156,7 +156,10 @@ Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belon
 
 
 def member_names(explicit: Sequence[Mapping[str, Any]], combinations: Sequence[Combination]) -> list[str]:
-    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it."""
+    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it.
+
+    Names are not empty and differ: the second of a kind gets ``#2``.
+    """
     values = [values for _, values in combinations]
     keys = seed_last({key: 0 for each in values for key in each if key != "name"})
     varying = [key for key in keys if distinct(each.get(key, ABSENT) for each in values) > 1]
@@ -170,36 +173,19 @@ def member_names(explicit: Sequence[Mapping[str, Any]], combinations: Sequence[C
         short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
         full.append(labels.name(each, varying, named or ""))
     taken = Counter(short)
-    chosen = [a if taken[a] == 1 else b for a, b in zip(short, full, strict=True)]
-    return _unique(chosen, describe(values[0]["model"]))
-
-
-def _unique(names: Sequence[str], fallback: str) -> list[str]:
-    """Names that are not empty and differ: the second of a kind gets ``#2``."""
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        name = name or fallback
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return result
+    seen: Counter[str] = Counter()
+    names = []
+    for brief, whole in zip(short, full, strict=True):
+        name = (brief if taken[brief] == 1 else whole) or describe(values[0]["model"])
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return names
 
 
 # ---- All combinations of a sweep's settings as Tasks: the grid, the draws, and what is refused.
 
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
 REDRAWS = 50  # attempts at a combination that was not drawn before
-
-
-@dataclass(frozen=True)
-class Written:
-    """A sweep as it was written: its settings, the entries of ``tasks``, and how often ranges are drawn from."""
-
-    settings: Mapping[str, Any]
-    explicit: tuple[Mapping[str, Any], ...]
-    samples: int | None
-    sample_seed: int
-    label: str
 
 
 def overrides(entries: Any, label: str) -> Iterator[dict[str, Any]]:
@@ -213,105 +199,91 @@ def overrides(entries: Any, label: str) -> Iterator[dict[str, Any]]:
         yield frozen(entry)
 
 
-def members_of(sweep: Written) -> list[Task]:
-    """The members of a sweep, named by what varies; combinations that make no sense are refused."""
-    combinations = _combinations(sweep)
+def members_of(sweep: Sweep, label: str) -> list[Task]:
+    """The members of a sweep, named by what varies; ``label`` begins the refusal of combinations that make no sense."""
+    combinations = _combinations(sweep, label)
     names = member_names(sweep.explicit, combinations)
-    tasks = []
+    tasks, seen = [], dict[tuple[Any, ...], str]()
     for name, (_, values) in zip(names, combinations, strict=True):
-        tasks.append(Task(**joined_args({**values, "name": name})))
-    _refuse_twins(tasks, sweep.label)
-    return _without_ignored(tasks)
-
-
-def _without_ignored(tasks: list[Task]) -> list[Task]:
-    """Tasks without the settings that all of them have but only some read: ``model=["gcn", "gat"], heads=4``.
-
-    What varies stays where it is, and is refused when the sweep is run: it would seem to have been tried.
-    """
+        task = Task(**joined_args({**values, "name": name}))
+        twin = seen.setdefault(all_settings(task), task.label)
+        if twin != task.label:
+            raise SpecError(
+                f"{label}: {twin!r} and {task.name!r} have the same settings; remove one of them, or give them "
+                "different seeds"
+            )
+        tasks.append(task)
+    # Drop settings that all tasks have but only some read: model=["gcn", "gat"], heads=4. What varies stays, and is
+    # refused when the sweep is run: it would seem to have been tried.
     for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS):
         ignored = [task.ignores(name) and name in task.given for task in tasks]
         if any(ignored) and not all(ignored) and distinct(getattr(task, name) for task in tasks) == 1:
-            pairs = zip(tasks, ignored, strict=True)
-            tasks = [_without(task, name) if ignores else task for task, ignores in pairs]
+            for index, task in enumerate(tasks):
+                if ignored[index]:
+                    tasks[index] = Task(**{key: getattr(task, key) for key in task.given if key != name})
     return tasks
 
 
-def _without(task: Task, name: str) -> Task:
-    return Task(**{key: getattr(task, key) for key in task.given if key != name})
-
-
-def _combinations(sweep: Written) -> list[Combination]:
+def _combinations(sweep: Sweep, label: str) -> list[Combination]:
     """All combinations: the entry of ``tasks`` each belongs to, and its settings."""
-    label = sweep.label
-    found: list[Combination] = []
+    combinations: list[Combination] = []
     drawn_anywhere = False
     for position, entry in enumerate(sweep.explicit or ({},)):
         merged = seed_last({**with_args_apart(sweep.settings), **with_args_apart(entry)})
         grid = {key: list(value) for key, value in merged.items() if is_grid(key, value)}
         for key, values in grid.items():
-            _check_grid(key, values, label)
+            if not values:
+                raise SpecError(f"{label}: {key}=[] has no values, so there is nothing to train; give at least one")
+            (most, count) = Counter(map(identity, values)).most_common(1)[0]
+            if count > 1:
+                again = next(value for value in values if identity(value) == most)
+                raise SpecError(
+                    f"{label}: {key} lists {again!r} {count} times; every member must differ, so give it once"
+                )
         drawn = {key: value for key, value in merged.items() if isinstance(value, (Range, Choice))}
         drawn_anywhere = drawn_anywhere or bool(drawn)
-        draws = _draws(sweep, drawn)
-        _refuse_too_many(len(found), [len(draws), *map(len, grid.values())], label)
+        draws = _draws(sweep, drawn, label)
+        sizes = [len(draws), *map(len, grid.values())]
+        count = len(combinations) + math.prod(sizes)
+        if count > MOST_TASKS:
+            shown = " x ".join(str(size) for size in sizes if size > 1)
+            raise SpecError(
+                f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
+                "shorten the lists, or draw from ranges with samples="
+            )
         for draw, *values in itertools.product(draws, *grid.values()):
-            found.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
+            combinations.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
     if sweep.samples is not None and not drawn_anywhere:
         raise SpecError(
             f"{label}: samples={sweep.samples}, but no setting is drawn; "
             "use weft.uniform, weft.loguniform or weft.choice, or leave samples out for the whole grid"
         )
-    return found
+    return combinations
 
 
-def _check_grid(key: str, values: Sequence[Any], label: str) -> None:
-    if not values:
-        raise SpecError(f"{label}: {key}=[] has no values, so there is nothing to train; give at least one")
-    (value, count) = Counter(map(identity, values)).most_common(1)[0]
-    if count > 1:
-        again = next(each for each in values if identity(each) == value)
-        raise SpecError(f"{label}: {key} lists {again!r} {count} times; every member must differ, so give it once")
-
-
-def _draws(sweep: Written, drawn: Mapping[str, Range | Choice]) -> list[dict[str, Any]]:
-    """``samples`` different combinations of the drawn settings; one without any where nothing is drawn.
+def _draws(sweep: Sweep, drawn: Mapping[str, Range | Choice], label: str) -> list[dict[str, Any]]:
+    """``samples`` different combinations of the drawn settings; a single empty one if nothing is drawn.
 
     Every setting has a stream of its own, so that adding one does not change what the others draw.
     """
     if not drawn:
         return [{}]
-    label = sweep.label
     if sweep.samples is None:
         key, source = next(iter(drawn.items()))
         raise SpecError(f"{label}: {key}={source} is drawn; say how often with samples=, or give a list for a grid")
     streams = {key: random.Random(f"{sweep.sample_seed}/{key}") for key in drawn}
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    whole = {key for key, rule in rules().items() if rule.kind is int}
+    draws: dict[tuple[str, ...], dict[str, Any]] = {}
     for _ in range(sweep.samples * REDRAWS):
-        draw = {key: source.at(streams[key].random(), _whole(key)) for key, source in drawn.items()}
-        found.setdefault(tuple(map(repr, draw.values())), draw)
-        if len(found) == sweep.samples:
-            return list(found.values())
+        draw = {key: source.at(streams[key].random(), key in whole) for key, source in drawn.items()}
+        draws.setdefault(tuple(map(repr, draw.values())), draw)
+        if len(draws) == sweep.samples:
+            return list(draws.values())
     shown = ", ".join(f"{key}={source}" for key, source in drawn.items())
     raise SpecError(
-        f"{label}: samples={sweep.samples}, but {sweep.samples * REDRAWS:,} draws of {shown} gave only {len(found)} "
+        f"{label}: samples={sweep.samples}, but {sweep.samples * REDRAWS:,} draws of {shown} gave only {len(draws)} "
         "different combinations; ask for fewer, or give lists for the whole grid"
     )
-
-
-def _whole(key: str) -> bool:
-    rule = rules().get(key)
-    return rule is not None and rule.kind is int
-
-
-def _refuse_too_many(before: int, sizes: Sequence[int], label: str) -> None:
-    count = before + math.prod(sizes)
-    if count > MOST_TASKS:
-        shown = " x ".join(str(size) for size in sizes if size > 1)
-        raise SpecError(
-            f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
-            "shorten the lists, or draw from ranges with samples="
-        )
 
 
 def all_settings(task: Task) -> tuple[Any, ...]:
@@ -319,18 +291,6 @@ def all_settings(task: Task) -> tuple[Any, ...]:
     plain = [f.name for f in fields(Task) if f.name not in ("name", "model_args")]
     values = tuple(identity(getattr(task, name)) for name in plain)
     return values + tuple((name, identity(value)) for name, value in sorted(task.model_args.items()))
-
-
-def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
-    seen: dict[tuple[Any, ...], str] = {}
-    for task in tasks:
-        values = all_settings(task)
-        if values in seen:
-            raise SpecError(
-                f"{label}: {seen[values]!r} and {task.name!r} have the same settings; remove one of them, or "
-                "give them different seeds"
-            )
-        seen[values] = task.label
 
 
 @dataclass(frozen=True, init=False)
@@ -373,11 +333,10 @@ class Sweep:
         put = object.__setattr__
         put(self, "settings", frozen({"graph": graph, "model": model, **seed_last(settings)}))
         put(self, "explicit", tuple(overrides(tasks, label)))
-        put(self, "samples", Rule(int, low=1, optional=True).check(label, "samples", samples))
-        put(self, "sample_seed", Rule(int, low=0).check(label, "sample_seed", sample_seed))
-        put(self, "name", Rule(str, optional=True).check(label, "name", name))
-        written = Written(self.settings, self.explicit, self.samples, self.sample_seed, label)
-        put(self, "_members", tuple(members_of(written)))
+        put(self, "samples", Rule(int, low=1, optional=True).check(f"{label}: ", "samples", samples))
+        put(self, "sample_seed", Rule(int, low=0).check(f"{label}: ", "sample_seed", sample_seed))
+        put(self, "name", Rule(str, optional=True).check(f"{label}: ", "name", name))
+        put(self, "_members", tuple(members_of(self, label)))
         put(self, "_labels", Labels({"graph": [task.graph for task in self.tasks()]}))
 
     @property
@@ -451,3 +410,23 @@ class Sweep:
             for task, keys in zip(tasks, own, strict=True)
         ]
         return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)
+
+
+def as_work(work: Any, caller: str) -> Task | Sweep:
+    """``work`` as a task or a sweep: a list of tasks becomes one; a :class:`SpecError` for anything else."""
+    return work if isinstance(work, (Task, Sweep)) else Sweep.from_tasks(tasks_in(work, caller))
+
+
+def tasks_in(work: Any, caller: str) -> list[Task]:
+    """The tasks of a task, a sweep or a list; a :class:`SpecError` for anything else."""
+    if isinstance(work, (Task, Sweep)):
+        return [work] if isinstance(work, Task) else work.tasks()
+    listed = isinstance(work, Iterable) and not isinstance(work, (str, bytes, Mapping))
+    tasks = list(work) if listed else []
+    wrong = [(index, item) for index, item in enumerate(tasks) if not isinstance(item, Task)]
+    if tasks and not wrong:
+        return tasks
+    what = f"a list whose item {wrong[0][0]} is {wrong[0][1]!r}" if wrong else "an empty list" if listed else repr(work)
+    raise SpecError(
+        f"{caller} takes a weft.Task, a weft.Sweep or a list of tasks, not {what}; write weft.Task(graph=..., ...)"
+    )

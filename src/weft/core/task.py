@@ -114,28 +114,29 @@ class Task:
         return task
 
     def __post_init__(self) -> None:
-        self._check_graph()
-        self._check_model()
-        self._check_model_args()
-        for field_name, rule in rules().items():
-            value = rule.check(self.label, field_name, getattr(self, field_name))
-            object.__setattr__(self, field_name, value)
-        self._check_betas()
-        self._check_loop()
-        self._check_fanout()
-        self._check_split()
-        has_heads = self.traits is not None and self.traits.has_heads
-        if has_heads and self.layers > 1 and self.hidden % self.heads:
+        self._check_graph_and_model()
+        where = f"task {self.label!r}: "
+        for name, rule in rules().items():
+            object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
+        self._check_loop(where)
+        self._check_sampling(where)
+        traits = self.traits
+        if traits is not None and traits.has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
-                f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
-                "it is the width of all heads together"
+                f"{where}hidden={self.hidden} must be a multiple of heads={self.heads}: it is the width of all heads "
+                "together"
             )
-        self._check_decomposition()
-        if self.warmup >= self.epochs:
-            raise SpecError(
-                f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "
-                "or nothing is left to train at the full rate"
-            )
+        if traits is not None and self.blocks is not None and not self.ignores("blocks"):
+            if self.bases is not None:
+                raise SpecError(
+                    f"{where}bases={self.bases} and blocks={self.blocks} are two ways to share weights between "
+                    "relations; give one of them"
+                )
+            if self.layers > 1 and self.hidden % self.blocks:
+                raise SpecError(
+                    f"{where}hidden={self.hidden} must be a multiple of blocks={self.blocks}: the blocks are equal "
+                    "parts of it"
+                )
 
     @property
     def given(self) -> frozenset[str]:
@@ -257,108 +258,80 @@ class Task:
             data = {name: value for name, value in data.items() if name in given or name not in unless_given}
         return cls(**data)
 
-    def _check_graph(self) -> None:
+    def _check_graph_and_model(self) -> None:
+        where = f"task {self.label!r}: "
         if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
-            raise SpecError(
-                f"task {self.label!r}: graph={self.graph!r} must be a name, a path or a weft.Graph, "
-                'such as graph="cora"'
-            )
+            raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
-
-    def _check_model(self) -> None:
         if isinstance(self.model, str):
-            if self.traits is not None or (":" in self.model and not self.model.startswith("<")):
-                return
-            suggestion = did_you_mean(self.model, model_names())
-            hint = f"; {suggestion}" if suggestion else ""
+            if self.traits is None and (":" not in self.model or self.model.startswith("<")):
+                suggestion = did_you_mean(self.model, model_names())
+                raise SpecError(
+                    f"{where}model={self.model!r} must be one of {', '.join(model_names())}, "
+                    f'or "module:callable" for a model of your own{f"; {suggestion}" if suggestion else ""}'
+                )
+        elif not callable(self.model):
             raise SpecError(
-                f"task {self.label!r}: model={self.model!r} must be one of {', '.join(model_names())}, "
-                f'or "module:callable" for a model of your own{hint}'
+                f"{where}model={self.model!r} must be a name, an nn.Module, or a callable "
+                "(in_features, out_features) -> nn.Module"
             )
-        if not callable(self.model):
-            raise SpecError(
-                f"task {self.label!r}: model={self.model!r} must be a name, an nn.Module, "
-                "or a callable (in_features, out_features) -> nn.Module"
-            )
-
-    def _check_model_args(self) -> None:
-        found = self.model_args
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise SpecError(
-                f"task {self.label!r}: model_args={found!r} must be a dict by the names of the model's own parameters, "
-                'such as model_args={"width": 32}'
-            )
-        for name in found:
+        for name, whose, example in (
+            ("model_args", "model", '{"width": 32}'),
+            ("optimizer_args", "optimizer", '{"alpha": 0.9}'),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise SpecError(
+                    f"{where}{name}={value!r} must be a dict by the names of the {whose}'s own parameters, such as "
+                    f"{name}={example}"
+                )
+            object.__setattr__(self, name, dict(value))
+        for name in self.model_args:
             if name in model_settings():
-                raise SpecError(f"task {self.label!r}: {name} is a setting of its own; give {name}=, not model_args")
-        object.__setattr__(self, "model_args", dict(found))
+                raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
 
-    def _check_fanout(self) -> None:
+    def _check_loop(self, where: str) -> None:
+        if not isinstance(self.betas, (list, tuple)) or len(self.betas) != 2:
+            raise SpecError(f"{where}betas={self.betas!r} must be two numbers, such as [0.9, 0.999]")
+        share = Rule(float, low=0, below=1)
+        betas = tuple(share.check(where, f"betas[{i}]", beta) for i, beta in enumerate(self.betas))
+        object.__setattr__(self, "betas", betas)
+        object.__setattr__(self, "class_weights", read_class_weights(self.label, self.class_weights))
+        object.__setattr__(self, "param_groups", read_param_groups(self.label, self.param_groups))
+        object.__setattr__(self, "plateau", read_plateau(self.label, self.plateau))
+        object.__setattr__(self, "callbacks", read_callbacks(self.label, self.callbacks))
+        if not self.has_own("optimizer"):
+            check_group_settings(self.label, self.param_groups)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise SpecError(f"{where}clip_norm and clip_value are two ways to clip; give one of them")
+        if self.warmup >= self.epochs:
+            raise SpecError(
+                f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "
+                "full rate"
+            )
+
+    def _check_sampling(self, where: str) -> None:
+        split = self.split
+        numbered = isinstance(split, int) and not isinstance(split, bool) and split >= 0
+        if split is not None and split != ALL_SPLITS and not numbered:
+            raise SpecError(
+                f"{where}split={split!r} must be the number of one of the graph's splits, from 0, or {ALL_SPLITS!r}"
+            )
         if self.fanout is None:
             return
-        fanout = read_fanout(f"task {self.label!r}: ", self.fanout)
+        fanout = read_fanout(where, self.fanout)
         if self.traits is not None and len(fanout) != self.layers:
             raise SpecError(
-                f"task {self.label!r}: fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for "
-                f"layers={self.layers}; give one number per layer"
+                f"{where}fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for layers={self.layers}; "
+                "give one number per layer"
             )
         if self.traits is not None and not self.traits.relational and any(map(is_per_relation, fanout)):
             raise SpecError(
-                f"task {self.label!r}: fan-outs per relation are for models that read relations, such as rgcn; "
-                f"{self.model} takes one number per hop"
+                f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
+                "one number per hop"
             )
         object.__setattr__(self, "fanout", fanout)
-
-    def _check_decomposition(self) -> None:
-        if self.traits is None or self.blocks is None or self.ignores("blocks"):
-            return
-        if self.bases is not None:
-            raise SpecError(
-                f"task {self.label!r}: bases={self.bases} and blocks={self.blocks} are two ways to share weights "
-                "between relations; give one of them"
-            )
-        if self.layers > 1 and self.hidden % self.blocks:
-            raise SpecError(
-                f"task {self.label!r}: hidden={self.hidden} must be a multiple of blocks={self.blocks}: "
-                "the blocks are equal parts of it"
-            )
-
-    def _check_loop(self) -> None:
-        label = self.label
-        object.__setattr__(self, "class_weights", read_class_weights(label, self.class_weights))
-        object.__setattr__(self, "param_groups", read_param_groups(label, self.param_groups))
-        object.__setattr__(self, "plateau", read_plateau(label, self.plateau))
-        object.__setattr__(self, "callbacks", read_callbacks(label, self.callbacks))
-        found = self.optimizer_args
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise SpecError(
-                f"task {label!r}: optimizer_args={found!r} must be a dict by the names of the optimizer's own "
-                'parameters, such as optimizer_args={"alpha": 0.9}'
-            )
-        object.__setattr__(self, "optimizer_args", dict(found))
-        if not self.has_own("optimizer"):
-            check_group_settings(label, self.param_groups)
-        if self.clip_norm is not None and self.clip_value is not None:
-            raise SpecError(f"task {label!r}: clip_norm and clip_value are two ways to clip; give one of them")
-
-    def _check_split(self) -> None:
-        split = self.split
-        if split is None or split == ALL_SPLITS:
-            return
-        if not isinstance(split, int) or isinstance(split, bool) or split < 0:
-            raise SpecError(
-                f"task {self.label!r}: split={split!r} must be the number of one of the graph's splits, from 0, "
-                f"or {ALL_SPLITS!r}"
-            )
-
-    def _check_betas(self) -> None:
-        betas = self.betas
-        if not isinstance(betas, (list, tuple)) or len(betas) != 2:
-            raise SpecError(f"task {self.label!r}: betas={betas!r} must be two numbers, such as [0.9, 0.999]")
-        one = Rule(float, low=0, below=1)
-        checked = tuple(one.check(self.label, f"betas[{i}]", b) for i, b in enumerate(betas))
-        object.__setattr__(self, "betas", checked)
 
 
 def rules() -> dict[str, Rule]:

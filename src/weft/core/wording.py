@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import SequenceMatcher
 
+MOST_SHOWN = 80  # characters of a value in a message
 _IN_SHELL: ContextVar[bool] = ContextVar("in_shell", default=False)
 
 
@@ -21,10 +22,22 @@ def shell_words() -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """``out=`` or ``--out``; with a value ``out='runs/a'`` or ``--out runs/a``."""
+    """``out=`` or ``--out``; with a value ``out='runs/a'`` or ``--out runs/a``, ``weave=True`` or ``--weave``.
+
+    A long value is cut.
+    """
     if _IN_SHELL.get():
-        return f"--{name}" if value is None else f"--{name} {value}"
-    return f"{name}=" if value is None else f"{name}={str(value)!r}"
+        name = name.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return f"--{name}" if value is None else f"--{name} {_cut(str(value))}"
+    return (
+        f"{name}=" if value is None else f"{name}={_cut(repr(str(value) if hasattr(value, '__fspath__') else value))}"
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
 
 
 def switch(name: str) -> str:

@@ -1,8 +1,8 @@
 """Exchange: rows of remote nodes, read from the memory of the ranks that own them.
 
-    get(x [..., n, F])              own rows are published, remote rows are read         -> [..., h, F]
-    extend(x [..., n, F])           own rows, then remote rows; differentiable           -> [..., n + h, F]
-    put_back(grad [..., h, F])      gradients of remote rows go home and are added up    -> [..., n, F]
+    get(x [..., n, F])                   own rows are published, remote rows are read   -> [..., h, F]
+    extend(x [..., n, F])                own rows, then remote rows; differentiable     -> [..., n + h, F]
+    return_gradients(grad [..., h, F])   gradients of remote rows, added up by owners   -> [..., n, F]
 
 Every call has one barrier, and all ranks have to make the same calls. Gradients that several ranks have for one row are
 added in the order of the ranks: the same bits in every run.
@@ -29,8 +29,8 @@ from weft.ops.sharded.sharded_spmm import ShardedLaunch
 class Staging:
     """The slots of peer memory that exchanges take turns in.
 
-    ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. Nobody may read it any
-    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the sums on a GPU, the same for all
+    ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. No rank may read it any
+    more, so a missing wait shows up as NaN; for tests. ``launch``: of the sums on a GPU, the same for all
     matrices; a fixed one has the same bits in every run.
     """
 
@@ -70,13 +70,13 @@ class Halo:
     """The remote nodes that this rank reads, by owner, and who reads what of this rank.
 
     ``ids [h]``: their global ids, ascending. ``rows[q]``: their rows on rank q. ``readers[q]``: rows of this rank that
-    rank q reads; ``places[q]``: where those begin in q's halo. ``sizes``: h of every rank.
+    rank q reads; ``starts[q]``: where those begin in q's halo. ``sizes``: h of every rank.
     """
 
     ids: Tensor
     rows: tuple[Tensor, ...]
     readers: tuple[Tensor, ...]
-    places: tuple[int, ...]
+    starts: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
@@ -124,11 +124,15 @@ class Exchange:
 
     def take(self, peers: Sequence[Tensor]) -> Tensor:
         """The remote rows ``[..., h, F]`` of ``peers``, here."""
-        parts = [_take(peer, rows) for peer, rows in zip(peers, self.halo.rows, strict=True) if rows.numel()]
-        own = peers[self._rank]
-        return torch.cat(parts, -2) if parts else own.new_empty(*own.shape[:-2], 0, own.shape[-1])
+        parts = [  # a peer's rows may lie on another GPU
+            peer.index_select(-2, rows.to(peer.device)).to(rows.device)
+            for peer, rows in zip(peers, self.halo.rows, strict=True)
+            if rows.numel()
+        ]
+        here = peers[self._rank]
+        return torch.cat(parts, -2) if parts else here.new_empty(*here.shape[:-2], 0, here.shape[-1])
 
-    def put_back(self, grad: Tensor) -> Tensor:
+    def return_gradients(self, grad: Tensor) -> Tensor:
         """Gradients ``[..., n, F]`` that other ranks have for own rows; ``grad [..., h, F]`` is for theirs."""
         total = grad.new_zeros(*grad.shape[:-2], self._counts[self._rank], grad.shape[-1])
         if not self.is_needed:
@@ -136,7 +140,7 @@ class Exchange:
         rows_of = self.staging.publish(grad, max(self.halo.sizes))
         for rank, rows in enumerate(self.halo.readers):
             if rows.numel():
-                part = rows_of(rank, self.halo.sizes[rank]).narrow(-2, self.halo.places[rank], rows.numel())
+                part = rows_of(rank, self.halo.sizes[rank]).narrow(-2, self.halo.starts[rank], rows.numel())
                 part = part.to(grad.device)
                 total.index_add_(-2, rows, part)  # the rows of one rank are distinct
                 self.staging.exchanged_bytes += part.numel() * part.element_size()
@@ -144,13 +148,7 @@ class Exchange:
 
     def extend(self, x: Tensor) -> Tensor:
         """``x [..., n, F]`` with the remote rows below it, differentiable and under ``vmap``."""
-        found: Tensor = _Extend.apply(x, self)
-        return found
-
-
-def _take(peer: Tensor, rows: Tensor) -> Tensor:
-    """Some rows of a peer's, which may lie on another GPU, where ``rows`` lie."""
-    return peer.index_select(-2, rows.to(peer.device)).to(rows.device)
+        return _Extend.apply(x, self)
 
 
 class _Extend(torch.autograd.Function):
@@ -160,28 +158,26 @@ class _Extend(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.exchange, ctx.own = inputs[1], inputs[0].shape[-2]
+        ctx.exchange, ctx.rows = inputs[1], inputs[0].shape[-2]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        own, remote = grad.split([ctx.own, grad.shape[-2] - ctx.own], -2)
-        return own + ctx.exchange.put_back(remote), None
+        local, remote = grad.split([ctx.rows, grad.shape[-2] - ctx.rows], -2)
+        return local + ctx.exchange.return_gradients(remote), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, exchange: Exchange) -> tuple[Tensor, int]:
         return _Extend.apply(x.movedim(in_dims[0], 0), exchange), 0
 
 
-# ---- GatheredStaging: exchanges between ranks on several machines, which share no memory: every rank's rows are
-# gathered
-#
-# It moves all rows of all ranks, not only those that are needed. Sampled training uses it for evaluations alone.
-
 GatherTensors = Callable[[Tensor], list[Tensor]]
 
 
 class GatheredStaging(Staging):
-    """The interface of :class:`Staging` over ``gather``, which returns the tensors of one shape of all ranks."""
+    """Exchanges between ranks on several machines, which share no memory: ``gather`` returns the rows of all ranks.
+
+    It moves all rows of all ranks, not only those that are needed. Sampled training uses it for evaluations alone.
+    """
 
     def __init__(self, rank: int, ranks: int, gather: GatherTensors) -> None:
         self.rank, self.ranks, self._gather_tensors = rank, ranks, gather

@@ -1,8 +1,7 @@
 """Launch: start the ranks of a run. This process is rank 0; the others are spawned, or torchrun has started them all.
 
-A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.peer_memory`) and named here with the reason.
-Whatever
-happens, no process is left behind.
+A rank that dies is noticed by the ranks that wait for it (:mod:`weft.dist.peer_memory`) and named here with the reason.
+Whatever happens, no process is left behind.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ def under_torchrun() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process tells and saves: always, unless torchrun started it as another rank than 0."""
+    """Whether this process reports and saves: always, unless torchrun started it as another rank than 0."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
@@ -71,15 +69,21 @@ def start_ranks(
     Inside torchrun the ranks are there already, and this process is the one that it was started as.
     """
     if under_torchrun():
-        with Ranks(replace(_torchrun_address(count, device, timeout), peers=peers)) as ranks:
+        world, rank, where, distinct = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), str(device), False
+        if count != world:
+            raise SpecError(f"ranks={count}, but torchrun started {world}; request {world}, or start {count}")
+        if device.type == "cuda":
+            gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", rank))
+            where, distinct = f"cuda:{local % max(gpus, 1)}", world <= gpus
+        with Ranks(RankAddress(rank, world, "env://", where, distinct, timeout, peers=peers)) as ranks:
             yield ranks
         return
     devices, distinct = devices_for(count, device)
-    place = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
+    meeting = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
     check_peers(peers, device, distinct)  # before processes are started
-    about = (f"file://{place}", distinct, timeout)
     addresses = [
-        RankAddress(rank, count, about[0], where, *about[1:], peers=peers) for rank, where in enumerate(devices)
+        RankAddress(rank, count, f"file://{meeting}", where, distinct, timeout, peers=peers)
+        for rank, where in enumerate(devices)
     ]
     threads = torch.get_num_threads()
     children = _Children(addresses[1:], worker, arguments, max(1, threads // count))
@@ -88,25 +92,14 @@ def start_ranks(
     try:
         with Ranks(addresses[0]) as ranks:
             yield ranks
-            ranks.give_back()  # the others wait for this rank to do so, and it must not wait for their ends before
+            ranks.release()  # other ranks wait for this one to do so, and it must not wait for their ends before
             children.join()
     except (RankLostError, TrainingError) as error:
         raise children.explain(error) from None
     finally:
         torch.set_num_threads(threads)
         children.end()
-        place.unlink(missing_ok=True)
-
-
-def _torchrun_address(count: int, device: torch.device, timeout: float) -> RankAddress:
-    world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    if count != world:
-        raise SpecError(f"ranks={count}, but torchrun started {world}; ask for {world}, or start {count}")
-    where, distinct = str(device), False
-    if device.type == "cuda":
-        gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", rank))
-        where, distinct = f"cuda:{local % max(gpus, 1)}", world <= gpus
-    return RankAddress(rank, world, "env://", where, distinct, timeout)
+        meeting.unlink(missing_ok=True)
 
 
 class _Children:
@@ -124,8 +117,9 @@ class _Children:
         self._ranks, self._lines, self._processes = [a.rank for a in addresses], [], []
         for address in addresses:
             mine, theirs = context.Pipe(duplex=False)
-            given = (address, worker, payload, theirs, threads)
-            process = context.Process(target=_run_rank, args=given, name=f"weft rank {address.rank}", daemon=True)
+            arguments_of_rank = (address, worker, payload, theirs, threads)
+            name = f"weft rank {address.rank}"
+            process = context.Process(target=_run_rank, args=arguments_of_rank, name=name, daemon=True)
             process.start()
             theirs.close()
             self._lines.append(mine)
@@ -147,16 +141,23 @@ class _Children:
                 raise RankLostError(f"rank {rank} did not end as it should", rank)
 
     def explain(self, error: TrainingError) -> WeftError:
-        """``error``, or what a rank that failed first said of itself."""
+        """``error``, or the error that a rank that failed first sent."""
         lost = error if isinstance(error, RankLostError) else None
-        said = [self._said(place, 2.0 if lost is not None else 0.0) for place in range(len(self._processes))]
-        for words in said:
-            if words is not None and words[0] != RankLostError.__name__:
-                kind = getattr(errors, words[0], TrainingError)
-                return kind(words[1])
+        for line, process in zip(self._lines, self._processes, strict=True):
+            try:
+                seconds = 2.0 if lost is not None and process.exitcode is None else 0.0
+                kind, message = line.recv() if line.poll(seconds) else ("", "")
+            except (EOFError, OSError):
+                continue
+            if kind and kind != RankLostError.__name__:
+                return getattr(errors, kind, TrainingError)(message)
         if lost is None:
             return error
-        self._settle(lost.rank)
+        # Wait a moment for the exit code of a rank that is gone: another rank may have noticed before.
+        gone = [process for number, process in zip(self._ranks, self._processes, strict=True) if number == lost.rank]
+        until = time.monotonic() + JOIN_SECONDS
+        while any(process.exitcode is None for process in gone) and time.monotonic() < until:
+            time.sleep(0.02)
         for rank, process in zip(self._ranks, self._processes, strict=True):
             code = process.exitcode
             if code is not None and code < 0:
@@ -167,24 +168,8 @@ class _Children:
                 return RankLostError(f"rank {rank} of {len(self._ranks) + 1} was killed ({name})", rank)
         return lost
 
-    def _settle(self, rank: int) -> None:
-        """Wait a moment for the exit code of a rank that is gone: whoever noticed may have been first."""
-        gone = [process for number, process in zip(self._ranks, self._processes, strict=True) if number == rank]
-        until = time.monotonic() + JOIN_SECONDS
-        while any(process.exitcode is None for process in gone) and time.monotonic() < until:
-            time.sleep(0.02)
-
-    def _said(self, place: int, seconds: float) -> tuple[str, str] | None:
-        line, process = self._lines[place], self._processes[place]
-        try:
-            if process.exitcode is not None:
-                seconds = 0.0
-            return line.recv() if line.poll(seconds) else None
-        except (EOFError, OSError):
-            return None
-
     def end(self) -> None:
-        """See that none is left."""
+        """End every process that is still alive."""
         for process in self._processes:
             if process.is_alive():
                 process.join(0.5)
@@ -207,9 +192,9 @@ def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, t
         with Ranks(address) as ranks:
             worker(ranks, *pickle.loads(payload))
     except BaseException as error:
-        known = isinstance(error, WeftError)
-        words = str(error) if known else f"rank {address.rank}: {type(error).__name__}: {error}"
-        line.send((type(error).__name__, words))
-        if not known and not isinstance(error, KeyboardInterrupt):
+        expected = isinstance(error, WeftError)
+        message = str(error) if expected else f"rank {address.rank}: {type(error).__name__}: {error}"
+        line.send((type(error).__name__, message))
+        if not expected and not isinstance(error, KeyboardInterrupt):
             traceback.print_exc(file=sys.stderr)
         os._exit(1)  # no clean-up that would wait for ranks that are gone

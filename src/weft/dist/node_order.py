@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, SpecError
+from weft.core.run_options import ORDERS
 from weft.dist.partition import row_offsets
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-
-ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 
 
 def check_order(kind: str) -> str:
@@ -41,10 +40,18 @@ def order_nodes(adj: Adjacency, kind: str, ranks: int = 2) -> Tensor:
         return torch.arange(adj.num_rows)
     if kind == "degree":
         return torch.sort(adj.degrees().cpu(), descending=True, stable=True).indices
-    return _by_metis(adj, ranks) if kind == "metis" else _by_search(adj, kind)
-
-
-def _by_search(adj: Adjacency, kind: str) -> Tensor:
+    if kind == "metis":
+        try:
+            import pymetis
+        except ImportError:
+            raise InputError("order='metis' needs pymetis: pip install pymetis, or use order='rcm'") from None
+        rows, cols = adj.rows().long().cpu(), adj.indices.long().cpu()
+        keys = torch.cat([rows * adj.num_rows + cols, cols * adj.num_rows + rows])  # METIS needs both directions
+        keys = torch.unique(keys[torch.cat([rows != cols] * 2)])  # and no loops
+        offsets = row_offsets(keys // adj.num_rows, adj.num_rows)
+        structure = pymetis.CSRAdjacency(offsets.numpy(), (keys % adj.num_rows).numpy())
+        _, part = pymetis.part_graph(ranks, structure, vweights=adj.degrees().cpu().clamp(min=1).numpy())
+        return torch.sort(torch.tensor(part), stable=True).indices
     try:
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, connected_components, reverse_cuthill_mckee
@@ -55,28 +62,11 @@ def _by_search(adj: Adjacency, kind: str) -> Tensor:
     matrix = csr_matrix((ones, adj.indices.cpu().numpy(), adj.indptr.cpu().numpy()), shape=shape)
     if kind == "rcm":
         return torch.from_numpy(reverse_cuthill_mckee(matrix, symmetric_mode=adj.symmetric).astype(np.int64))
-    degree = adj.degrees().cpu().numpy()
     _, label = connected_components(matrix, directed=False)
-    by_degree = np.argsort(-degree, kind="stable")
+    by_degree = np.argsort(-adj.degrees().cpu().numpy(), kind="stable")
     _, first = np.unique(label[by_degree], return_index=True)
     parts = [breadth_first_order(matrix, by_degree[at], directed=False)[0] for at in np.sort(first)]
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
-
-
-def _by_metis(adj: Adjacency, ranks: int) -> Tensor:
-    try:
-        import pymetis
-    except ImportError:
-        raise InputError("order='metis' needs pymetis: pip install pymetis, or use order='rcm'") from None
-    rows, cols = adj.rows().long().cpu(), adj.indices.long().cpu()
-    keys = torch.cat([rows * adj.num_rows + cols, cols * adj.num_rows + rows])  # METIS needs both directions, no loops
-    keys = torch.unique(keys[torch.cat([rows != cols] * 2)])
-    offsets = torch.zeros(adj.num_rows + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(keys // adj.num_rows, minlength=adj.num_rows), 0, out=offsets[1:])
-    weights = adj.degrees().cpu().clamp(min=1)
-    structure = pymetis.CSRAdjacency(offsets.numpy(), (keys % adj.num_rows).numpy())
-    _, part = pymetis.part_graph(ranks, structure, vweights=weights.numpy())
-    return torch.sort(torch.tensor(part), stable=True).indices
 
 
 def new_ids(order: Tensor) -> Tensor:
@@ -92,36 +82,31 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     splits = {name: new_id[getattr(graph, name)].sort().values for name in SPLITS}
     x = graph.x
     if isinstance(x, SparseFeatures):
-        x = SparseFeatures(_rows_of(x.matrix, order))
+        matrix, degree = x.matrix, x.matrix.degrees()[order]
+        indptr = torch.zeros(order.numel() + 1, dtype=torch.int64)
+        torch.cumsum(degree, 0, out=indptr[1:])
+        first = matrix.indptr[:-1].long()[order] - indptr[:-1]
+        entry = torch.arange(int(indptr[-1])) + torch.repeat_interleave(first, degree)
+        weight = None if matrix.weight is None else matrix.weight[entry]
+        indptr = indptr.to(offset_dtype(entry.numel()))
+        x = SparseFeatures(Adjacency(indptr, matrix.indices[entry], matrix.num_cols, weight=weight))
     elif x is not None:
         x = x[order]
     y = None if graph.y is None else graph.y[order]
     adj = reordered(graph.adj, order)
-    about = {"name": graph.name, "num_classes": graph.num_classes, "num_relations": graph.num_relations}
-    return Graph(adj, x, y, **splits, relation=adj.relation, numbers=graph.regression, **about)
-
-
-def _rows_of(matrix: Adjacency, order: Tensor) -> Adjacency:
-    """The rows of a CSR matrix in another order."""
-    degree = matrix.degrees()[order]
-    indptr = torch.zeros(order.numel() + 1, dtype=torch.int64)
-    torch.cumsum(degree, 0, out=indptr[1:])
-    first = matrix.indptr[:-1].long()[order] - indptr[:-1]
-    place = torch.arange(int(indptr[-1])) + torch.repeat_interleave(first, degree)
-    weight = None if matrix.weight is None else matrix.weight[place]
-    dtype = offset_dtype(place.numel())
-    return Adjacency(indptr.to(dtype), matrix.indices[place], matrix.num_cols, weight=weight)
+    counts = {"num_classes": graph.num_classes, "num_relations": graph.num_relations}
+    return Graph(adj, x, y, **splits, relation=adj.relation, numbers=graph.regression, name=graph.name, **counts)
 
 
 def reordered(adj: Adjacency, order: Tensor) -> Adjacency:
     """``adj`` with its nodes renumbered: node ``order[i]`` becomes node i; what its edges have goes with them."""
     new_id = new_ids(order)
     rows, cols = new_id[adj.rows().long()], new_id[adj.indices.long()]
-    place = torch.sort(rows * adj.num_cols + cols, stable=True).indices
+    edge = torch.sort(rows * adj.num_cols + cols, stable=True).indices
     indptr = row_offsets(rows, adj.num_rows)
-    weight = None if adj.weight is None else adj.weight[place]
-    found = Adjacency(
-        indptr.to(offset_dtype(cols.numel())), cols[place].to(torch.int32), weight=weight, symmetric=adj.symmetric
+    weight = None if adj.weight is None else adj.weight[edge]
+    renumbered = Adjacency(
+        indptr.to(offset_dtype(cols.numel())), cols[edge].to(torch.int32), weight=weight, symmetric=adj.symmetric
     )
-    found = found if adj.relation is None else found.related(adj.relation[place], adj.num_relations)
-    return found if adj.edge_attr is None else found.attributed(adj.edge_attr[place])
+    renumbered = renumbered if adj.relation is None else renumbered.related(adj.relation[edge], adj.num_relations)
+    return renumbered if adj.edge_attr is None else renumbered.attributed(adj.edge_attr[edge])

@@ -46,24 +46,24 @@ def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
     return seen.nonzero().squeeze(1).to(columns.dtype)
 
 
-def places_in(halo: Tensor, columns: Tensor) -> Tensor:
+def positions_in(halo: Tensor, columns: Tensor) -> Tensor:
     """Where every one of ``columns``, which are all in ``halo``, stands there; int32."""
     if not halo.numel():
         return torch.zeros_like(columns, dtype=torch.int32)
-    place = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
-    place[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
-    return place[columns.long()]
+    position = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
+    position[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
+    return position[columns.long()]
 
 
 def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
     """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
     if not halo.numel():
         return (columns - low).to(torch.int32)
-    place = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
-    place[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
+    position = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
+    position[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
     behind = torch.arange(high - low, high - low + halo.numel(), dtype=torch.int32, device=halo.device)
-    place[halo.long()] = behind
-    return place[columns.long()]
+    position[halo.long()] = behind
+    return position[columns.long()]
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ class SplitEdges:
     remote_indptr: Tensor
     remote_owner: Tensor
     remote_row: Tensor
-    local_order: Tensor  # places of the local edges among all edges of the shard
+    local_order: Tensor  # positions of the local edges among all edges of the shard
     remote_order: Tensor
 
 
 def split_edges(indptr: Tensor, columns: Tensor, bounds: Sequence[int], rank: int) -> SplitEdges:
     """The local and the remote CSR of a shard with rows ``indptr [n+1]`` and global ``columns [e]``."""
     low, high = bounds[rank], bounds[rank + 1]
-    own = (columns >= low) & (columns < high)
+    is_local = (columns >= low) & (columns < high)
     before = torch.zeros(columns.numel() + 1, dtype=torch.int64, device=columns.device)  # local edges before each
-    torch.cumsum(own, 0, out=before[1:])
+    torch.cumsum(is_local, 0, out=before[1:])
     local_indptr = before[indptr.long()]
-    local, remote = own.nonzero().squeeze(1), (~own).nonzero().squeeze(1)
+    local, remote = is_local.nonzero().squeeze(1), (~is_local).nonzero().squeeze(1)
     cuts = torch.tensor(bounds, device=columns.device, dtype=columns.dtype)
     far = columns[remote]
     owner = torch.searchsorted(cuts, far, right=True, out_int32=True) - 1
@@ -123,8 +123,8 @@ def neighbour_pieces(indptr: Tensor, ps: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def count_remote(adj: Adjacency, bounds: Sequence[int]) -> list[int]:
     """Edges of every rank whose source is on another rank."""
-    found = []
+    counts = []
     for low, high in itertools.pairwise(bounds):
         _, columns, _, _ = own_rows(adj, low, high)
-        found.append(int(((columns < low) | (columns >= high)).sum()))
-    return found
+        counts.append(int(((columns < low) | (columns >= high)).sum()))
+    return counts

@@ -1,4 +1,4 @@
-"""Peer memory: bytes of a rank that other ranks can read, behind one interface.
+"""Peer memory: bytes of a rank that other ranks can read, and the barrier at which the ranks of a host wait.
 
 Kinds: files in shared memory between CPU ranks; CUDA IPC between ranks on one host, also several ranks on one GPU
 (``"ipc"``); torch's symmetric memory between distinct GPUs, by its own mappings (``"symmetric"``) or on NVSHMEM's heap
@@ -19,135 +19,53 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.run_options import PEERS
 from weft.core.units import show_bytes
 
-# ---- Torch's symmetric memory between distinct GPUs as peer memory: by mappings of its own, or on NVSHMEM's heap
-#
-# Torch has a backend per process, which its first allocation fixes. Nothing here uses a handle's barriers or signals:
-# those of NVSHMEM return without waiting in some versions of torch (pytorch/pytorch issue 191858). Ranks wait at
-# Weft's own barrier (:mod:`weft.dist.peer_memory`), after their GPU has finished.
-
-SLOTS = 2  # of every rank: see weft.dist.peer_memory
-
-
-def is_available() -> bool:
-    """Whether this torch has symmetric memory."""
-    return hasattr(_torch_module(), "rendezvous")
-
-
-def has_nvshmem() -> bool:
-    """Whether this torch was built with NVSHMEM, and finds its library here."""
-    asked = getattr(_torch_module(), "is_nvshmem_available", None)
-    return asked is not None and bool(asked())
-
-
-def check_backend(backend: str) -> None:
-    """An :class:`InputError` if symmetric memory cannot be had by ``backend``, ``"CUDA"`` or ``"NVSHMEM"``."""
-    if not is_available():
-        raise InputError(f"torch {torch.__version__} has no symmetric memory; use peers='ipc', or leave it out")
-    if backend == "NVSHMEM" and not has_nvshmem():
-        raise InputError(
-            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
-            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
-        )
-
-
-def _torch_module() -> Any:
-    try:
-        from torch.distributed import _symmetric_memory
-    except ImportError:
-        return None
-    return _symmetric_memory
-
-
-class Symmetric:
-    """Ranks on distinct GPUs that torch's symmetric memory connects (NVLink); needs an NCCL process group."""
-
-    def __init__(self, rank: int, ranks: int, device: torch.device, backend: str = "CUDA") -> None:
-        check_backend(backend)
-        self._rank, self._ranks, self._device, self.backend = rank, ranks, device, backend
-        self._parts: list[list[Tensor]] = []
-        self._size = 0
-        if backend != "CUDA":
-            self._choose_backend()
-
-    def _choose_backend(self) -> None:
-        try:
-            _torch_module().set_backend(self.backend)
-        except RuntimeError as error:
-            raise InputError(
-                f"peers={self.backend.lower()!r}: torch does not change to this kind of symmetric memory in this "
-                f"process ({_first_line(error)}); start another process, or leave it out"
-            ) from None
-
-    def reserve(self, num_bytes: int) -> None:
-        """Grow to ``num_bytes`` per slot, if that is more than there is."""
-        if num_bytes <= self._size:
-            return
-        import torch.distributed as dist
-
-        self._parts, self._size = [], 0  # a heap of fixed size has room for the new ones only after that
-        size = -(-num_bytes // 512) * 512
-        own = self._allocate(SLOTS * size)
-        handle = _torch_module().rendezvous(own, dist.group.WORLD) if self._ranks > 1 else None
-        shape = (SLOTS * size,)
-        wholes = [
-            own if rank == self._rank else handle.get_buffer(rank, shape, torch.uint8) for rank in range(self._ranks)
-        ]
-        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
-
-    def _allocate(self, num_bytes: int) -> Tensor:
-        try:
-            found: Tensor = _torch_module().empty(num_bytes, dtype=torch.uint8, device=self._device)
-        except RuntimeError as error:
-            more = "; its heap has NVSHMEM_SYMMETRIC_SIZE bytes" if self.backend == "NVSHMEM" else ""
-            raise OutOfMemoryError(
-                f"cannot have {show_bytes(num_bytes)} of symmetric memory ({_first_line(error)}){more}; "
-                "use more ranks, or fewer members"
-            ) from None
-        return found
-
-    def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank``."""
-        return self._parts[rank][which]
-
-    def close(self, together: bool) -> None:
-        """Give the memory back."""
-        self._parts, self._size = [], 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-
-
-PEERS = ("auto", "ipc", "symmetric", "nvshmem")
+SLOTS = 2  # of every rank
 BACKENDS = {"symmetric": "CUDA", "nvshmem": "NVSHMEM"}  # torch's names
 GatherObjects = Callable[[Any], list[Any]]
 
 
-class PeerMemory(Protocol):
-    """Bytes that peers can read; ``slots(rank)`` are two uint8 tensors of equal size per rank."""
+class PeerMemory:
+    """Bytes that peers can read: two slots of equal size per rank. A subclass allocates them."""
+
+    unit = 512  # bytes of which a slot is a multiple
+
+    def __init__(self) -> None:
+        self._parts: list[list[Tensor]] = []
+        self._size = 0
+
+    def _allocate(self, num_bytes: int) -> list[Tensor]:
+        """``num_bytes`` of every rank as uint8, in the order of the ranks."""
+        raise NotImplementedError
 
     def reserve(self, num_bytes: int) -> None:
         """Have slots of at least ``num_bytes``; all ranks call this together, with the same number."""
+        if num_bytes > self._size:
+            size = -(-num_bytes // self.unit) * self.unit
+            self._parts = [list(whole.split(size)) for whole in self._allocate(SLOTS * size)]
+            self._size = size
 
     def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank`` as uint8."""
+        """Slot ``which`` of ``rank`` as uint8, on the device of that rank."""
+        return self._parts[rank][which]
 
     def close(self, together: bool) -> None:
-        """Give the memory back; ``together``: all ranks do so, and none frees what another has open."""
+        """Release the memory; ``together``: all ranks do so, and none frees what another has open."""
+        self._parts, self._size = [], 0
 
 
 def shared_folder() -> Path:
-    """Where files live in memory, or the folder for temporary files if there is no such place."""
-    place = Path("/dev/shm")
-    return place if place.is_dir() and os.access(place, os.W_OK) else Path(tempfile.gettempdir())
+    """Folder whose files live in memory, or the one for temporary files if there is none."""
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def map_shared(path: Path, num_bytes: int, create: bool) -> Tensor:
@@ -173,51 +91,42 @@ def map_shared(path: Path, num_bytes: int, create: bool) -> Tensor:
 def shared_counters(rank: int, count: int, gather: GatherObjects) -> Tensor:
     """``count`` int64 zeros that all ranks of a host share."""
     path = shared_folder() / f"weft-{uuid.uuid4().hex}"
-    own = map_shared(path, count * 8, create=True) if rank == 0 else None
-    if own is not None:
-        own.zero_()
+    counters_here = map_shared(path, count * 8, create=True) if rank == 0 else None
+    if counters_here is not None:
+        counters_here.zero_()
     first = Path(gather(str(path))[0])
-    counters = own if own is not None else map_shared(first, count * 8, create=False)
-    gather(None)  # everybody has it open
+    counters = counters_here if counters_here is not None else map_shared(first, count * 8, create=False)
+    gather(None)  # every rank has it open
     if rank == 0:
         path.unlink(missing_ok=True)
     return counters.view(torch.int64)
 
 
-class SharedFiles:
-    """CPU ranks: files in shared memory, unlinked as soon as all ranks have them open, so that none is left behind."""
+class SharedFiles(PeerMemory):
+    """CPU ranks: files in shared memory, unlinked as soon as all ranks have them open, so that none is left behind.
+
+    The pages go with the last rank that has them mapped.
+    """
+
+    unit = mmap.PAGESIZE
 
     def __init__(self, rank: int, gather: GatherObjects) -> None:
+        super().__init__()
         self._rank, self._gather = rank, gather
-        self._parts: list[list[Tensor]] = []
-        self._size = 0
 
-    def reserve(self, num_bytes: int) -> None:
-        """Grow to ``num_bytes`` per slot, if that is more than there is."""
-        if num_bytes <= self._size:
-            return
-        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    def _allocate(self, num_bytes: int) -> list[Tensor]:
         path = shared_folder() / f"weft-{uuid.uuid4().hex}"
-        own = map_shared(path, SLOTS * size, create=True)
-        paths = self._gather(str(path))
+        here = map_shared(path, num_bytes, create=True)
         wholes = [
-            own if rank == self._rank else map_shared(Path(other), SLOTS * size, create=False)
-            for rank, other in enumerate(paths)
+            here if rank == self._rank else map_shared(Path(other), num_bytes, create=False)
+            for rank, other in enumerate(self._gather(str(path)))
         ]
         self._gather(None)
         path.unlink(missing_ok=True)
-        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
-
-    def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank``."""
-        return self._parts[rank][which]
-
-    def close(self, together: bool) -> None:
-        """Unmap everything: the pages go with the last rank that has them mapped."""
-        self._parts, self._size = [], 0
+        return wholes
 
 
-class CudaIpc:
+class CudaIpc(PeerMemory):
     """Ranks on GPUs of one host, also several on one GPU: a CUDA allocation of each, opened by the others.
 
     A handle of torch's is for one reader: it counts readers, and what it is a handle of is freed once they are gone. So
@@ -225,50 +134,112 @@ class CudaIpc:
     """
 
     def __init__(self, rank: int, ranks: int, gather: GatherObjects, device: torch.device) -> None:
+        super().__init__()
         self._rank, self._ranks, self._gather, self._device = rank, ranks, gather, device
-        self._parts: list[list[Tensor]] = []
-        self._size = 0
 
-    def reserve(self, num_bytes: int) -> None:
-        """Grow to ``num_bytes`` per slot, if that is more than there is."""
-        if num_bytes <= self._size:
-            return
-        self.close(together=True)
-        size = -(-num_bytes // 512) * 512
-        own = torch.empty(SLOTS * size, dtype=torch.uint8, device=self._device)
-        torch.cuda.synchronize(self._device)
-        every = self._gather(self._handles(own))
-        wholes = [own if rank == self._rank else self._open(given[self._rank]) for rank, given in enumerate(every)]
-        self._gather(None)  # everybody has everything open
-        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
-
-    def _handles(self, own: Tensor) -> list[Any]:
-        """One handle per peer, and None for this rank, which must not open its own."""
+    def _allocate(self, num_bytes: int) -> list[Tensor]:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        return [None if rank == self._rank else reduce_tensor(own) for rank in range(self._ranks)]
-
-    @staticmethod
-    def _open(handle: Any) -> Tensor:
-        make, arguments = handle
-        whole: Tensor = make(*arguments)
-        return whole
-
-    def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank``; on the device of that rank."""
-        return self._parts[rank][which]
+        self.close(together=True)
+        here = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        torch.cuda.synchronize(self._device)
+        # One handle per peer, and None for this rank, which must not open its own.
+        handles = [None if rank == self._rank else reduce_tensor(here) for rank in range(self._ranks)]
+        wholes = []
+        for rank, offered in enumerate(self._gather(handles)):
+            if rank == self._rank:
+                wholes.append(here)
+            else:
+                rebuild, arguments = offered[self._rank]
+                wholes.append(rebuild(*arguments))
+        self._gather(None)  # every rank has everything open
+        return wholes
 
     def close(self, together: bool) -> None:
-        """Close what is open of others, then free one's own."""
+        """Close what is open of other ranks, then free the memory of this one."""
         if not self._parts:
             return
         torch.cuda.synchronize(self._device)  # nothing reads peers' memory any more
-        own = self._parts[self._rank]
-        self._parts, self._size = [], 0
+        own_slots = self._parts[self._rank]
+        super().close(together)
         if together:
             self._gather(None)
-        del own
+        del own_slots
         torch.cuda.ipc_collect()
+
+
+# ---- Torch's symmetric memory
+#
+# Torch has a backend per process, which its first allocation fixes. Nothing here uses a handle's barriers or signals:
+# those of NVSHMEM return without waiting in some versions of torch (pytorch/pytorch issue 191858). Ranks wait at
+# Weft's own barrier, after their GPU has finished.
+
+
+def _torch_module() -> Any:
+    try:
+        from torch.distributed import _symmetric_memory
+    except ImportError:
+        return None
+    return _symmetric_memory
+
+
+def is_available() -> bool:
+    """Whether this torch has symmetric memory."""
+    return hasattr(_torch_module(), "rendezvous")
+
+
+def has_nvshmem() -> bool:
+    """Whether this torch was built with NVSHMEM, and finds its library here."""
+    is_nvshmem_available = getattr(_torch_module(), "is_nvshmem_available", None)
+    return is_nvshmem_available is not None and bool(is_nvshmem_available())
+
+
+def check_backend(backend: str) -> None:
+    """An :class:`InputError` if symmetric memory cannot be had by ``backend``, ``"CUDA"`` or ``"NVSHMEM"``."""
+    if not is_available():
+        raise InputError(f"torch {torch.__version__} has no symmetric memory; use peers='ipc', or leave it out")
+    if backend == "NVSHMEM" and not has_nvshmem():
+        raise InputError(
+            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
+            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
+        )
+
+
+class Symmetric(PeerMemory):
+    """Ranks on distinct GPUs that torch's symmetric memory connects (NVLink); needs an NCCL process group."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device, backend: str = "CUDA") -> None:
+        super().__init__()
+        check_backend(backend)
+        self._rank, self._ranks, self._device, self.backend = rank, ranks, device, backend
+        if backend != "CUDA":
+            try:
+                _torch_module().set_backend(backend)
+            except RuntimeError as error:
+                raise InputError(
+                    f"peers={backend.lower()!r}: torch does not change to this kind of symmetric memory in this "
+                    f"process ({_first_line(error)}); start another process, or leave it out"
+                ) from None
+
+    def _allocate(self, num_bytes: int) -> list[Tensor]:
+        import torch.distributed as dist
+
+        self.close(together=True)  # a heap of fixed size has room for the new slots only after that
+        try:
+            here: Tensor = _torch_module().empty(num_bytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            more = "; its heap has NVSHMEM_SYMMETRIC_SIZE bytes" if self.backend == "NVSHMEM" else ""
+            raise OutOfMemoryError(
+                f"cannot have {show_bytes(num_bytes)} of symmetric memory ({_first_line(error)}){more}; "
+                "use more ranks, or fewer members"
+            ) from None
+        handle = _torch_module().rendezvous(here, dist.group.WORLD) if self._ranks > 1 else None
+        ranks = range(self._ranks)
+        return [here if r == self._rank else handle.get_buffer(r, (num_bytes,), torch.uint8) for r in ranks]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
@@ -293,7 +264,7 @@ def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
 def peer_memory_for(
     rank: int, ranks: int, device: torch.device, distinct: bool, gather: GatherObjects, peers: str = "auto"
 ) -> PeerMemory:
-    """The kind that suits ``device``, or the one that was asked for; ``distinct``: no two ranks are on one GPU."""
+    """The kind that suits ``device``, or the requested one; ``distinct``: no two ranks are on one GPU."""
     check_peers(peers, device, distinct)
     if device.type != "cuda":
         return SharedFiles(rank, gather)
@@ -304,23 +275,15 @@ def peer_memory_for(
     return CudaIpc(rank, ranks, gather, device)
 
 
-# ---- Barrier: ranks of one host wait for each other through counters in shared memory.
-#
-# A rank that has died is noticed while it is waited for, so a run ends with an error within seconds instead of
-# hanging.
-
-# ---- What goes wrong between ranks
-
-
 class RankLostError(TrainingError):
-    """A rank is gone, or did not arrive in time: the run cannot go on."""
+    """A rank is gone, or did not arrive in time: the run cannot continue."""
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)
         self.rank = rank
 
 
-LOOK_SECONDS = 0.2  # between two looks at whether a late rank is alive
+POLL_SECONDS = 0.2  # between two checks whether a late rank is alive
 SPINS = 200  # polls before a wait begins to sleep
 
 
@@ -338,7 +301,10 @@ def is_alive(pid: int) -> bool:
 
 
 class Barrier:
-    """``counters [ranks]`` int64 in shared memory, one per rank; ``pids`` are the processes behind them.
+    """Ranks of one host wait for each other through counters in shared memory.
+
+    A rank that has died is noticed by the ranks that wait for it, so a run ends with an error within seconds instead of
+    hanging. ``counters [ranks]`` int64 in shared memory, one per rank; ``pids`` are the processes behind them.
 
     :meth:`wait` returns once every rank has called it as often. What a rank wrote to shared memory before is then
     visible to all (a GPU's work has to be finished first: ``before`` is called for that).
@@ -362,16 +328,16 @@ class Barrier:
             self._before()
         self._count += 1
         self._numbers[self._rank] = self._count
-        spins, begin, looked = 0, 0.0, 0.0
+        spins, begin, checked = 0, 0.0, 0.0
         while (self._numbers < self._count).any():
             spins += 1
             if spins < SPINS:
                 continue
             now = time.monotonic()
             begin = begin or now
-            if now - looked > LOOK_SECONDS:
-                self._check(now - begin)
-                looked = now
+            if now - checked > POLL_SECONDS:
+                self._raise_if_lost(now - begin)
+                checked = now
             time.sleep(2e-5 if now - begin < 0.01 else 5e-4)
 
     def late(self) -> list[int]:
@@ -382,13 +348,13 @@ class Barrier:
         """The ranks whose processes have ended."""
         return [rank for rank, pid in enumerate(self._pids) if rank != self._rank and not is_alive(pid)]
 
-    def _check(self, waited: float) -> None:
+    def _raise_if_lost(self, waited: float) -> None:
         gone = [rank for rank in self.dead() if rank in self.late()]
         if gone:
-            raise RankLostError(f"rank {gone[0]} of {len(self._pids)} has died; the run cannot go on", gone[0])
+            raise RankLostError(f"rank {gone[0]} of {len(self._pids)} has died; the run cannot continue", gone[0])
         if waited > self._timeout:
             late = self.late()[0]
             raise RankLostError(
-                f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; the run cannot go on",
+                f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; the run cannot continue",
                 late,
             )

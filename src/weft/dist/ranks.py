@@ -52,7 +52,7 @@ class Ranks:
         self.distinct = address.distinct and self.device.type == "cuda"
         self._pids: list[int] = []
         self.one_host = True
-        self._beside: Any = None  # a second process group of all ranks
+        self._second_group: Any = None  # a second process group of all ranks
 
     def __enter__(self) -> Ranks:
         address = self._address
@@ -70,27 +70,27 @@ class Ranks:
             timeout=timedelta(seconds=address.timeout),
         )
         # Made here: on first use, one rank could wait for it while another waits for that rank in a collective.
-        self._beside = dist.new_group(timeout=timedelta(seconds=address.timeout))
-        about = self.gather_objects((os.getpid(), platform.node()))
-        self._pids = [pid for pid, _ in about]
-        same = len({name for _, name in about}) == 1
+        self._second_group = dist.new_group(timeout=timedelta(seconds=address.timeout))
+        processes = self.gather_objects((os.getpid(), platform.node()))
+        self._pids = [pid for pid, _ in processes]
+        same = len({host for _, host in processes}) == 1
         self.one_host = same if address.one_host is None else address.one_host
         if address.peers != "auto" and not self.one_host:
             raise SpecError(f"peers={address.peers!r}: ranks on several machines share no memory; leave it out")
         return self
 
-    def give_back(self, together: bool = True) -> None:
-        """Give back what peers can read; ``together``: as every rank does at its end, waiting for the others."""
+    def release(self, together: bool = True) -> None:
+        """Release what peers can read; ``together``: as every rank does at its end, waiting for the others."""
         memory: PeerMemory | None = self.__dict__.pop("memory", None)
         if memory is not None:
             with suppress(RankLostError):
                 memory.close(together)
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.give_back(together=kind is None)
+        self.release(together=kind is None)
         for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
-        self._beside = None
+        self._second_group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -104,8 +104,9 @@ class Ranks:
     @cached_property
     def memory(self) -> PeerMemory:
         """What peers can read."""
-        about = (self.device, self.distinct, self.gather_objects, self._address.peers)
-        return peer_memory_for(self.rank, self.ranks, *about)
+        return peer_memory_for(
+            self.rank, self.ranks, self.device, self.distinct, self.gather_objects, self._address.peers
+        )
 
     @cached_property
     def staging(self) -> Staging:
@@ -125,10 +126,10 @@ class Ranks:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's ``value``, in the order of the ranks."""
-        found: list[Any] = [None] * self.ranks
+        values: list[Any] = [None] * self.ranks
         with self.losses_named():
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(values, value)
+        return values
 
     # ---- tensors -------------------------------------------------------------------------------------
 
@@ -137,23 +138,23 @@ class Ranks:
         here = value.detach().contiguous()
         if here.is_cuda and not self.distinct:  # gloo works on the host
             return [part.to(here.device) for part in self.all_gather(here.cpu())]
-        found = [torch.empty_like(here) for _ in range(self.ranks)]
+        parts = [torch.empty_like(here) for _ in range(self.ranks)]
         with self.losses_named():
-            dist.all_gather(found, here)
-        return found
+            dist.all_gather(parts, here)
+        return parts
 
     def start_gather(self, value: Tensor) -> Gathered:
-        """Every rank's ``value``, of one shape, on its way; in a process group of its own.
+        """Every rank's ``value``, of one shape, on its way; in a second process group.
 
         So it need not be in step with other collectives of the same pass: those may come in another order on a rank
         whose share of the graph is empty.
         """
         here = value.detach().contiguous()
         on_host = here.cpu() if here.is_cuda and not self.distinct else here  # gloo works on the host
-        found = [torch.empty_like(on_host) for _ in range(self.ranks)]
+        parts = [torch.empty_like(on_host) for _ in range(self.ranks)]
         with self.losses_named():
-            work = dist.all_gather(found, on_host, group=self._beside, async_op=True)
-        return Gathered(self, work, found, here.device)
+            work = dist.all_gather(parts, on_host, group=self._second_group, async_op=True)
+        return Gathered(self, work, parts, here.device)
 
     @contextmanager
     def losses_named(self) -> Iterator[None]:
@@ -165,7 +166,7 @@ class Ranks:
             who = f"rank {gone[0]} of {self.ranks} has died" if gone else f"a rank of {self.ranks} does not answer"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RankLostError(
-                f"{who}; the run cannot go on (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
+                f"{who}; the run cannot continue (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
             ) from None
 
 
@@ -175,22 +176,22 @@ class Gathered:
 
     ranks: Ranks
     work: Any
-    found: list[Tensor]
+    parts: list[Tensor]
     device: torch.device
 
     def wait(self) -> list[Tensor]:
         """All of them, in the order of the ranks."""
         with self.ranks.losses_named():
             self.work.wait()
-        return [part.to(self.device) for part in self.found]
+        return [part.to(self.device) for part in self.parts]
 
 
-# ---- Routes: ask the ranks that own nodes for something about them, through torch.distributed, also between machines
+# ---- Routes
 #
-# All ranks ask at the same time, each for its own ids; ranks without any ask for none. One route serves several
-# questions about the same ids.
+# All ranks request at the same time, each its own ids; ranks without any request none. One route serves several
+# requests for the same ids. Also between machines.
 #
-# Shapes: M ids asked for here, A ids that others ask this rank for, n nodes of this rank, F numbers of a row.
+# Shapes: M ids requested here, A ids that other ranks request of this one, n nodes of this rank, F numbers of a row.
 
 
 class Route:
@@ -201,41 +202,41 @@ class Route:
         ids = ids.long()
         owner = torch.searchsorted(torch.tensor(bounds[1:]), ids, right=True)
         self._order = torch.sort(owner, stable=True).indices
-        self._ask = torch.bincount(owner, minlength=ranks.ranks).tolist()
-        counts = exchange(torch.tensor(self._ask), [1] * ranks.ranks, [1] * ranks.ranks, ranks)
-        self._asked = counts.tolist()
-        asked = exchange(ids[self._order], self._ask, self._asked, ranks)
-        self.asked = asked - bounds[ranks.rank]  # rows of this rank that others want [A]
+        self._requests = torch.bincount(owner, minlength=ranks.ranks).tolist()
+        counts = exchange(torch.tensor(self._requests), [1] * ranks.ranks, [1] * ranks.ranks, ranks)
+        self._requested = counts.tolist()
+        remote = exchange(ids[self._order], self._requests, self._requested, ranks)
+        self.requested = remote - bounds[ranks.rank]  # rows of this rank that other ranks request [A]
 
     def rows(self, table: Tensor) -> Tensor:
         """Rows ``[M, F]`` (or numbers ``[M]``) of what every rank has as ``table [n, F]``, in the order of the ids."""
-        found = exchange(table.index_select(0, self.asked), self._asked, self._ask, self._ranks)
-        out = torch.empty_like(found)
-        out[self._order] = found
+        received = exchange(table.index_select(0, self.requested), self._requested, self._requests, self._ranks)
+        out = torch.empty_like(received)
+        out[self._order] = received
         return out
 
     def lists(self, answer: Callable[[Tensor], tuple[Tensor, Tensor]]) -> HopSample:
         """A list of numbers per id; its owner answers: ``answer(rows [A])`` gives offsets ``[A+1]`` and numbers."""
-        indptr, values = answer(self.asked)
+        indptr, values = answer(self.requested)
         counts = indptr.diff().long()
-        sizes = exchange(counts, self._asked, self._ask, self._ranks)
-        parts = [int(part.sum()) for part in counts.split(self._asked)]
-        there = [int(part.sum()) for part in sizes.split(self._ask)]
-        found = exchange(values, parts, there, self._ranks)
+        sizes = exchange(counts, self._requested, self._requests, self._ranks)
+        parts = [int(part.sum()) for part in counts.split(self._requested)]
+        there = [int(part.sum()) for part in sizes.split(self._requests)]
+        received = exchange(values, parts, there, self._ranks)
         mine = torch.empty_like(sizes)
         mine[self._order] = sizes
         offsets = torch.zeros(mine.numel() + 1, dtype=torch.int64)
         torch.cumsum(mine, 0, out=offsets[1:])
         arrived = torch.cumsum(sizes, 0) - sizes  # where the list of the i-th sorted id begins
         shift = torch.repeat_interleave(offsets[:-1][self._order] - arrived, sizes)
-        out = torch.empty_like(found)
-        out[torch.arange(found.numel()) + shift] = found
+        out = torch.empty_like(received)
+        out[torch.arange(received.numel()) + shift] = received
         return HopSample(offsets.to(torch.int32), out, None)
 
 
 def exchange(values: Tensor, give: Sequence[int], get: Sequence[int], ranks: Ranks) -> Tensor:
     """Send ``give[q]`` rows of ``values`` to rank q, in order; what the others send here, ``get[q]`` rows of each."""
-    found = values.new_empty((sum(get), *values.shape[1:]))
+    received = values.new_empty((sum(get), *values.shape[1:]))
     with ranks.losses_named():
-        dist.all_to_all_single(found, values.contiguous(), list(get), list(give))
-    return found
+        dist.all_to_all_single(received, values.contiguous(), list(get), list(give))
+    return received

@@ -23,8 +23,7 @@ class RankReduce:
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of every rank's ``value``, differentiable."""
-        found: Tensor = _Sum.apply(value, self._ranks)
-        return found
+        return _Sum.apply(value, self._ranks)
 
     def start_sum(self, value: Tensor) -> RankSum:
         """Send ``value``; the sum over ranks is taken once it is waited for. Not differentiable."""
@@ -44,6 +43,14 @@ class RankReduce:
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
 
 
+def _in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of the ranks' parts, in the order of the ranks."""
+    total, *rest = parts
+    for part in rest:
+        total = total + part
+    return total
+
+
 class RankSum:
     """A sum that is under way."""
 
@@ -52,10 +59,7 @@ class RankSum:
 
     def wait(self) -> Tensor:
         """The sum, in the order of the ranks."""
-        total, *others = self._gathered.wait()
-        for part in others:
-            total = total + part
-        return total
+        return _in_order(self._gathered.wait())
 
 
 class _Sum(torch.autograd.Function):
@@ -63,10 +67,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, ranks: Ranks) -> Tensor:
-        total, *others = ranks.all_gather(value)
-        for part in others:
-            total = total + part
-        return total
+        return _in_order(ranks.all_gather(value))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -81,16 +82,6 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(value.movedim(in_dims[0], 0), ranks), 0
 
 
-# ---- EarlyGradients: sum gradients over ranks while the backward pass goes on
-#
-# The gradients of all layers but the first are known before the first layer's backward aggregation, the last exchange
-# of a step. They are sent then, and the sum is taken when the pass has ended: the transfer overlaps with that
-# aggregation. The rest, with the losses, follows at the end. Sums have one order, so the bits are those of one sum of
-# everything.
-#
-# Shapes: T members, P parameters.
-
-
 class SumStarted(Protocol):
     """A sum over ranks that is under way."""
 
@@ -102,46 +93,50 @@ class StartsSums(Protocol):
     """Starts sums over ranks; all ranks start the same ones in the same order."""
 
     def start_sum(self, value: Tensor) -> SumStarted:
-        """Send ``value`` and go on."""
+        """Send ``value`` without waiting."""
 
 
 class EarlyGradients:
-    """One backward pass. ``sizes`` of the parameters; ``late``: of each, whether it belongs to the first layer."""
+    """Sum the gradients of one backward pass over ranks while the pass is still running.
+
+    The gradients of all layers but the first are known before the first layer's backward aggregation, the last exchange
+    of a step. They are sent then, and the sum is taken when the pass has ended: the transfer overlaps with that
+    aggregation. The rest, with the losses, follows at the end. Sums have one order, so the bits are those of one sum of
+    everything.
+
+    ``sizes`` of the parameters; ``late``: of each, whether it belongs to the first layer.
+    Shapes: T members, P parameters.
+    """
 
     def __init__(self, sizes: Sequence[int], members: int, late: Sequence[bool], reduce: StartsSums) -> None:
-        self._members = members
-        self._sizes, self._late, self._reduce = list(sizes), tuple(late), reduce
-        self._found: dict[int, Tensor] = {}
-        self._waiting = {place for place, is_late in enumerate(late) if not is_late}
-        self._early: SumStarted | None = None
+        self._members, self._sizes, self._reduce = members, list(sizes), reduce
+        self._early = [index for index, is_late in enumerate(late) if not is_late]
+        self._late = [index for index, is_late in enumerate(late) if is_late]
+        self._gradients: dict[int, Tensor] = {}
+        self._waiting = set(self._early)
+        self._sum: SumStarted | None = None
 
-    def take(self, place: int, gradient: Tensor) -> None:
+    def take(self, index: int, gradient: Tensor) -> None:
         """The gradient of a parameter is complete, for all members."""
-        if place in self._waiting:
-            self._found[place] = gradient.detach()
-            self._waiting.discard(place)
+        if index in self._waiting:
+            self._gradients[index] = gradient.detach()
+            self._waiting.discard(index)
             if not self._waiting:
-                self._start()
-
-    def _start(self) -> None:
-        self._early = self._reduce.start_sum(self._joined(self._found[place] for place in self._places(late=False)))
-        self._found.clear()
+                self._sum = self._reduce.start_sum(self._joined(self._gradients[early] for early in self._early))
+                self._gradients.clear()
 
     def _joined(self, parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([part.reshape(self._members, -1).float() for part in parts], 1)
 
-    def _places(self, late: bool) -> list[int]:
-        return [place for place, is_late in enumerate(self._late) if is_late == late]
-
     def finish(self, losses: Tensor, grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` and gradients ``[T, P]``, summed over ranks; ``grads``: per parameter, what this rank has."""
-        early, late = self._places(late=False), self._places(late=True)
-        if early and self._early is None:  # some parameter got no gradient: it has zeros
-            self._early = self._reduce.start_sum(self._joined(grads[place] for place in early))
-        rest = torch.cat([losses[:, None], *([self._joined(grads[place] for place in late)] if late else [])], 1)
+        early, late = self._early, self._late
+        if early and self._sum is None:  # some parameter got no gradient: it has zeros
+            self._sum = self._reduce.start_sum(self._joined(grads[index] for index in early))
+        rest = torch.cat([losses[:, None], *([self._joined(grads[index] for index in late)] if late else [])], 1)
         summed = self._reduce.start_sum(rest).wait()
-        found = dict(zip(late, summed[:, 1:].split([self._sizes[place] for place in late], 1), strict=True))
-        if self._early is not None:
-            parts = self._early.wait().split([self._sizes[place] for place in early], 1)
-            found |= dict(zip(early, parts, strict=True))
-        return summed[:, 0], torch.cat([found[place] for place in range(len(self._sizes))], 1)
+        gradients = dict(zip(late, summed[:, 1:].split([self._sizes[index] for index in late], 1), strict=True))
+        if self._sum is not None:
+            parts = self._sum.wait().split([self._sizes[index] for index in early], 1)
+            gradients |= dict(zip(early, parts, strict=True))
+        return summed[:, 0], torch.cat([gradients[index] for index in range(len(self._sizes))], 1)

@@ -1,4 +1,6 @@
-"""ShardedAdjacency: some rows of a graph's adjacency, whose aggregation reads the rows of remote nodes from peers.
+"""The part of a graph that one rank trains on: ShardedAdjacency, some rows of the adjacency, and ShardGraph.
+
+Its aggregation reads the rows of remote nodes from peers.
 
 A layer sees a square matrix over the n nodes of this rank and hands it ``x [..., n, F]``. The aggregation works on a
 block of n rows and n + h columns: own nodes first, then the h remote nodes that own rows have edges from. The block's
@@ -23,7 +25,7 @@ from torch import Tensor
 from weft import ops
 from weft.core.errors import InputError
 from weft.dist.exchange import Exchange, Staging, make_halo
-from weft.dist.partition import own_rows, own_rows_of_transpose, to_block
+from weft.dist.partition import own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
 from weft.graph.graph import Graph
@@ -67,34 +69,32 @@ class ShardRows:
         ids = torch.arange(self.low, self.high, device=self.columns.device)
         return torch.repeat_interleave(ids, self.indptr.diff().long(), output_size=self.columns.numel())
 
-    def with_loops(self, keep: bool, before: int) -> ShardRows:
-        """One entry more on the diagonal of every row.
+    def with_loops(self, keep: bool, gather: Callable[[Any], list[Any]]) -> ShardRows:
+        """One more entry on the diagonal of every row.
 
-        ``keep``: a loop that is there stays besides; else it is replaced, and keeps its weight. ``before``: edges of
-        the ranks before this one in the new matrix.
+        ``keep``: an existing loop stays as well; else it is replaced, and keeps its weight. All ranks call this.
         """
         rows, columns, weight = self.rows(), self.columns.long(), self.weight
         loops = torch.arange(self.low, self.high, device=columns.device)
-        own = None if weight is None else weight.new_ones(loops.numel())
+        loop_weight = None if weight is None else weight.new_ones(loops.numel())
         if not keep:
-            there = rows == columns
-            if own is not None and weight is not None:
-                own = loop_weights(rows[there] - self.low, weight[there], loops.numel())
-                weight = weight[~there]
-            rows, columns = rows[~there], columns[~there]
+            is_loop = rows == columns
+            if weight is not None:
+                loop_weight = loop_weights(rows[is_loop] - self.low, weight[is_loop], loops.numel())
+                weight = weight[~is_loop]
+            rows, columns = rows[~is_loop], columns[~is_loop]
         rows, columns = torch.cat([rows, loops]), torch.cat([columns, loops])
         order = torch.sort(rows * (int(columns.max()) + 1 if columns.numel() else 1) + columns, stable=True).indices
-        if weight is not None and own is not None:
-            weight = torch.cat([weight, own])[order]
-        indptr = torch.zeros(loops.numel() + 1, dtype=torch.int64, device=columns.device)
-        torch.cumsum(torch.bincount(rows - self.low, minlength=loops.numel()), 0, out=indptr[1:])
+        if weight is not None and loop_weight is not None:
+            weight = torch.cat([weight, loop_weight])[order]
+        indptr = row_offsets(rows - self.low, loops.numel())
         edges = columns.numel()
         return replace(
             self,
             indptr=indptr.to(offset_dtype(edges)),
             columns=columns[order].to(self.columns.dtype),
             weight=weight,
-            first_edge=before,
+            first_edge=sum(gather(edges)[: self.exchange.staging.rank]),
         )
 
 
@@ -205,13 +205,8 @@ class ShardedAdjacency(Adjacency):
         )
 
     def _with_loops(self, keep: bool) -> ShardedAdjacency:
-        forward = self._looped(self.forward, keep)
-        return self._like(forward, forward if self.symmetric else self._looped(self.backward, keep))
-
-    def _looped(self, rows: ShardRows, keep: bool) -> ShardRows:
-        looped = rows.with_loops(keep, 0)
-        counts = self._gather(looped.columns.numel())
-        return replace(looped, first_edge=sum(counts[: rows.exchange.staging.rank]))
+        forward = self.forward.with_loops(keep, self._gather)
+        return self._like(forward, forward if self.symmetric else self.backward.with_loops(keep, self._gather))
 
     def _add_self_loops(self) -> ShardedAdjacency:
         return self._with_loops(keep=False)
@@ -227,17 +222,15 @@ class ShardedAdjacency(Adjacency):
 
     def block(self) -> Adjacency:
         """The plain matrix of n rows and n + h columns behind it."""
-        return self.derived("block", self._make_block)
 
-    def _make_block(self) -> Adjacency:
-        exchange = self.forward.exchange
-        col_scale = self.col_scale
-        if col_scale is not None:
-            col_scale = torch.cat([col_scale, exchange.get(col_scale[:, None]).squeeze(-1)])
-        columns = self.num_rows + exchange.halo.size
-        return Adjacency(
-            self.indptr, self.indices, columns, weight=self.weight, row_scale=self.row_scale, col_scale=col_scale
-        )
+        def build() -> Adjacency:
+            exchange, col_scale = self.forward.exchange, self.col_scale
+            if col_scale is not None:
+                col_scale = torch.cat([col_scale, exchange.get(col_scale[:, None]).squeeze(-1)])
+            columns, factors = self.num_rows + exchange.halo.size, {"weight": self.weight, "row_scale": self.row_scale}
+            return Adjacency(self.indptr, self.indices, columns, col_scale=col_scale, **factors)
+
+        return self.derived("block", build)
 
     # ---- aggregations ----------------------------------------------------------------------------------
 
@@ -255,8 +248,7 @@ class ShardedAdjacency(Adjacency):
         adj = self.mean() if reduce == "mean" else self
         if weight is not None:
             return ops.spmm(adj.block(), adj.forward.exchange.extend(x), weight)
-        found: Tensor = _Spmm.apply(x, adj)
-        return found
+        return _Spmm.apply(x, adj)
 
     def aggregate(self, x: Tensor) -> Tensor:
         """``A x`` without a gradient: own rows are published, remote ones read.
@@ -268,35 +260,39 @@ class ShardedAdjacency(Adjacency):
             if not exchange.is_needed:
                 return ops.spmm(block, x)
             peers = exchange.peers(x)
-            apart = self.launch.way != "fetched" and use_triton(x)
-            if apart and all(peer.device == x.device for peer in peers):
-                return self._aggregate_in_place(x, peers)
-            return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
-
-    def _aggregate_in_place(self, x: Tensor, peers: Sequence[Tensor]) -> Tensor:
-        if self.launch.way == "tiles":
-            return streamed_spmm_triton(x, peers, self.derived(("tiles", 0), self._tiles), self.row_scale)
-        table, counts = address_table(peers, x.device)
-        csr = self.derived(("csr", self.launch.ps), self._csr)
-        return sharded_spmm_triton(x, table, counts, csr, self.row_scale, self.launch)
+            in_place = self.launch.way != "fetched" and use_triton(x)
+            if not in_place or any(peer.device != x.device for peer in peers):
+                return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
+            if self.launch.way == "tiles":
+                return streamed_spmm_triton(x, peers, self._tiles(), self.row_scale)
+            table, counts = address_table(peers, x.device)
+            return sharded_spmm_triton(x, table, counts, self._csr(), self.row_scale, self.launch)
 
     def _csr(self) -> ShardedCSR:
-        rows, exchange = self.forward, self.forward.exchange
+        rows, exchange, ps = self.forward, self.forward.exchange, self.launch.ps
         chunks = min(MOST_CHUNKS, max(1, exchange.halo.size // CHUNK_ROWS))
-        about = (rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank)
-        return shard_csr(*about, self.launch.ps, self._factors(), chunks)
+
+        def build() -> ShardedCSR:
+            rank = exchange.staging.rank
+            return shard_csr(rows.indptr, rows.columns, exchange.bounds, rank, ps, self._factors(), chunks)
+
+        return self.derived(("csr", ps), build)
 
     def _tiles(self) -> TiledCSR:
         rows, exchange = self.forward, self.forward.exchange
-        return tiled_csr(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self._factors())
+
+        def build() -> TiledCSR:
+            return tiled_csr(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self._factors())
+
+        return self.derived("tiles", build)
 
     def _factors(self) -> Tensor | None:
-        """Of the edges, with those of their columns."""
+        """Factors of the edges, with those of their columns."""
         scale = self.block().col_scale
         if scale is None:
             return self.weight
-        found = scale[self.indices.long()]
-        return found if self.weight is None else found * self.weight
+        factors = scale[self.indices.long()]
+        return factors if self.weight is None else factors * self.weight
 
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""
@@ -383,11 +379,6 @@ class _Spmm(torch.autograd.Function):
         return _Spmm.apply(x.movedim(in_dims[0], 0), adj), 0
 
 
-# ---- ShardGraph: the part of a graph that one rank trains on: its nodes' edges, features, labels and splits
-
-Features = Tensor | SparseFeatures
-
-
 class ShardGraph(Graph):
     """Rows ``bounds[rank]`` to ``bounds[rank + 1]`` of ``whole`` on the rank's device; ids of splits are local.
 
@@ -398,8 +389,17 @@ class ShardGraph(Graph):
     def __init__(self, whole: Graph, bounds: Sequence[int], ranks: Ranks) -> None:
         device, low, high = ranks.device, bounds[ranks.rank], bounds[ranks.rank + 1]
         adj = ShardedAdjacency.of(whole.adj, bounds, ranks.staging, ranks.gather_objects, device)
-        splits = {name: _inside(getattr(whole, name), low, high).to(device) for name in SPLITS}
-        x = None if whole.x is None else _rows(whole.x, low, high, device)
+        ids = {name: getattr(whole, name) for name in SPLITS}
+        splits = {name: (part[(part >= low) & (part < high)] - low).to(device) for name, part in ids.items()}
+        x = whole.x
+        if isinstance(x, SparseFeatures):
+            indptr, indices, weight, first = own_rows(x.matrix, low, high)
+            assert weight is not None
+            matrix = Adjacency(indptr.to(device), indices.to(device), x.matrix.num_cols, weight=weight.to(device))
+            matrix.first_edge = first
+            x = SparseFeatures(matrix)
+        elif x is not None:
+            x = x[low:high].to(device)
         y = None if whole.y is None else whole.y[low:high].to(device)
         super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
@@ -412,18 +412,3 @@ class ShardGraph(Graph):
         """Itself: it was made on the device of its rank."""
         self.adj.to(device)
         return self
-
-
-def _inside(ids: Tensor, low: int, high: int) -> Tensor:
-    """Those of the sorted ``ids`` in a range, counted from its beginning."""
-    return ids[(ids >= low) & (ids < high)] - low
-
-
-def _rows(x: Features, low: int, high: int, device: torch.device) -> Features:
-    if isinstance(x, Tensor):
-        return x[low:high].to(device)
-    indptr, indices, weight, first = own_rows(x.matrix, low, high)
-    assert weight is not None
-    matrix = Adjacency(indptr.to(device), indices.to(device), x.matrix.num_cols, weight=weight.to(device))
-    matrix.first_edge = first
-    return SparseFeatures(matrix)

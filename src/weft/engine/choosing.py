@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from weft.core.compatibility import group_key
 from weft.core.cost import SIZES
-from weft.core.division import STRATEGIES, PhaseTimes
+from weft.core.division import PhaseTimes
 from weft.core.errors import SpecError, WeftError
-from weft.core.placement import Placement, check_place
-from weft.core.plan import Plan, PlanOptions
+from weft.core.placement import DataPlacement
+from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
-from weft.core.units import parse_bytes, show_bytes
+from weft.core.units import show_bytes
 from weft.engine.estimator import NONE, Estimate, Estimator
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
 from weft.planner.grouping.limits import Limits
@@ -27,7 +27,6 @@ from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
     candidates,
-    check_options,
     feature_bytes,
     may_sample,
     reasons,
@@ -41,7 +40,7 @@ NEARLY = 1.25  # times the seconds of one side alone: rates are rough, and a pro
 CONTENDERS = 3  # ways that get a dry run of their own because they seem to be the fastest
 
 
-def phases_key(tasks: Sequence[Task], placement: Placement, digest: str, trainer: str = "gpu") -> str:
+def phases_key(tasks: Sequence[Task], placement: DataPlacement, digest: str, trainer: str = "gpu") -> str:
     """Cache key for measured phase times of ``tasks`` that share every batch of the graph with that ``digest``.
 
     ``trainer`` distinguishes the hardware.
@@ -68,7 +67,7 @@ def ways_to_train(
     plan: Plan,
     estimator: Estimator,
     room: int,
-    options: PlanOptions = NONE,
+    options: RunOptions = NONE,
     settings: bool = False,
 ) -> list[Way]:
     """All priced ways to train ``tasks``, grouped as in ``plan``; ``settings``: also those that need a setting."""
@@ -83,7 +82,7 @@ def ways_to_train(
 
     # The whole graph has exact gradients: preferred if it fits and the task does not say otherwise.
     whole_first = tasks[0].mode != "sampled"
-    pricing = Pricing(stats, estimator.machine, room, measured, options)
+    pricing = Pricing(stats, estimator.machine, room, measured, options.placement)
     priced = pricing.price(ways)
     for _ in range(CONTENDERS):
         free = [way for way in priced if not way.condition and way.device_bytes <= room]
@@ -106,8 +105,8 @@ class _Listing:
     plan: Plan
     estimator: Estimator
     room: int
-    options: PlanOptions
-    _dry_runs: dict[tuple[str, str, Placement], Way] = field(default_factory=dict)  # by how they were evaluated
+    options: RunOptions
+    _dry_runs: dict[tuple[str, str, DataPlacement], Way] = field(default_factory=dict)  # by how they were evaluated
 
     def ways(self, settings: bool) -> list[Way]:
         """The task's own mode first."""
@@ -136,7 +135,7 @@ class _Listing:
         members = 1 if plan is None else len(plan.members)
         return [Way(task, self.estimator.plan(task).places, cost, cost.total_bytes, members)]
 
-    def _estimate(self, task: Task, plan: Plan | None, placement: Placement | None) -> Estimate:
+    def _estimate(self, task: Task, plan: Plan | None, placement: DataPlacement | None) -> Estimate:
         if plan is not None and len(plan.members) > 1:
             return self.estimator.together(list(self.tasks), plan, placement)
         return self.estimator.alone(task, placement)
@@ -144,10 +143,10 @@ class _Listing:
     def _sampled(self, task: Task, plan: Plan | None) -> list[Way]:
         """One per placement and share of a cache; the planned one first."""
         estimator, stats = self.estimator, self.estimator.stats(task)
-        ways, rest, by_tier = list[Way](), list[Placement](), dict[tuple[str, str], list[Placement]]()
+        ways, rest, by_tier = list[Way](), list[DataPlacement](), dict[tuple[str, str], list[DataPlacement]]()
         if plan is not None:
             ways += self._placed(task, plan, estimator.placement(task))
-        for placement in candidates(task, stats, estimator.machine, self.options):
+        for placement in candidates(task, stats, estimator.machine, self.options.placement):
             by_tier.setdefault((placement.features, placement.topology), []).append(placement)
         for placements in by_tier.values():
             first = placements[0]
@@ -170,7 +169,7 @@ class _Listing:
             ways += self._with_caches(base.elsewhere(placement, stats), placement)
         return ways
 
-    def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[Placement]) -> list[Way]:
+    def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[DataPlacement]) -> list[Way]:
         """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.
 
         A placement that is far too large, judged by another one that is evaluated the same way, gets no dry run.
@@ -190,18 +189,18 @@ class _Listing:
                 break
         return ways
 
-    def _placed(self, task: Task, plan: Plan | None, placement: Placement) -> list[Way]:
+    def _placed(self, task: Task, plan: Plan | None, placement: DataPlacement) -> list[Way]:
         estimate = self._estimate(task, plan, placement)
         members = 1 if plan is None else len(plan.members)
         training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
         return self._with_caches(Way(task, without_cache(placement), training, size, members), placement)
 
-    def _with_caches(self, way: Way, placement: Placement) -> list[Way]:
+    def _with_caches(self, way: Way, placement: DataPlacement) -> list[Way]:
         """Without a cache, and with caches of parts of the remaining room; only those if a cache was requested."""
         stats, cached = self.estimator.stats(way.task), list[Way]()
         for share in CACHE_SHARES if placement.cached else ():
             room = int(share * (self.room - way.device_bytes))
-            filled = with_cache(placement, way.task, stats, self.options, room)
+            filled = with_cache(placement, way.task, stats, self.options.placement, room)
             if filled.cache_bytes and all(filled != other.placement for other in cached):
                 cached.append(replace(way, placement=filled, device_bytes=way.device_bytes + filled.cache_bytes))
         return cached if cached and self._cache_requested else [way, *cached]
@@ -209,7 +208,7 @@ class _Listing:
     @property
     def _cache_requested(self) -> bool:
         """True if the user requested a cache; uncached placements are then skipped."""
-        options = self.options
+        options = self.options.placement
         requested = options.cache is not None or options.cache_policy is not None
         return requested or "cached" in (options.features, options.topology)
 
@@ -241,7 +240,7 @@ def with_divisions(
     tasks: Mapping[str, Task],
     estimator: Estimator,
     room: int,
-    options: PlanOptions = NONE,
+    options: RunOptions = NONE,
 ) -> list[tuple[Plan, Estimate]]:
     """Planned groups, those whose batches the host could help to prepare with a division and room for its buffers.
 
@@ -252,7 +251,7 @@ def with_divisions(
 
 
 def _with_division(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: PlanOptions
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
 ) -> tuple[Plan, Estimate]:
     one_stack = len(plan.stack_members) == 1 and estimate.trained is not None
     hosted = plan.places.read_by_gpu and not plan.places.on_device
@@ -295,7 +294,7 @@ def _with_division(
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
 
 
-def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: PlanOptions = NONE) -> Way | None:
+def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: RunOptions = NONE) -> Way | None:
     """The division to plan, or where things lie if one side prepares batches faster there; None: as it was planned."""
     alone = min((way for way in fitting if way.division is None), key=lambda way: way.seconds, default=None)
     least, planned = math.inf if alone is None else alone.seconds, without_cache(plan.places)
@@ -306,7 +305,7 @@ def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: 
         if way.division is not None and (way.seconds < least or without_cache(way.placement) == planned)
     ]
     best = min(divided, key=lambda way: way.seconds_per_task, default=None)
-    if best is not None and isinstance(options.division, float):
+    if best is not None and isinstance(options.placement.division, float):
         return best  # the user has set the ratio
     if best is not None and best.seconds > NEARLY * least:
         best = None
@@ -321,62 +320,21 @@ def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: 
 # ---- Where the features and edges of sampled tasks lie: the first placement that fits into the budget.
 
 
-PLACEMENT_OPTIONS = ("features", "topology", "cache", "cache_policy", "division")
-
-
-def placement_options(
-    features: str | None = None,
-    topology: str | None = None,
-    cache: str | float | None = None,
-    cache_policy: object = None,
-    division: str | float | None = None,
-) -> dict[str, object]:
-    """The options of sampled training, checked, by the names that :class:`PlanOptions` has for them."""
-    for name, tier in (("features", features), ("topology", topology)):
-        if tier is not None:
-            check_place(name, tier)
-    if cache_policy is not None:
-        from weft.batches.cache import policy_name
-
-        policy_name(cache_policy)
-    share = math.nan
-    if division is not None and not isinstance(division, bool):
-        with suppress(TypeError, ValueError):
-            share = float(division)
-    if 0.0 <= share <= 1.0:
-        division = share
-    elif division is not None and division not in STRATEGIES:
-        raise SpecError(
-            f"division={division!r} must be {' or '.join(map(repr, STRATEGIES))}, or the share of the batches that "
-            "the GPU prepares, from 0 to 1"
-        )
-    size = None if cache is None else parse_bytes(cache, "cache")
-    values = (features, topology, size, cache_policy, division)
-    options = dict(zip(PLACEMENT_OPTIONS, values, strict=True))
-    check_options(PlanOptions(**options))  # type: ignore[arg-type]
-    return options
-
-
-def own_policy(options: PlanOptions) -> object | None:
-    """The user's own cache policy, if one was given."""
-    return None if isinstance(options.cache_policy, str) else options.cache_policy
-
-
-def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions = NONE) -> None:
+def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> None:
     """Set in ``estimator`` where the things of sampled ``tasks`` lie; the least that was tried if nothing fits."""
-    name = next((name for name in PLACEMENT_OPTIONS if getattr(options, name) is not None), None)
-    if name is not None and not any(task.sampled for task in tasks):
-        raise SpecError(
-            f"{name}={getattr(options, name)!r} would have no effect: task {tasks[0].label!r} trains on the whole "
-            "graph, which lies on the device; mode='sampled' reads it batch by batch"
-        )
+    for name, value in options.placement.given.items():
+        if not any(task.sampled for task in tasks):
+            raise SpecError(
+                f"{name}={value!r} would have no effect: task {tasks[0].label!r} trains on the whole graph, which lies "
+                "on the device; mode='sampled' reads it batch by batch"
+            )
     sharing: dict[Hashable, list[Task]] = {}
     for task in tasks:
         if task.sampled:
             sharing.setdefault(group_key(task, estimator.stats(task).multilabel), []).append(task)
     for similar in sharing.values():
         if place_one(similar[0], estimator, room, options):
-            evaluate_by_layers(similar[0], len(similar), estimator, room - (options.cache or 0))
+            evaluate_by_layers(similar[0], len(similar), estimator, room - (options.placement.cache or 0))
 
 
 def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) -> None:
@@ -389,7 +347,7 @@ def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) 
         return
     sizes = sorted({count, *(1 << power for power in range(count.bit_length()))}, reverse=True)
 
-    def stacked(placement: Placement) -> tuple[int, float]:
+    def stacked(placement: DataPlacement) -> tuple[int, float]:
         """The size of the largest stack that fits, and the seconds of an epoch of all tasks in such stacks."""
         fitting = (n for n in sizes if n <= count and estimator.alike(task, n, placement).cost.total_bytes <= room)
         size = next(fitting, 1)
@@ -406,12 +364,12 @@ def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) 
     estimator.place(task, best)
 
 
-def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions = NONE) -> bool:
+def place_one(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
     """Place the things of ``task`` and of those that share its batches; returns whether it then fits."""
-    cache, needed = options.cache or 0, 0
+    cache, needed = options.placement.cache or 0, 0
     if cache > room:
         raise SpecError(f"cache={show_bytes(cache)} is larger than the budget of {show_bytes(room)}")
-    for placement in candidates(task, estimator.stats(task), estimator.machine, options):
+    for placement in candidates(task, estimator.stats(task), estimator.machine, options.placement):
         estimator.place(task, placement)
         needed = estimator.alone(task).cost.total_bytes
         if needed + cache <= room:
@@ -427,7 +385,7 @@ def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions 
 # ---- Sampled training for tasks that leave the mode open and do not fit as a whole.
 
 
-def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions = NONE) -> list[Task]:
+def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> list[Task]:
     """``tasks``, with ``mode="sampled"`` if ``mode="auto"`` needs more than ``room`` on the whole graph.
 
     A task that would not fit sampled either is left as it is, and refused with what it needs as a whole. The estimator
@@ -441,7 +399,7 @@ def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: 
     return moded
 
 
-def needs_sampling(task: Task, estimator: Estimator, room: int, options: PlanOptions = NONE) -> bool:
+def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
     """Whether ``task`` does not fit into ``room`` on the whole graph, and does in batches."""
     limits = Limits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
     if limits.surely_fits([task]):  # by several times, so that no dry run is needed to know
@@ -451,7 +409,7 @@ def needs_sampling(task: Task, estimator: Estimator, room: int, options: PlanOpt
             return False
         return place_one(in_mode(task, "sampled"), estimator, room, options)
     except WeftError:
-        if any(getattr(options, name) is not None for name in PLACEMENT_OPTIONS):  # what is wrong with them
+        if options.placement.given:  # what is wrong with them
             raise
         return False
 

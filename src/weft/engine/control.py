@@ -32,6 +32,7 @@ class Control:
         self._all = self._pause = self._preempt = False
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
+        self.resumable = True  # whether the run under way could go on from a checkpoint
 
     # ---- for callers outside the run -------------------------------------------------------------------
 
@@ -106,21 +107,6 @@ def _check(names: Iterable[str], known: Collection[str] | None) -> None:
     more = ", ..." if len(known) > MOST_NAMED else ""
     hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
     raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
-
-
-# ---- Cancel: end members of a run from outside.
-
-
-class Cancel(Control):
-    """A :class:`Control` to be called: ``cancel("lr=0.5")`` ends a member after the epochs under way, ``cancel()`` all.
-
-    Hand it to ``weft.run(..., cancel=cancel)``. Ended members keep their history and best weights, with the status
-    ``"cancelled"``.
-    """
-
-    def __call__(self, *names: str) -> None:
-        """The same as :meth:`Control.cancel`."""
-        self.cancel(*names)
 
 
 # ---- Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once.

@@ -1,9 +1,10 @@
-"""Choose how a run is shown; what is shown nowhere imports no display."""
+"""Show a run from its Events: plain lines, a notebook, or a live table, which is imported only if it is shown."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from html import escape
 from typing import Any, TextIO
@@ -12,17 +13,29 @@ from weft.core.errors import SpecError
 from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
 
-# ---- Tell a run as plain lines of text, for logs, from Events alone: no colours, no cursor, few lines of progress.
-
 EVERY_SECONDS = 5.0  # between two lines of progress
+NOTEBOOK_SECONDS = 0.5
+MOST_LINES = 6
+CHOICES = (True, False, "auto", "live", "plain")
+
+
+def progress_words(data: Mapping[str, Any], metric: str, best: str = "best {:.4f} @ {}") -> list[str]:
+    """Loss, validation metric and its best of one training's progress, as far as they are known."""
+    value, best_value = data.get(f"val_{metric}"), data.get(f"best_val_{metric}")
+    words = [f"loss {show_loss(data['loss'])}"] if "loss" in data else []
+    words += [f"val {value:.4f}"] if value is not None else []
+    return words + ([best.format(best_value, data["best_epoch"])] if best_value is not None else [])
 
 
 class PlainLog:
-    """Writes lines to ``file`` (stderr unless given), each with the seconds since the run began."""
+    """Writes a run as plain lines to ``file`` (stderr by default), each with the seconds since the run began.
+
+    For logs: no colours, no cursor, few lines of progress.
+    """
 
     def __init__(self, file: TextIO | None = None, every: float = EVERY_SECONDS) -> None:
         self._file, self._every = file, every
-        self._begin, self._told, self._metric = time.monotonic(), -every, ""
+        self._begin, self._last_progress, self._metric = time.monotonic(), -every, ""
 
     def __enter__(self) -> PlainLog:
         return self
@@ -31,83 +44,54 @@ class PlainLog:
         pass
 
     def __call__(self, event: Event) -> None:
-        """Take in one event."""
-        said = self._words(event)
-        if said:
-            line = f"{time.monotonic() - self._begin:9.1f} s  {said}"
-            print(line, file=self._file or sys.stderr, flush=True)
+        """Write the line of an event, if it has one."""
+        words = self._words(event)
+        if words:
+            print(f"{time.monotonic() - self._begin:9.1f} s  {words}", file=self._file or sys.stderr, flush=True)
 
     def _words(self, event: Event) -> str:
-        data = event.data
-        if event.kind in ("preparing", "note"):
+        data, kind = event.data, event.kind
+        if kind in ("preparing", "note"):
             return str(data["message"])
-        if event.kind in STEERED or event.kind == "interrupted":
-            return f"{event.kind} after epoch {data['epoch']}"
-        if event.kind == "progress":
-            return self._progress(data)
-        told = {"start": self._start, "group": self._group, "end": self._end}.get(event.kind)
-        if told is not None:
-            return told(event)
-        return self._over(event) if event.kind in ("finish", "failed") else ""
-
-    def _start(self, event: Event) -> str:
-        data, graph = event.data, event.data["graph"]
-        self._metric = data["metric"]
-        size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-        count = f"{data['tasks']} tasks" if "tasks" in data else f"{data['parameters']:,} parameters"
-        return f"{event.task}: {count} on {graph['name']} ({size}), {data['device']}"
-
-    def _group(self, event: Event) -> str:
-        data = event.data
-        return f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks, {data['plan']['join']}"
-
-    def _end(self, event: Event) -> str:
-        metrics = event.data["metrics"]
-        score = metrics.get(f"val_{metrics.get('metric', self._metric)}")
-        best = "" if score is None else f", best val {score:.4f} @ {metrics['best_epoch']}"
-        return f"{event.task}: {event.data['status']} after epoch {metrics['epochs_run']}{best}"
-
-    def _over(self, event: Event) -> str:
-        data = event.data
-        words = [f"{event.task}: {data.get('status', event.kind)}"]
-        words += [str(data["message"])] if "message" in data else []
-        words += [f"best {data['best']}"] if data.get("best") else []
-        return ", ".join(words)
-
-    def _progress(self, data: Any) -> str:
+        if kind in STEERED or kind == "interrupted":
+            return f"{kind} after epoch {data['epoch']}"
+        if kind == "start":
+            graph, self._metric = data["graph"], data["metric"]
+            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
+            count = f"{data['tasks']} tasks" if "tasks" in data else f"{data['parameters']:,} parameters"
+            return f"{event.task}: {count} on {graph['name']} ({size}), {data['device']}"
+        if kind == "group":
+            return f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks, {data['plan']['join']}"
+        if kind == "end":
+            metrics = data["metrics"]
+            score = metrics.get(f"val_{metrics.get('metric', self._metric)}")
+            best = "" if score is None else f", best val {score:.4f} @ {metrics['best_epoch']}"
+            return f"{event.task}: {data['status']} after epoch {metrics['epochs_run']}{best}"
+        if kind in ("finish", "failed"):
+            words = [f"{event.task}: {data.get('status', kind)}"]
+            words += [str(data["message"])] if "message" in data else []
+            return ", ".join(words + ([f"best {data['best']}"] if data.get("best") else []))
         now = time.monotonic()
-        if now - self._told < self._every:
+        if kind != "progress" or now - self._last_progress < self._every:
             return ""
-        self._told = now
+        self._last_progress = now
         if "members" in data:
             done = f"{data['done']:,} of {data['total']:,} task epochs"
             return f"{done}, {data['epochs_per_second']:,.0f} per second, {len(data['members'])} running"
-        return " ".join([f"epoch {data['epoch']}/{data['epochs']}", *self._numbers(data)])
-
-    def _numbers(self, data: Any) -> list[str]:
-        value, best = data.get(f"val_{self._metric}"), data.get(f"best_val_{self._metric}")
-        found = [f"loss {show_loss(data['loss'])}"] if "loss" in data else []
-        found += [f"val {value:.4f}"] if value is not None else []
-        return found + ([f"best {best:.4f} @ {data['best_epoch']}"] if best is not None else [])
-
-
-# ---- Show a run in a notebook: one cell output that is updated in place, from Events alone.
-
-NOTEBOOK_SECONDS = 0.5
-MOST_LINES = 6
+        return " ".join([f"epoch {data['epoch']}/{data['epochs']}", *progress_words(data, self._metric)])
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """True if this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class NotebookDisplay(PlainLog):
-    """The last lines of a plain log and a progress bar, in one output."""
+    """Shows a run in a notebook: the last lines of a plain log and a progress bar, updated in one output."""
 
     def __init__(self) -> None:
-        super().__init__(every=0.0)  # the newest epoch is known when it is drawn, which is rarer
+        super().__init__(every=0.0)  # drawing is rarer, and shows the newest epoch
         self._lines: list[str] = []
         self._now, self._share, self._drawn = "", 0.0, 0.0
         self._handle: Any = None
@@ -123,17 +107,15 @@ class NotebookDisplay(PlainLog):
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        said = self._words(event)
+        words, data = self._words(event), event.data
         if event.kind == "progress":
-            done, total = (
-                event.data.get(name) for name in (("done", "total") if "done" in event.data else ("epoch", "epochs"))
-            )
+            done, total = (data["done"], data["total"]) if "done" in data else (data["epoch"], data["epochs"])
             self._share = done / max(total or 1, 1)
-            self._now = said or self._now
+            self._now = words or self._now
         elif event.kind == "preparing":
-            self._now = said
-        elif said:
-            self._lines = [*self._lines, said][-MOST_LINES:]
+            self._now = words
+        elif words:
+            self._lines = [*self._lines, words][-MOST_LINES:]
         self._draw(force=event.kind != "progress")
 
     def html(self) -> str:
@@ -153,9 +135,6 @@ class NotebookDisplay(PlainLog):
         self._handle.update(HTML(self.html()))
 
 
-CHOICES = (True, False, "auto", "live", "plain")
-
-
 def display_for(progress: bool | str, several: bool = False) -> AbstractContextManager[Any] | None:
     """What ``progress`` selects: a live line, or a table for ``several`` tasks (True, ``"live"``), plain lines of text
     (``"plain"``), nothing (False); ``"auto"``: live on a terminal and in a notebook, else nothing.
@@ -169,17 +148,8 @@ def display_for(progress: bool | str, several: bool = False) -> AbstractContextM
     on_terminal = hasattr(sys.stderr, "isatty") and sys.stderr.isatty()
     if progress is False or (progress == "auto" and not on_terminal):
         return None
-    return _live(several)
+    from rich.console import Console  # a run that is shown nowhere imports no display
 
+    from weft.engine.live_table import LiveDisplay, LiveTable
 
-def _live(several: bool) -> AbstractContextManager[Any]:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if several:
-        from weft.engine.live_table import LiveTable
-
-        return LiveTable(console)
-    from weft.engine.live_table import LiveDisplay
-
-    return LiveDisplay(console)
+    return (LiveTable if several else LiveDisplay)(Console(stderr=True))

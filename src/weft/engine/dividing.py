@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft.batches.division.preparers import Hardware
 from weft.batches.division.profiler import LIMIT_SECONDS
@@ -14,9 +14,9 @@ from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes
 from weft.core.errors import WeftError
 from weft.core.machine import Machine
-from weft.core.plan import Plan, PlanOptions
+from weft.core.plan import Plan
+from weft.core.run_options import Placement
 from weft.core.units import show_seconds
-from weft.engine.estimator import NONE
 from weft.engine.machine import load_calibration, update_calibration
 from weft.planner.division.drift import PhaseDrift
 from weft.planner.division.partitioner import Limits, partition
@@ -34,7 +34,7 @@ class Dividing:
 
     machine: Machine
     hardware: Hardware | None = None
-    options: PlanOptions = NONE
+    options: Placement = field(default_factory=Placement)
 
     @property
     def workers(self) -> int:
@@ -63,7 +63,9 @@ class Dividing:
         if plan.division is not None and (plan.phases or fixed):  # a fixed ratio of a plan is kept
             division, words = plan.division, f"as planned: {plan.division.words()}"
         else:
-            slots = max(1, min(source.slots - 1, int(PINNED_SHARE * self.machine.host_bytes / max(times.bytes, 1))))
+            slots = max(
+                1, min(source.slots - 1, int(PINNED_SHARE * self.machine.host.memory_bytes / max(times.bytes, 1)))
+            )
             limits = Limits(slots, source.division.device_buffer, self.workers, *strategy_of(self.options))
             chosen = partition(times, registry, batches, limits, source.hardware.name)
             division = chosen.division

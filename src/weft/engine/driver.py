@@ -6,18 +6,19 @@ The same updates and requests give the same decisions, wherever the driver runs.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.core.decision import Decision, GroupOutline, Requests, Stop, Update
 from weft.core.errors import ModelError, SpecError, WeftError
 from weft.core.member import Member
-from weft.core.settings import Callback, Moment
+from weft.core.run_options import RunOptions
+from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
 from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.step_options import LEAVE_EVERY, Pace, pays_to_leave
-from weft.planner.pruning import Policy, every
+from weft.planner.pruning import every, policy_for
 
 ByMember = Mapping[str, tuple[Callback, ...]]
 
@@ -35,14 +36,16 @@ def callbacks_of(tasks: Sequence[Task]) -> dict[str, tuple[Callback, ...]]:
     return functions
 
 
-def call(callbacks: Sequence[Callback], name: str, columns: Sequence[str], rows: Sequence[Sequence[float]]) -> Moment:
-    """Call those of a member's callbacks that are due after the epochs ``rows``; return what they requested."""
-    moment = Moment(name, len(rows), {column: [row[i] for row in rows] for i, column in enumerate(columns)})
+def call(callbacks: Sequence[Callback], member: Member, make_model: Callable[[str], Any] | None) -> CallbackContext:
+    """Call those of a member's callbacks that are due after its last epoch; return what they requested."""
+    columns, name = enumerate(member.outline.columns), member.name
+    history = {column: [row[index] for row in member.rows] for index, column in columns}
+    context = CallbackContext(name, len(member.rows), history, make_model)
     for callback in callbacks:
-        if not callback.is_due(moment.epoch):
+        if not callback.is_due(context.epoch):
             continue
         try:
-            callback.call(moment)  # type: ignore[operator]
+            callback.call(context)  # type: ignore[operator]
         except WeftError:
             raise
         except Exception as error:
@@ -51,53 +54,42 @@ def call(callbacks: Sequence[Callback], name: str, columns: Sequence[str], rows:
                 f"task {name!r}: callback {name_of(callback.call)} raised {type(error).__name__}: {error} "
                 f"(line {last.lineno} of {last.filename})"
             ) from error
-    return moment
+    return context
 
 
 POLL_SECONDS = 0.2  # often enough to feel live; rare enough that the GPU never idles
-CHECKPOINT_SECONDS = 30.0
 GROWTH = 8  # how many times longer the next period may be than the last: the first epochs are no measure
 NOTHING = Requests()
-
-
-@dataclass(frozen=True)
-class DriverOptions:
-    """``checkpoint_every``: seconds of training between checkpoints. ``policy``: who is pruned.
-
-    ``period`` fixes the number of epochs between two updates, which otherwise follows the speed of the group so that an
-    update comes every ``poll_seconds``; only the number of events depends on it.
-    """
-
-    checkpoint_every: float = CHECKPOINT_SECONDS
-    policy: Policy | None = None
-    period: int | None = None
-    poll_seconds: float | None = None  # None: POLL_SECONDS
-    leave_every: int | None = None  # None: LEAVE_EVERY
+DEFAULTS = RunOptions()
 
 
 class Driver:
     """Decides what a session of ``group`` does next.
 
     ``board`` has all members that have begun, of every group: a pruning policy compares them.
-    ``drift`` notes when the phases of divided batches drift. ``callbacks``: of members, by name.
+    ``drift`` notes when the phases of divided batches drift. ``callbacks``: of members, by name;
+    ``make_model`` makes the model of a member that a callback reads. ``period`` fixes the number of epochs between two
+    updates, which otherwise follows the speed of the group so that an update comes every ``POLL_SECONDS``; only the
+    number of events depends on it.
     """
 
     def __init__(
         self,
         group: GroupOutline,
-        options: DriverOptions | None = None,
+        options: RunOptions = DEFAULTS,
         board: dict[str, Member] | None = None,
         drift: PhaseDrift | None = None,
         callbacks: ByMember | None = None,
+        make_model: Callable[[str], Any] | None = None,
+        period: int | None = None,
     ) -> None:
         self._callbacks, self._drift = dict(callbacks or {}), drift
-        self._group, self._options = group, options or DriverOptions()
-        self._poll_seconds = POLL_SECONDS if self._options.poll_seconds is None else self._options.poll_seconds
-        self._leave_every = self._options.leave_every or LEAVE_EVERY
+        self._group, self._checkpoint_every, self._policy = group, options.checkpoint_every, policy_for(options.prune)
+        self._make_model, self._fixed_period = make_model, period
         self._board = {} if board is None else board
         self._members = {member.name: Member(member) for member in group.members}
         self._board.update(self._members)
-        self._epoch, self._period = 0, self._options.period or 1
+        self._epoch, self._period = 0, period or 1
         self._begun = False  # the first updates say where the group stands, which may be in the middle
         self._pace, self._prepare_seconds = Pace(), 0.0
         self._unsaved_seconds, self._paused = 0.0, False
@@ -126,7 +118,7 @@ class Driver:
         if self._paused:
             save = not was_paused or bool(stops)
         else:
-            save = trained > 0 and self._unsaved_seconds >= self._options.checkpoint_every
+            save = trained > 0 and self._unsaved_seconds >= self._checkpoint_every
         if save:
             self._unsaved_seconds = 0.0
         if self._paused:
@@ -152,8 +144,8 @@ class Driver:
         self._prepare_seconds = latest.prepare_seconds or self._prepare_seconds
         epoch_seconds = latest.seconds / trained
         self._pace = self._pace.after(len(self._present()), epoch_seconds)
-        if self._options.period is None:
-            self._period = max(1, min(int(self._poll_seconds / max(epoch_seconds, 1e-9)), GROWTH * self._period))
+        if self._fixed_period is None:
+            self._period = max(1, min(int(POLL_SECONDS / max(epoch_seconds, 1e-9)), GROWTH * self._period))
         return trained, () if self._drift is None else tuple(self._drift.observe(latest.phases))
 
     def _present(self) -> list[Member]:
@@ -164,7 +156,7 @@ class Driver:
 
     def _pruned(self) -> list[Stop]:
         """Called at fixed epochs, so that decisions do not depend on how often updates come."""
-        policy, running = self._options.policy, {member.name: member for member in self._running()}
+        policy, running = self._policy, {member.name: member for member in self._running()}
         if policy is None or self._epoch % every(policy) or not running:
             return []
         peers = next(iter(running.values())).outline.peers
@@ -177,12 +169,12 @@ class Driver:
         """Call the callbacks of running members; ``rates`` gets factors, the result has those that stop."""
         stops = []
         for member in self._running():
-            moment = call(self._callbacks.get(member.name, ()), member.name, member.outline.columns, member.rows)
-            if moment.factor != 1.0:
-                rates[member.name] = moment.factor
-            if moment.reason is not None:
+            context = call(self._callbacks.get(member.name, ()), member, self._make_model)
+            if context.factor != 1.0:
+                rates[member.name] = context.factor
+            if context.reason is not None:
                 stop = self._stop(member, "stopped", member.epoch)
-                reason = f" by a callback: {moment.reason}" if moment.reason else " by a callback"
+                reason = f" by a callback: {context.reason}" if context.reason else " by a callback"
                 stops.append(replace(stop, message=stop.message + reason))
         return stops
 
@@ -200,7 +192,7 @@ class Driver:
         present = self._present()
         ended = [member for member in present if not member.running]
         if self._group.device == "cpu":
-            at_hand = self._epoch % self._leave_every == 0 and not self._group.compiled
+            at_hand = self._epoch % LEAVE_EVERY == 0 and not self._group.compiled
             leave = 0 < len(ended) < len(present) and at_hand
         else:
             remaining = max((member.outline.epochs - member.epoch for member in self._running()), default=0)
@@ -209,14 +201,14 @@ class Driver:
 
     def _epochs_to_train(self) -> int:
         """Epochs to the next update: never past one at which a policy is called or members may leave."""
-        ends, policy = [self._period if self._drift is None else 1], self._options.policy
+        ends, policy = [self._period if self._drift is None else 1], self._policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
         for member in self._running():
             later = (callback.next_after(self._epoch) for callback in self._callbacks.get(member.name, ()))
             ends += [epoch - self._epoch for epoch in later if epoch is not None]
         if self._group.device == "cpu" and len(self._present()) > 1:
-            ends.append(self._leave_every - self._epoch % self._leave_every)
+            ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
         return min(ends)
 
 

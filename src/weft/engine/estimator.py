@@ -15,9 +15,10 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.models import BUILT_IN
-from weft.core.placement import Placement, on_device
-from weft.core.plan import Plan, PlanOptions
+from weft.core.placement import DataPlacement, on_device
+from weft.core.plan import Plan
 from weft.core.program import Program
+from weft.core.run_options import RunOptions
 from weft.core.task import OWN_FUNCTIONS, Task
 from weft.core.units import show_bytes
 from weft.engine.graphs import Graphs
@@ -100,7 +101,7 @@ def switches(task: Task) -> tuple[bool, ...]:
     return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
 
 
-NONE = PlanOptions()
+NONE = RunOptions()
 
 
 @dataclass(frozen=True)
@@ -143,18 +144,18 @@ class Estimator:
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
         self._bytes: dict[Hashable, float] = {}
-        self._places: dict[Hashable, Placement] = {}
+        self._places: dict[Hashable, DataPlacement] = {}
 
-    def place(self, task: Task, placement: Placement) -> None:
+    def place(self, task: Task, placement: DataPlacement) -> None:
         """From now on ``task`` and those that share its batches have their things there."""
         self._places[group_key(task, self.stats(task).multilabel)] = placement
 
-    def placement(self, task: Task) -> Placement:
+    def placement(self, task: Task) -> DataPlacement:
         """Where the things of ``task`` lie: on the device, unless :meth:`place` has said otherwise."""
         placed = self._places.get(group_key(task, self.stats(task).multilabel)) if task.sampled else None
         return placed or on_device(self.machine.device)
 
-    def placed(self, plan: Plan, task: Task, placement: Placement | None = None) -> Plan:
+    def placed(self, plan: Plan, task: Task, placement: DataPlacement | None = None) -> Plan:
         """``plan``, whose first task is ``task``, with its placement."""
         return replace(plan, placement=placement or self.placement(task))
 
@@ -163,13 +164,13 @@ class Estimator:
         self._graphs.check(task)
         return self._graphs.stats(task)
 
-    def plan(self, task: Task, placement: Placement | None = None) -> Plan:
+    def plan(self, task: Task, placement: DataPlacement | None = None) -> Plan:
         """How ``task`` would run alone."""
         return self.placed(group([task], self.stats(task), self.machine.device)[0], task, placement)
 
     # ---- Estimates
 
-    def alone(self, task: Task, placement: Placement | None = None) -> Estimate:
+    def alone(self, task: Task, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``task`` by itself."""
         key = self._key(task, placement)
         if key not in self._estimates:
@@ -177,7 +178,7 @@ class Estimator:
             self._estimates[key] = self._estimate(steps, [task], plan)
         return self._estimates[key]
 
-    def together(self, tasks: Sequence[Task], plan: Plan, placement: Placement | None = None) -> Estimate:
+    def together(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``tasks`` as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
             return self.alone(tasks[0], placement)
@@ -187,7 +188,7 @@ class Estimator:
             self._estimates[key] = self._estimate(self._captured(tasks, plan, placement), tasks, plan)
         return self._estimates[key]
 
-    def alike(self, task: Task, tasks: int, placement: Placement | None = None) -> Estimate:
+    def alike(self, task: Task, tasks: int, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``tasks`` tasks like ``task`` as one stack, computed from the step of two."""
         key = ("alike", self._key(task, placement), tasks)
         if key not in self._estimates:
@@ -269,7 +270,7 @@ class Estimator:
 
     # ---- Captured steps
 
-    def steps(self, task: Task, tasks: int = 1, placement: Placement | None = None) -> Steps:
+    def steps(self, task: Task, tasks: int = 1, placement: DataPlacement | None = None) -> Steps:
         """The captured step of ``task`` alone, or stacked with its like; tasks that differ in numbers share one."""
         key = (self._key(task, placement), tasks)
         if key not in self._captures:
@@ -278,7 +279,7 @@ class Estimator:
             self._captures[key] = self._captured(alike, self.placed(plan, task, placement), placement)
         return self._captures[key]
 
-    def _captured(self, tasks: Sequence[Task], plan: Plan, placement: Placement | None = None) -> Steps:
+    def _captured(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Steps:
         """As an earlier process captured it, or captured now and kept for later ones."""
         key = self._capture_key(tasks, plan, placement)
         if key in self._captures:
@@ -300,7 +301,6 @@ class Estimator:
     def captured_now(self, tasks: Sequence[Task], plan: Plan) -> Steps:
         """The step of ``tasks`` by a dry run; a model that cannot be dry-run raises an InputError with the reason."""
         from weft.runtime.dry_run import capture  # a run that needs no dry run does without
-        from weft.runtime.group import weight_digests
 
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
@@ -318,7 +318,7 @@ class Estimator:
         self.known_kernels.update(launched)
         # A step scaled from a small graph has the shapes of that one.
         whole = found.program.recordable
-        weights, notes = (weight_digests(found.run), tuple(found.run.notes)) if whole else ((), ())
+        weights, notes = (found.run.weight_digests(), tuple(found.run.notes)) if whole else ((), ())
         parameters = tuple(found.parameters)
         return Steps(found.program, found.preparation, parameters, weights, tuple(launched), notes)
 
@@ -343,12 +343,12 @@ class Estimator:
 
     # ---- Keys: equal for tasks and groups whose steps differ in numbers alone
 
-    def _key(self, task: Task, placement: Placement | None = None) -> Hashable:
+    def _key(self, task: Task, placement: DataPlacement | None = None) -> Hashable:
         batches = group_key(task, self.stats(task).multilabel)
         numbers = (width(task), task.epochs, *switches(task))
         return (batches, placement or self.placement(task), tuple(stack_key(task).items()), *numbers)
 
-    def _group_key(self, tasks: Sequence[Task], plan: Plan, placement: Placement | None = None) -> Hashable:
+    def _group_key(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Hashable:
         key: list[Hashable] = [plan.join, plan.first_layer]
         for slots in plan.stack_members:  # narrower members are padded
             members = [tasks[slot] for slot in slots]
@@ -358,7 +358,7 @@ class Estimator:
             key.append((self._key(widest, placement), widths, kinds, longest, len(members)))
         return tuple(key)
 
-    def _capture_key(self, tasks: Sequence[Task], plan: Plan, placement: Placement | None = None) -> Hashable:
+    def _capture_key(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Hashable:
         return (self._group_key(tasks, plan, placement), plan.replay, plan.row_order, plan.mode, plan.places)
 
 
@@ -513,21 +513,21 @@ def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimat
 
 
 def groups_within_budget(
-    tasks: Sequence[Task], estimator: Estimator, room: int, plan_options: PlanOptions = NONE
+    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> list[tuple[Plan, Estimate]]:
     """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``.
 
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    left, by_name = room - (plan_options.cache or 0), {task.label: task for task in tasks}
+    left, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
     machine, budget = estimator.machine, left
 
     def bytes_of(some: Sequence[Task]) -> float:
         return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
 
     for _ in range(ATTEMPTS):
-        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": plan_options.weave}
+        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [estimator.placed(plan, by_name[plan.members[0]]) for plan in plans]
         groups = list(zip(plans, group_estimates(plans, by_name, estimator, left), strict=True))
@@ -537,20 +537,20 @@ def groups_within_budget(
         budget = int(budget * left / max(totals) * LESS)
     decided = []
     for plan, estimate in groups:
-        plan, estimate = cached_group(plan, estimate, by_name, estimator, room, plan_options)
-        decided.append((_decided(plan, estimate, by_name, estimator, plan_options), estimate))
+        plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)
+        decided.append((_decided(plan, estimate, by_name, estimator, options), estimate))
     return decided
 
 
 def cached_group(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: PlanOptions
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
 ) -> tuple[Plan, Estimate]:
     """A sampled group with its cache, in what is left of ``room``, and the reasons for its placement."""
     task, machine = tasks[plan.members[0]], estimator.machine
     if not task.sampled:
         return plan, estimate
     stats = estimator.stats(task)
-    placement = with_cache(plan.places, task, stats, options, room - estimate.cost.total_bytes)
+    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
     if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
         cost = estimate.cost
         if estimate.trained is not None:
@@ -565,14 +565,14 @@ def cached_group(
 
 
 def _decided(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, plan_options: PlanOptions
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, options: RunOptions
 ) -> Plan:
     """The plan with its cost, and whether it is compiled."""
     epochs = max(tasks[name].epochs for name in plan.members)
     gain = estimator.compiling(estimate, tasks[plan.members[0]], plan)
-    compiled, why = whether_to_compile(plan_options.compile, gain, epochs, plan.device, plan.join)
+    compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
     if plan.mode == "sampled":
         compiled = False
-        why = ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else ()
+        why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
     why = (*plan.why, *estimate.notes, *why)
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)

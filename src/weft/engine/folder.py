@@ -36,7 +36,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
 from weft.core.wording import option, switch
-from weft.engine.result import RESULT_FILES, Result, write_reason
+from weft.engine.result import FORMAT, RESULT_FILES, Result, check_format, write_reason
 from weft.engine.sweep_result import SweepResult, folder_names
 from weft.graph.graph import Graph
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
@@ -406,6 +406,7 @@ class SweepFolder(RunFolder):
             return None
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
+            check_format(data, file)
             saved, groups = data["tasks"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
@@ -438,6 +439,7 @@ class SweepFolder(RunFolder):
     def save_groups(self, groups: Groups) -> None:
         """Write down who trains with whom, so that a later run finds their checkpoints."""
         data = {
+            "format": FORMAT,
             "version": __version__,
             "sweep": self._sweep.to_dict(),
             "tasks": [task.to_dict() for task in self._sweep],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from weft.batches.placement import place_graph
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement, on_device
+from weft.core.placement import DataPlacement, on_device
 from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, Task
 from weft.core.units import show_bytes
@@ -33,9 +33,8 @@ from weft.sched.two_ended_pool import padded
 #
 # A graph stays with everything derived from it: its transpose, normalised forms, work lists and cached first
 # aggregations. The least recently used ones are evicted once they take more than the limit. On a GPU each graph has a
-# memory pool of its own, so that its arrays never pin a segment that a training used; a graph takes the whole
-# segments of
-# that pool. What else the process holds when no run is under way (workspaces, ends of segments) is ``around``.
+# memory pool of its own, so that its arrays never pin a segment that a training used; it takes the whole segments of
+# that pool. ``around`` is what else the process holds between runs (workspaces, ends of segments).
 
 Changed = Callable[[int], None]
 _SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
@@ -45,7 +44,7 @@ HOST = torch.device("cpu")
 
 
 @dataclass
-class _Kept:
+class _StoredGraph:
     graph: Graph
     pool: Any = None
     bytes: int = 0
@@ -57,8 +56,8 @@ class GraphStore:
 
     ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
     buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
-    and the state of a group. ``around``: bytes that the process holds beside graphs between runs, as last counted: they
-    are none of the next run's.
+    and the state of a group. ``around``: bytes that the process holds besides graphs between runs, as last counted: the
+    next run is not charged for them.
     """
 
     device: torch.device
@@ -68,29 +67,31 @@ class GraphStore:
     around: int = 0
     _on_change: Changed | None = None
     _in_use: frozenset[str] = frozenset()
-    _placed: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
-    _host: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
+    _placed: OrderedDict[Hashable, _StoredGraph] = field(default_factory=OrderedDict)
+    _host: OrderedDict[Hashable, _StoredGraph] = field(default_factory=OrderedDict)
     _handed_out: set[Hashable] = field(default_factory=set)  # to a run that may still use them
     _weights: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)  # fetched ahead, by their file
     _taken: Hashable = None  # those of them that are in use
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def host(self, name: str, make: Callable[[], Any]) -> Any:
-        """The graph called ``name`` on the host; ``make`` finds it, unless it is kept."""
+        """The graph called ``name`` on the host; ``make`` loads it, unless it is stored."""
         key = state_of(name)
         with no_capture(), self._lock:  # in this order, here and elsewhere; memory is pinned, and given back
             if key not in self._host:
                 made = make()
                 if not isinstance(made, Graph):
                     return made  # a summary
-                kept = _pinned(made) if self.device.type == "cuda" else made
-                self._host[key] = _Kept(kept, bytes=bytes_of(kept, HOST))
-                self._trim_host(key)
+                graph = _pinned(made) if self.device.type == "cuda" else made
+                self._host[key] = _StoredGraph(graph, bytes=bytes_of(graph, HOST))
+                total = sum(stored.bytes for stored in self._host.values())
+                while total > self.host_bytes and next(iter(self._host)) != key:
+                    total -= self._host.popitem(last=False)[1].bytes
             self._host.move_to_end(key)
             return self._host[key].graph
 
     def placed(self, name: str, make: Callable[[], Graph]) -> Graph:
-        """The graph called ``name`` on the device; ``make`` brings it there, unless it is kept."""
+        """The graph called ``name`` on the device; ``make`` brings it there, unless it is stored."""
         key = state_of(name)
         with no_capture(), self._lock:
             self._put(key, make)
@@ -103,21 +104,21 @@ class GraphStore:
         self._placed.move_to_end(key)
 
     def holds(self, name: str) -> bool:
-        """Whether the graph called ``name`` is on the device."""
+        """True if the graph called ``name`` is on the device."""
         with self._lock:
             return state_of(name) in self._placed
 
     def prefetch(self, name: str, make: Callable[[], Graph], expected: int) -> bool:
-        """Bring a graph of about ``expected`` bytes to the device beside a training, if that keeps the limit.
+        """Bring a graph of about ``expected`` bytes to the device during a training, if that keeps the limit.
 
         Copies run on a stream of their own, and never while a CUDA graph is captured.
         """
         with self._lock:
-            others = self.bytes_held(self._in_use)
-            if self.holds(name) or others + expected > self.device_bytes:
+            unused = self.bytes_held(self._in_use)
+            if self.holds(name) or unused + expected > self.device_bytes:
                 return False
             if self._on_change is not None and self.pool is None:
-                self._on_change(self.around + others + expected + SEGMENT_ENDS)
+                self._on_change(self.around + unused + expected + SEGMENT_ENDS)
         with no_capture(), _side_stream(self.device):
             try:
                 with self._lock:
@@ -130,9 +131,9 @@ class GraphStore:
 
     @contextmanager
     def following(self, in_use: Iterable[str], changed: Changed) -> Iterator[None]:
-        """A run of the graphs called ``in_use`` is under way inside: ``changed`` is called with the bytes of others.
+        """Call ``changed`` with the bytes of all graphs except those called ``in_use``, which a run inside trains on.
 
-        It is called at once, before they grow and after they shrink, so that the cap of the run can follow.
+        It is called at once, before the bytes grow and after they shrink, so that the cap of the run can follow.
         """
         with self._lock:
             self._in_use, self._on_change = frozenset(in_use), changed
@@ -143,20 +144,19 @@ class GraphStore:
             with self._lock:  # a thread that fetches calls ``changed`` before this, or never again
                 self._in_use, self._on_change = frozenset(), None
 
-    def _place(self, key: Hashable, make: Callable[[], Graph]) -> _Kept:
+    def _place(self, key: Hashable, make: Callable[[], Graph]) -> _StoredGraph:
         if self.pool is not None:
             return self._place_in(self.pool, key, make)
-        pool = _own_pool(self.device)
-        with _from_pool(pool, self.device):
+        with _own_pool(self.device) as pool:
             graph = make()
         graph.kept = {}
         unused = {} if pool is None else unused_bytes()
-        return _Kept(graph, pool, self._bytes_of(graph, key) + unused.get(_number(pool), 0))
+        return _StoredGraph(graph, pool, self._bytes_of(graph, key) + unused.get(_number(pool), 0))
 
-    def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _Kept:
-        """A graph in the pool, once enough is evicted of those that no run has; beside it, and said so, if too large.
+    def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _StoredGraph:
+        """A graph in the pool, after evicting graphs that no run uses; next to the pool, with a message, if too large.
 
-        ``make`` gives it wherever it is made: on the host, from which it is copied once.
+        ``make`` loads it wherever it is made: on the host, from which it is copied once.
         """
         made = make()
         owner, size = _owner(key), sum(padded(array.nbytes) for array in arrays_of(made).values())
@@ -166,11 +166,11 @@ class GraphStore:
             self._evict(other)
         graph = into_pool(made, pool, owner)
         if graph is None:
-            told = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
-            print(f"{told} of {show_bytes(pool.capacity)}; it lies beside it", flush=True)
+            message = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
+            print(f"{message} of {show_bytes(pool.capacity)}; it lies beside it", flush=True)
             graph = made.to(self.device)
         graph.kept = {}
-        return _Kept(graph, None, self._bytes_of(graph, key))
+        return _StoredGraph(graph, None, self._bytes_of(graph, key))
 
     def _bytes_of(self, graph: Graph, key: Hashable) -> int:
         if self.pool is None:
@@ -183,18 +183,18 @@ class GraphStore:
             self.pool.clear(_owner(key))
 
     def fetch_weights(self, path: str, read: Callable[[], dict[str, Tensor]]) -> bool:
-        """Bring the weights of a file into the pool beside a training; whether they are there."""
+        """Bring the weights of a file into the pool during a training; True if they are there."""
         key = state_of(path)
         if self.pool is None or key in self._weights:
             return key in self._weights
-        for other in [other for other in self._weights if other != self._taken]:  # nobody came for them
+        for other in [other for other in self._weights if other != self._taken]:  # never taken
             del self._weights[other]
             self.pool.clear(_owner(other))
         with no_capture(), _side_stream(self.device):
-            found = self.pool.copy_in(_owner(key), read())
-        if found is not None:
-            self._weights[key] = found
-        return found is not None
+            weights = self.pool.copy_in(_owner(key), read())
+        if weights is not None:
+            self._weights[key] = weights
+        return weights is not None
 
     def take_weights(self, path: str) -> dict[str, Tensor] | None:
         """The weights of a file that were fetched ahead, as near to the pool's end as they go; None if they were not.
@@ -209,26 +209,26 @@ class GraphStore:
         return self._weights[key]
 
     def bytes_held(self, without: Iterable[str] = ()) -> int:
-        """Bytes on the device of all graphs but those called ``without``, as last counted."""
+        """Bytes on the device of all graphs except those called ``without``, as last counted."""
         left_out = {state_of(name) for name in without}
         with self._lock:
-            return sum(kept.bytes for key, kept in self._placed.items() if key not in left_out)
+            return sum(stored.bytes for key, stored in self._placed.items() if key not in left_out)
 
     def settle(self, in_use: Iterable[str] = ()) -> bool:
-        """Count the bytes of every graph anew, and evict the least recently used beyond the limit; whether any was.
+        """Count the bytes of every graph again, and evict the least recently used beyond the limit; True if any was.
 
         Graphs called ``in_use`` stay, and do not count.
         """
         names, before = list(in_use), len(self._placed)
-        kept = {state_of(name) for name in names}
+        used = {state_of(name) for name in names}
         with self._lock:
-            self._handed_out &= kept
-            unused = unused_bytes() if any(one.pool is not None for one in self._placed.values()) else {}
-            for key, one in self._placed.items():
-                one.bytes = self._bytes_of(one.graph, key) + unused.get(_number(one.pool), 0)
-            for one in self._host.values():  # here alone: other threads ask for graphs while one trains
-                one.bytes = bytes_of(one.graph, HOST)
-            for key in [key for key in self._placed if key not in kept]:
+            self._handed_out &= used
+            unused = unused_bytes() if any(stored.pool is not None for stored in self._placed.values()) else {}
+            for key, stored in self._placed.items():
+                stored.bytes = self._bytes_of(stored.graph, key) + unused.get(_number(stored.pool), 0)
+            for stored in self._host.values():  # only here: other threads need graphs while one trains
+                stored.bytes = bytes_of(stored.graph, HOST)
+            for key in [key for key in self._placed if key not in used]:
                 if self.bytes_held(names) <= self.device_bytes:
                     break
                 self._evict(key)
@@ -255,19 +255,13 @@ class GraphStore:
                 self._on_change(self.around + self.reserved_bytes(self._in_use))
 
     def reserved_bytes(self, without: Iterable[str] = ()) -> int:
-        """Bytes of the device that graphs take, but those called ``without``, and the pool, whoever has what of it."""
+        """Device bytes held by graphs (except ``without``) plus the whole pool."""
         if self.pool is None:
             return self.bytes_held(without)
         left_out = {state_of(name) for name in without}
         with self._lock:
-            kept = [(key, one.bytes) for key, one in self._placed.items() if key not in left_out]
-            return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in kept)
-
-    def _trim_host(self, newest: Hashable) -> None:
-        total = sum(kept.bytes for kept in self._host.values())
-        while total > self.host_bytes and next(iter(self._host)) != newest:
-            _, gone = self._host.popitem(last=False)
-            total -= gone.bytes
+            sizes = [(key, stored.bytes) for key, stored in self._placed.items() if key not in left_out]
+            return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in sizes)
 
 
 @contextmanager
@@ -289,8 +283,8 @@ def state_of(name: str) -> Hashable:
     """The name of a graph with the state of its file or folder: a file that was written anew is another graph."""
     try:
         path = Path(name)
-        places = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
-        return (name, *((place.name, (found := os.stat(place)).st_mtime_ns, found.st_size) for place in places))
+        files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        return (name, *((file.name, (status := os.stat(file)).st_mtime_ns, status.st_size) for file in files))
     except OSError:
         return (name,)
 
@@ -308,27 +302,21 @@ def bytes_of(thing: Any, device: torch.device, without: int | None = None) -> in
     seen: set[int] = set()
     waiting = [thing]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, ATOMS) or id(one) in seen:
+        item = waiting.pop()
+        if isinstance(item, ATOMS) or id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            if one.device.type == device.type:
-                storage = one.untyped_storage()
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            if item.device.type == device.type:
+                storage = item.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, (dict, list, tuple, set)):
+            waiting += item.values() if isinstance(item, dict) else item
         else:
-            waiting += _inside(one)
+            slots = (name for name in getattr(type(item), "__slots__", ()) if isinstance(name, str))
+            waiting += [getattr(item, name, None) for name in slots]
+            waiting += vars(item).values() if hasattr(item, "__dict__") and not callable(item) else ()
     return sum(size for address, size in sizes.items() if address != without)
-
-
-def _inside(thing: Any) -> list[Any]:
-    if isinstance(thing, dict):
-        return list(thing.values())
-    if isinstance(thing, (list, tuple, set)):
-        return list(thing)
-    slots = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ()) if isinstance(name, str)]
-    inside = list(vars(thing).values()) if hasattr(thing, "__dict__") and not callable(thing) else []
-    return [*slots, *inside]
 
 
 def _pinned(graph: Graph) -> Graph:
@@ -343,14 +331,14 @@ def _pinned(graph: Graph) -> Graph:
     return pinned
 
 
-def _own_pool(device: torch.device) -> Any:
-    """A memory pool for one graph; None on a CPU, and where torch has none."""
-    if device.type != "cuda":
-        return None
-    try:
-        return torch.cuda.MemPool()
-    except (AttributeError, RuntimeError):
-        return None
+@contextmanager
+def _own_pool(device: torch.device) -> Iterator[Any]:
+    """Allocate from a memory pool of its own, which is returned; None on a CPU, and where torch has no pools."""
+    pool = None
+    with suppress(AttributeError, RuntimeError):
+        pool = torch.cuda.MemPool() if device.type == "cuda" else None
+    with nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, device=device):
+        yield pool
 
 
 def _number(pool: Any) -> tuple[int, int] | None:
@@ -364,53 +352,58 @@ def unused_bytes() -> dict[tuple[int, int] | None, int]:
     2.11). Python never frees those up to 256; a later one is freed while it is in use, and the process crashes some
     time after, wherever it allocates the next number.
     """
-    found: dict[tuple[int, int] | None, int] = {}
-    for one in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
-        number = tuple(one["segment_pool_id"])
-        found[number] = found.get(number, 0) + one["total_size"] - one["allocated_size"]
-    return found
+    unused: dict[tuple[int, int] | None, int] = {}
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        number = tuple(segment["segment_pool_id"])
+        unused[number] = unused.get(number, 0) + segment["total_size"] - segment["allocated_size"]
+    return unused
 
 
-def _from_pool(pool: Any, device: torch.device) -> AbstractContextManager[Any]:
-    return nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, device=device)
-
-
-def _side_stream(device: torch.device) -> AbstractContextManager[Any]:
-    return _SideStream(device) if device.type == "cuda" else nullcontext()
-
-
-class _SideStream:
-    """A stream for copies, waited for by the host on leaving: what was copied is there for every other stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._inside = torch.cuda.stream(self._stream)
-
-    def __enter__(self) -> None:
-        self._inside.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._stream.synchronize()
-        self._inside.__exit__(*error)
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Copy on a stream of its own, synchronised at the end: what was copied is there for every other stream."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        finally:
+            stream.synchronize()
 
 
 # ---- Make a sweep of tasks with ``split="all"``: one member per split of the graph.
 
 
 def with_all_splits(work: Task | Sweep) -> Task | Sweep:
-    """``work`` with a number for every split that it asks for; itself if it does not ask for all of them."""
+    """``work`` with a member per split for tasks with ``split="all"``; itself if there are none."""
     tasks = [work] if isinstance(work, Task) else work.tasks()
-    asking = [task for task in tasks if task.split == ALL_SPLITS]
-    if not asking:
+    graphs = {id(task.graph): task.graph for task in tasks if task.split == ALL_SPLITS}
+    if not graphs:
         return work
-    counts = {_count(graph) for graph in {id(task.graph): task.graph for task in asking}.values()}
-    if isinstance(work, Sweep) and len(counts) == 1:
-        return _written_out(work, tuple(range(counts.pop())))
-    return Sweep.from_tasks([one for task in tasks for one in _numbered(task)], work.name)
+    counts = {
+        key: graph.num_splits if isinstance(graph, Graph) else catalog.stats(graph).num_splits
+        for key, graph in graphs.items()
+    }
+    if isinstance(work, Sweep) and len(set(counts.values())) == 1:
+        numbers = tuple(range(next(iter(counts.values()))))
+
+        def numbered(settings: Mapping[str, Any]) -> dict[str, Any]:
+            return {**settings, **({"split": numbers} if settings.get("split") == ALL_SPLITS else {})}
+
+        explicit = [numbered(entry) for entry in work.explicit]
+        drawn = {"samples": work.samples, "sample_seed": work.sample_seed, "name": work.name}
+        return Sweep(tasks=explicit, **drawn, **numbered(work.settings))
+    members = []
+    for task in tasks:
+        several = range(counts[id(task.graph)]) if task.split == ALL_SPLITS else ()
+        members += [task.with_values(split=number, name=None) for number in several] or [task]
+    return Sweep.from_tasks(members, work.name)
 
 
 def check_split(task: Task, stats: GraphStats) -> None:
-    """A clear error unless the graph has the split of ``task``."""
+    """Raise an error unless the graph has the split of ``task``."""
     if isinstance(task.split, int) and task.split >= stats.num_splits:
         several = (
             f"{stats.num_splits} splits, 0..{stats.num_splits - 1}" if stats.num_splits > 1 else "1 split, number 0"
@@ -418,44 +411,7 @@ def check_split(task: Task, stats: GraphStats) -> None:
         raise SpecError(f"task {task.label!r}: split={task.split}, but graph {stats.name!r} has {several}")
 
 
-def _written_out(sweep: Sweep, numbers: tuple[int, ...]) -> Sweep:
-    def settled(settings: Any) -> dict[str, Any]:
-        return {key: numbers if key == "split" and value == ALL_SPLITS else value for key, value in settings.items()}
-
-    about = {"samples": sweep.samples, "sample_seed": sweep.sample_seed, "name": sweep.name}
-    return Sweep(tasks=[settled(entry) for entry in sweep.explicit], **about, **settled(sweep.settings))
-
-
-def _numbered(task: Task) -> list[Task]:
-    if task.split != ALL_SPLITS:
-        return [task]
-    return [task.with_values(split=number, name=None) for number in range(_count(task.graph))]
-
-
-def _count(graph: Any) -> int:
-    if isinstance(graph, Graph):
-        return graph.num_splits
-    stats: Callable[[Any], GraphStats] = catalog.stats
-    return stats(graph).num_splits
-
-
-# ---- Batches of one node: training nodes that are sampled alone, since they have no neighbours but themselves.
-
-
-def has_batch_of_one(graph: Graph, batch: int) -> bool:
-    """Whether a batch of an epoch has one training node: the last one, or all of them."""
-    return batch == 1 or graph.train.numel() % batch == 1
-
-
-def lone_node(graph: Graph) -> int | None:
-    """A training node without neighbours but itself, if there is one."""
-    adj, train = graph.adj, graph.train.to(graph.adj.indptr.device)
-    start, end = adj.indptr[train], adj.indptr[train + 1]
-    lone = start == end
-    one = (end - start == 1).nonzero().flatten()
-    lone[one] = adj.indices[start[one]].to(train.dtype) == train[one]
-    found = torch.nonzero(lone)
-    return int(train[found[0, 0]]) if found.numel() else None
+# ---- Graphs of the tasks of a plan or a run
 
 
 class Graphs:
@@ -485,60 +441,52 @@ class Graphs:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
         key = graph_key(task)
         if key not in self._found:
-            self._found[key] = self._kept_on_host(task)
+            stored = self._store is not None and isinstance(task.graph, str)
+            self._found[key] = self._store.host(task.graph, lambda: self._find(task)) if stored else self._find(task)
         return self._found[key]
-
-    def _kept_on_host(self, task: Task) -> Graph | GraphStats:
-        if self._store is None or not isinstance(task.graph, str):
-            return self._find(task)
-        found: Graph | GraphStats = self._store.host(task.graph, lambda: self._find(task))
-        return found
 
     def stats(self, task: Task) -> GraphStats:
         """What grouping knows of the graph of ``task``; a Graph remembers its own."""
-        found = self.summary(task)
-        return found if isinstance(found, GraphStats) else found.stats()
+        summary = self.summary(task)
+        return summary if isinstance(summary, GraphStats) else summary.stats()
 
     def check(self, task: Task) -> None:
-        """A clear error unless the graph has what ``task`` needs."""
+        """Raise an error unless the graph has what ``task`` needs."""
         check_trainable(task, self.summary(task))
 
     def on_device(self, task: Task) -> Graph:
         """The graph of ``task`` where it is trained, all of it."""
         return self.placed(task, on_device(self._device.type))
 
-    def placed(self, task: Task, placement: Placement) -> Graph:
+    def placed(self, task: Task, placement: DataPlacement) -> Graph:
         """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
         key, where = graph_key(task), (placement.features, placement.topology)
         if self._where.get(key) != where:
             self._placed.pop(key, None)
         if key not in self._placed:
-            self._placed[key], self._where[key] = self._kept_in_place(task, placement), where
-            self._true[key] = self._placed[key].stats()
+            device = on_device(self._device.type)
+            if self._store is None or where != (device.features, device.topology) or not isinstance(task.graph, str):
+                graph = self.bring(task, placement)
+            else:
+                graph = self._store.placed(task.graph, lambda: self.for_store(task, placement))
+            self._placed[key], self._where[key], self._true[key] = graph, where, graph.stats()
         return self._placed[key]
 
-    def _kept_in_place(self, task: Task, placement: Placement) -> Graph:
-        device = on_device(self._device.type)
-        whole = (placement.features, placement.topology) == (device.features, device.topology)
-        if self._store is None or not whole or not isinstance(task.graph, str):
-            return self.bring(task, placement)
-        return self._store.placed(task.graph, lambda: self.for_store(task, placement))
-
-    def for_store(self, task: Task, placement: Placement | None = None) -> Graph:
+    def for_store(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
         copies = self._store is not None and self._store.pool is not None
         return self._made(task) if copies else self.bring(task, placement)
 
-    def bring(self, task: Task, placement: Placement | None = None) -> Graph:
+    def bring(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
         return place_graph(self._made(task), placement or on_device(self._device.type), self._device)
 
     def _made(self, task: Task) -> Graph:
-        found = self.summary(task)
-        if isinstance(found, GraphStats):
-            found = find_graph(task, self._maker)
-        check_ids(found)
-        return found
+        graph = self.summary(task)
+        if isinstance(graph, GraphStats):
+            graph = find_graph(task, self._maker)
+        check_ids(graph)
+        return graph
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""
@@ -570,11 +518,11 @@ def find_graph(task: Task, device: torch.device) -> Graph:
     return catalog.load(task.graph, device=device)
 
 
-def check_trainable(task: Task, found: Graph | GraphStats) -> None:
-    """A clear error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
-    stats = found if isinstance(found, GraphStats) else found.stats()
+def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
+    """Raise an error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
+    stats = graph if isinstance(graph, GraphStats) else graph.stats()
     check_split(task, stats)
-    labelled = stats.num_classes > 0 if isinstance(found, GraphStats) else found.y is not None
+    labelled = stats.num_classes > 0 if isinstance(graph, GraphStats) else graph.y is not None
     name = f"graph {stats.name!r}"
     if not stats.num_features:
         raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
@@ -587,8 +535,8 @@ def check_trainable(task: Task, found: Graph | GraphStats) -> None:
         )
     if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
         raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
-    if not isinstance(found, GraphStats):
-        _check_batch_norm(task, found)
+    if not isinstance(graph, GraphStats):
+        _check_batch_norm(task, graph)
     if task.patience is not None and not stats.num_val:
         raise SpecError(
             f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
@@ -597,13 +545,23 @@ def check_trainable(task: Task, found: Graph | GraphStats) -> None:
 
 
 def _check_batch_norm(task: Task, graph: Graph) -> None:
-    """A clear error if batch norm would meet a batch of one node, which has no variance."""
-    if not task.sampled or task.norm != "batch" or not has_batch_of_one(graph, task.batch):
-        return
-    node = lone_node(graph)
+    """Raise an error if batch norm would meet a batch of one node, which has no variance."""
+    batch_of_one = task.batch == 1 or graph.train.numel() % task.batch == 1  # the last one, or all of them
+    node = lone_node(graph) if task.sampled and task.norm == "batch" and batch_of_one else None
     if node is not None:
         raise SpecError(
             f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
             f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} "
             "has no neighbours; choose another batch, or norm='layer'"
         )
+
+
+def lone_node(graph: Graph) -> int | None:
+    """A training node without neighbours except itself, if there is one: it is sampled alone."""
+    adj, train = graph.adj, graph.train.to(graph.adj.indptr.device)
+    start, end = adj.indptr[train], adj.indptr[train + 1]
+    lone = start == end
+    single = (end - start == 1).nonzero().flatten()
+    lone[single] = adj.indices[start[single]].to(train.dtype) == train[single]
+    nodes = torch.nonzero(lone)
+    return int(train[nodes[0, 0]]) if nodes.numel() else None

@@ -18,20 +18,21 @@ from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.member import Member
-from weft.core.plan import Plan, PlanOptions
+from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.background_probe import Look
-from weft.engine.choosing import in_mode, own_policy, phases_key
-from weft.engine.control import Interrupted, Interruption
+from weft.engine.background_probe import LoadSample
+from weft.engine.choosing import in_mode, phases_key
+from weft.engine.control import Control, Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_memory_errors, clear_model_errors, give_back_memory, what_was_raised
+from weft.engine.estimator import NONE
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder, RunningReport
 from weft.engine.graphs import Graphs, shared_store
-from weft.engine.job_options import JobOptions
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import DevicePool, give_back_heap, move_in, move_out
 from weft.engine.memory_budget import memory_cap, memory_taken, watch_memory
@@ -44,12 +45,13 @@ from weft.graph.graph import Graph
 from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
+from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
-from weft.runtime.group import GroupRun, weight_digests
+from weft.runtime.group import GroupRun
+from weft.runtime.infer import treat_inputs
 from weft.runtime.modules.convert import stacks_of
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.profile_division import divided_source
-from weft.runtime.trained_inputs import treat_inputs
 from weft.sched.admission import decide
 from weft.sched.baselines import PipeSwitchLike
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask
@@ -233,15 +235,13 @@ class MemberResults:
 class GroupSources:
     """Sources of batches for groups on ``machine``.
 
-    ``loader``: makes the batches in place of Weft's sampler; ``hardware``: what prepares batches with the host
-    (:class:`weft.batches.division.preparers.Hardware`; None: the GPU).
+    ``options.batches`` makes the batches in place of Weft's sampler; ``options.hardware`` prepares batches in addition
+    to the host (:class:`weft.batches.Hardware`; None: the GPU).
     """
 
-    def __init__(
-        self, machine: Machine, graphs: Graphs, options: PlanOptions, loader: Any = None, hardware: Any = None
-    ) -> None:
-        self._machine, self._graphs, self._options = machine, graphs, options
-        self._loader, self._hardware = loader, hardware
+    def __init__(self, machine: Machine, graphs: Graphs, options: RunOptions) -> None:
+        self._machine, self._graphs, self._placement = machine, graphs, options.placement
+        self._loader, self._hardware = options.batches, options.hardware
 
     def source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or batches that are sampled or loaded."""
@@ -251,7 +251,7 @@ class GroupSources:
         from weft.batches.sampled import source_for
 
         if self._loader is None:
-            source = source_for(task, plan, own_policy(self._options))
+            source = source_for(task, plan, self._placement.user_policy)
         else:
             source = loading_for(task, self._loader, plan)
         return self._dividing.source(source, plan)
@@ -260,7 +260,7 @@ class GroupSources:
     def _dividing(self) -> Dividing:
         from weft.engine.dividing import Dividing
 
-        return Dividing(self._machine, self._hardware, self._options)
+        return Dividing(self._machine, self._hardware, self._placement)
 
     def divide(self, group: GroupRun) -> tuple[PhaseDrift | None, str]:
         """Divide the batches of ``group`` if both sides can prepare them; what watches their phases, and a remark."""
@@ -279,7 +279,7 @@ class GroupSources:
 class Job:
     """``tasks`` on ``device``; emits to ``events``, saves to ``folder``.
 
-    Trains the groups of ``options.report``, or plans them. ``groups`` are the plans as they were carried out, each with
+    Trains the groups of ``report``, or plans them. ``groups`` are the plans as they were carried out, each with
     the key of its checkpoint.
     """
 
@@ -289,18 +289,19 @@ class Job:
         device: torch.device,
         events: EventSource,
         folder: RunFolder | None,
-        options: JobOptions,
+        options: RunOptions = NONE,
+        control: Control | None = None,
+        report: PlanReport | None = None,
     ) -> None:
         start_device(device)
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
-        self._began = Look.here()  # what else the machine does meanwhile
+        self._control, self._planned = control or Control(), report
+        self._began = LoadSample.now()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
-        self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
-        self._sources = GroupSources(
-            self._planner.machine, self._graphs, options.plan_options, options.batches, options.hardware
-        )
+        self._planner = RunPlanner(device, self._graphs, options)
+        self._sources = GroupSources(self._planner.machine, self._graphs, options)
         self._results = MemberResults(self._tasks, device, events, self._graphs)
         self._errors: list[WeftError] = []
         self._board: dict[str, Member] = {}  # of all members that have begun, as the drivers know them
@@ -336,7 +337,7 @@ class Job:
 
     def _prepare(self, saved: Groups | None) -> None:
         """Check the tasks and their graphs, and find the groups."""
-        report = self._options.report
+        report = self._planned
         if saved and report is not None:
             check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         with ExitStack() as stack:
@@ -362,7 +363,7 @@ class Job:
         """Group after group, in the order of the queue."""
         waiting = list(self.groups)
         queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
-        with Interruption(self._options.control), self._cap():
+        with Interruption(self._control), self._cap():
             while waiting:
                 (key, plan), self._scheduled = queue.next(waiting)
                 waiting.remove((key, plan))
@@ -399,9 +400,9 @@ class Job:
         return [*(saved or ()), *((str(place), plan) for place, plan in enumerate(self._plans(missing), first))]
 
     def _plans(self, missing: Sequence[Task]) -> list[Plan]:
-        if self._options.report is not None:
+        if self._planned is not None:
             # The settings are in the folder once, not with every member's plan.
-            return [replace(plan, tasks=()) for plan in self._options.report.plans]
+            return [replace(plan, tasks=()) for plan in self._planned.plans]
         tasks = self._planner.with_modes([self._as_before(task) for task in missing])
         self._planner.check(tasks)
         return self._planner.groups(tasks)
@@ -413,7 +414,7 @@ class Job:
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether every member of the group was cancelled before it began; a former run may have begun it."""
-        if len(self._options.control.wanted(plan.members)) < len(plan.members):
+        if len(self._control.wanted(plan.members)) < len(plan.members):
             return False
         if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
             return False
@@ -423,7 +424,7 @@ class Job:
 
     def _preempted(self, plan: Plan) -> bool:
         """Whether the run is to end before this group begins."""
-        if not self._options.control.requests().preempt:
+        if not self._control.requests().preempt:
             return False
         for name in plan.members:
             self._results.add([self._results.without_model(name, plan, "preempted", f"task {name!r}: preempted")])
@@ -453,7 +454,7 @@ class Job:
                 self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
-            if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
+            if self._planned is not None and plan.weights and plan.weights != group.weight_digests():
                 raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group)
             try:
@@ -488,10 +489,10 @@ class Job:
         """The group as planned, slow stacks taken apart unless its plan was given; or as the run that is resumed."""
         source = self._sources.source(tasks[0], plan)
         former = () if checkpoint is None else stacks_of(checkpoint.about)
-        measure = checkpoint is None and self._options.report is None
+        measure = checkpoint is None and self._planned is None
         group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
         if group.plan is not plan:
-            group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
+            group.plan = replace(group.plan, weights=group.weight_digests()) if plan.weights else group.plan
             self._replace(plan, group.plan)
         told = move_in(group, self._pool) if self._pool is not None else ""
         if told:
@@ -546,8 +547,15 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         drift = self._divided(group)
-        called = callbacks_of(group.tasks)
-        driver = Driver(outline_of(group), self._options.driver, self._board, drift, called)
+        index = {task.label: position for position, task in enumerate(group.tasks)}
+
+        def model_of(name: str) -> torch.nn.Module:
+            member = index[name]
+            return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
+
+        driver = Driver(
+            outline_of(group), self._options, self._board, drift, callbacks_of(group.tasks), make_model=model_of
+        )
         session = self._make_session(group, save, driver)
         self._results.follow(session.members)
         if checkpoint is not None:
@@ -575,11 +583,11 @@ class Job:
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
-        return Session(group, self._events, save, driver, self._options.control, threads)
+        return Session(group, self._events, save, driver, self._control, threads)
 
     def _interrupted(self, session: Session) -> Interrupted:
         place = None if session.checkpoint is None else session.checkpoint.parent
-        return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
+        return Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
         """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
@@ -593,7 +601,7 @@ class Job:
     @property
     def _predicted_here(self) -> bool:
         """Whether predictions are from the rates known of this machine: only then do they say how far those are off."""
-        report = self._options.report
+        report = self._planned
         return report is None or basis_of(report.machine) == basis_of(self._planner.machine)
 
     # ---- trouble -------------------------------------------------------------------------------------

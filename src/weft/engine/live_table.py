@@ -1,4 +1,4 @@
-"""Show a sweep as a live table on a terminal, from Events alone: members by their best validation metric.
+"""Show a run on a terminal, from Events alone: a sweep as a live table, one training as a live line.
 
 Members on different graphs are ranked apart, since their scores do not compare.
 """
@@ -20,6 +20,7 @@ from rich.text import Text
 from weft.core.event import STEERED, Event
 from weft.core.settings import lower_is_better
 from weft.core.units import show_loss
+from weft.engine.display import progress_words
 
 MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "green"} | dict.fromkeys(
@@ -59,144 +60,124 @@ class LiveTable:
             self._console.print(line, highlight=False)
 
     def _take(self, event: Event) -> None:
-        if event.kind == "start":
-            self._start(event)
-        elif event.kind == "group":
-            self._group(event.data)
-        elif event.kind == "progress":
-            self._whole |= {key: value for key, value in event.data.items() if key != "members"}
-            for member in event.data["members"]:
+        data, kind = event.data, event.kind
+        if kind == "start":
+            graph = data["graph"]
+            self._metric, self._count = data["metric"], data["tasks"]
+            self._graphs = tuple(data.get("graphs", ())) or (graph["name"],)
+            self._whole = {"done": 0, "total": data["epochs"]}
+            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
+            where = f"{graph['name']} ({size})" if len(self._graphs) == 1 else f"{len(self._graphs)} graphs"
+            line = f"[bold]{escape(event.task)}[/]: {data['tasks']} tasks on {escape(where)}, {data['device']}"
+            self._lines.append(line)
+        elif kind == "group":
+            shared = {key: data[key] for key in ("graph", "metric") if key in data}
+            for name in data["members"]:
+                self._members.setdefault(name, {"status": "running"}).update(shared)
+            plan = data["plan"]
+            stacks = f" in {len(plan['stacks'])} stacks" if len(plan["stacks"]) > 1 else ""
+            where = f" on {escape(data['graph'])}" if len(self._graphs) > 1 else ""
+            count = f"{len(data['members'])} tasks"
+            self._lines.append(f"group {data['group']} of {data['groups']}{where}: {count} {plan['join']}{stacks}")
+            reasons = plan["why"][:3] if data["groups"] <= 4 else ()
+            self._lines += [f"  [dim]· {escape(reason)}[/]" for reason in reasons]
+        elif kind == "progress":
+            self._whole |= {key: value for key, value in data.items() if key != "members"}
+            for member in data["members"]:
                 self._members.setdefault(member["task"], {}).update(member)
-        elif event.kind == "end":
-            self._end(event)
-        elif event.kind == "preparing":
-            self._preparing = event.data["message"]
-        elif event.kind == "note":
-            self._say(f"[yellow]note[/] {escape(event.data['message'])}")
-        elif event.kind in STEERED:
-            self._say(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}")
+        elif kind == "end":
+            metrics = data["metrics"]
+            row = {**data.get("last", {}), "status": data["status"], "epoch": metrics["epochs_run"]}
+            metric = metrics.get("metric", self._metric)
+            score = metrics.get(f"val_{metric}")
+            if score is not None:
+                row |= {f"best_val_{metric}": score, "best_epoch": metrics["best_epoch"]}
+            self._members.setdefault(event.task, {}).update(row)
+        elif kind == "preparing":
+            self._preparing = data["message"]
+        else:
+            self._lines += message_lines(event)
 
-    def _say(self, line: str) -> None:
-        self._lines.append(line)
-
-    def _start(self, event: Event) -> None:
-        data, graph = event.data, event.data["graph"]
-        self._metric, self._count = data["metric"], data["tasks"]
-        self._graphs = tuple(data.get("graphs", ())) or (graph["name"],)
-        self._whole = {"done": 0, "total": data["epochs"]}
-        size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-        where = f"{graph['name']} ({size})" if len(self._graphs) == 1 else f"{len(self._graphs)} graphs"
-        self._say(f"[bold]{escape(event.task)}[/]: {data['tasks']} tasks on {escape(where)}, {data['device']}")
-
-    def _group(self, data: Any) -> None:
-        known = {key: data[key] for key in ("graph", "metric") if key in data}
-        for name in data["members"]:
-            self._members.setdefault(name, {"status": "running"}).update(known)
-        plan = data["plan"]
-        stacks = f" in {len(plan['stacks'])} stacks" if len(plan["stacks"]) > 1 else ""
-        where = f" on {escape(data['graph'])}" if len(self._graphs) > 1 else ""
-        count = f"{len(data['members'])} tasks"
-        self._say(f"group {data['group']} of {data['groups']}{where}: {count} {plan['join']}{stacks}")
-        for reason in plan["why"][:3] if data["groups"] <= 4 else ():
-            self._say(f"  [dim]· {escape(reason)}[/]")
-
-    def _end(self, event: Event) -> None:
-        metrics = event.data["metrics"]
-        found = {**event.data.get("last", {}), "status": event.data["status"], "epoch": metrics["epochs_run"]}
-        metric = metrics.get("metric", self._metric)
-        score = metrics.get(f"val_{metric}")
-        if score is not None:
-            found |= {f"best_val_{metric}": score, "best_epoch": metrics["best_epoch"]}
-        self._members.setdefault(event.task, {}).update(found)
-
-    # ---- drawing -------------------------------------------------------------------------------------
+    # ---- Drawing
 
     def _render(self) -> RenderableType:
         with self._lock:
             if not self._members:
                 return Text(self._preparing, style="dim")
-            return Group(self._table(), *self._rest(), self._bar())
+            shown = self._shown()
+            return Group(self._table(shown), *self._rest(shown), self._bar())
 
-    def _rows(self) -> int:
-        room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
-        return max(3, min(MOST_ROWS, room, len(self._members)))
-
-    def _ranked(self) -> list[list[tuple[str, dict[str, Any]]]]:
-        """The members of every graph, best first; those of no known graph are with the first."""
-        found: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
+    def _shown(self) -> list[list[tuple[str, dict[str, Any]]]]:
+        """The best members of every graph, as many as there are rows; those of no known graph are with the first."""
+        by_graph: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
         for name, member in self._members.items():
-            found[member["graph"] if member.get("graph") in found else self._graphs[0]].append((name, member))
-        return [sorted(some, key=lambda item: -self._best(item[1])) for some in found.values()]
+            graph = member.get("graph")
+            by_graph[graph if graph in by_graph else self._graphs[0]].append((name, member))
+        ranked = [sorted(members, key=lambda item: -self._best(item[1])) for members in by_graph.values() if members]
+        room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
+        rows = max(3, min(MOST_ROWS, room, len(self._members)))
+        return [members[: max(1, rows // len(ranked))] for members in ranked]
 
     def _best(self, member: dict[str, Any]) -> float:
         column = f"val_{member.get('metric', self._metric)}"
         score = member.get(f"best_{column}")
         return float("-inf") if score is None else -float(score) if lower_is_better(column) else float(score)
 
-    def _shown(self) -> list[list[tuple[str, dict[str, Any]]]]:
-        """As many of every graph as there are rows for."""
-        begun = [some for some in self._ranked() if some]
-        return [some[: max(1, self._rows() // len(begun))] for some in begun]
-
-    def _table(self) -> Table:
+    def _table(self, shown: list[list[tuple[str, dict[str, Any]]]]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
         for heading in HEADINGS:
-            left = heading in ("task", "status")
-            table.add_column(heading, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
-        shown = self._shown()
-        room = self._room_for_names([self._cells(r, "", m) for some in shown for r, (_, m) in enumerate(some, 1)])
-        for some in shown:
-            for rank, (name, member) in enumerate(some, 1):
-                table.add_row(*self._cells(rank, cut(name, room), member), end_section=rank == len(some))
+            side = "left" if heading in ("task", "status") else "right"
+            table.add_column(heading, justify=side, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        # Names are cut to the width that the numbers leave of a line; numbers never are.
+        cells = [self._cells(rank, "", member) for rows in shown for rank, (_, member) in enumerate(rows, 1)]
+        plain = [[Text.from_markup(cell).plain for cell in row] for row in (*cells, list(HEADINGS))]
+        widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+        numbers = sum(width for width, heading in zip(widths, HEADINGS, strict=True) if heading != "task")
+        room = max(LEAST_NAME, self._console.width - numbers - GAP * (len(HEADINGS) - 1))
+        for rows in shown:
+            for rank, (name, member) in enumerate(rows, 1):
+                table.add_row(*self._cells(rank, cut(name, room), member), end_section=rank == len(rows))
         return table
-
-    def _room_for_names(self, cells: list[list[str]]) -> int:
-        """What the numbers leave of a line: names are cut, numbers never."""
-        columns = zip(
-            *([Text.from_markup(cell).plain for cell in row] for row in (*cells, list(HEADINGS))), strict=True
-        )
-        widths = [max(map(len, column)) for place, column in enumerate(columns) if HEADINGS[place] != "task"]
-        return max(LEAST_NAME, self._console.width - sum(widths) - GAP * (len(HEADINGS) - 1))
 
     def _cells(self, rank: int, name: str, member: dict[str, Any]) -> list[str]:
         status = member.get("status", "running")
         epochs = f"{member.get('epoch', 0)}/{member['epochs']}" if "epochs" in member else str(member.get("epoch", 0))
         metric = member.get("metric", self._metric)
-        best = _number(member.get(f"best_val_{metric}"))
+        values = [member.get(key) for key in ("loss", f"val_{metric}", f"best_val_{metric}")]
+        loss, value, best = (show_loss(number) if isinstance(number, float) else "" for number in values)
         return [
             str(rank),
             f"[bold]{escape(name)}[/]" if rank == 1 else escape(name),
             epochs,
-            _number(member.get("loss")),
-            _number(member.get(f"val_{metric}")),
+            loss,
+            value,
             f"[green]{best}[/]" if rank == 1 else best,
             str(member.get("best_epoch", "")),
             f"[{COLOURS.get(status, 'red')}]{status}[/]",
         ]
 
-    def _rest(self) -> list[Text]:
-        shown = {name for some in self._shown() for name, _ in some}
-        hidden = [(name, member) for name, member in self._members.items() if name not in shown]
-        waiting = self._count - len(self._members)
-        counts = Counter(member.get("status", "running") for _, member in hidden)
+    def _rest(self, shown: list[list[tuple[str, dict[str, Any]]]]) -> list[Text]:
+        names = {name for rows in shown for name, _ in rows}
+        hidden = [member for name, member in self._members.items() if name not in names]
+        waiting = max(self._count - len(self._members), 0)
+        counts = Counter(member.get("status", "running") for member in hidden)
         words = [f"{count} {status}" for status, count in counts.most_common()]
-        words += [f"{waiting} waiting"] if waiting > 0 else []
-        return (
-            [Text(f"   … and {len(hidden) + max(waiting, 0)} more: {', '.join(words)}", style="dim")] if words else []
-        )
+        words += [f"{waiting} waiting"] if waiting else []
+        more = f"   … and {len(hidden) + waiting} more: {', '.join(words)}"
+        return [Text(more, style="dim")] if words else []
 
     def _bar(self) -> Table:
         done, total = self._whole.get("done", 0), max(self._whole.get("total", 1), 1)
         rate = self._whole.get("epochs_per_second", 0.0)
-        left = f"{(total - done) / rate:,.0f} s left" if rate and done < total else ""
         words = [f"{done / total:.0%}", f"{done:,} of {total:,} task·epochs"]
-        words += [some for some in (f"{rate:,.0f} task·epochs/s" if rate else "", left) if some]
+        words += [f"{rate:,.0f} task·epochs/s"] if rate else []
+        words += [f"{(total - done) / rate:,.0f} s left"] if rate and done < total else []
         room = self._console.width - sum(map(len, words)) - GAP * len(words)  # the bar is short before words wrap
         bar = Table.grid(padding=(0, GAP))
         bar.add_row(
             ProgressBar(total=total, completed=done, width=max(LEAST_BAR, min(MOST_BAR, room))),
             words[0],
-            *(f"[dim]{some}[/]" for some in words[1:]),
+            *(f"[dim]{word}[/]" for word in words[1:]),
         )
         return bar
 
@@ -209,11 +190,11 @@ def cut(name: str, room: int) -> str:
     return f"{name[: room - 1 - tail]}…{name[len(name) - tail :]}"
 
 
-def _number(value: Any) -> str:
-    return show_loss(value) if isinstance(value, float) else ""
-
-
-# ---- Show a training as a live line on a terminal, from Events alone.
+def message_lines(event: Event) -> list[str]:
+    """The line of a note, or of a run that was paused, resumed or changed."""
+    if event.kind == "note":
+        return [f"[yellow]note[/] {escape(event.data['message'])}"]
+    return [f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}"] if event.kind in STEERED else []
 
 
 class LiveDisplay:
@@ -243,44 +224,26 @@ class LiveDisplay:
         self._bar.stop()
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "start":
-            self._start(event)
-        elif event.kind == "progress":
-            self._show(event.data)
-        elif event.kind == "finish":
-            self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
-        elif event.kind == "preparing" and not self._epochs:
-            self._bar.update(self._line, description=escape(event.data["message"]))
-        elif event.kind == "note":
-            self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
-        elif event.kind in STEERED:
-            self._console.print(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}", highlight=False)
-
-    def _start(self, event: Event) -> None:
-        data = event.data
-        graph = data["graph"]
-        self._metric, self._epochs = data["metric"], data["epochs"]
-        size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-        self._console.print(
-            f"[bold]{escape(event.task)}[/] on {escape(graph['name'])} ({size}), "
-            f"{data['parameters']:,} parameters, {data['device']}",
-            highlight=False,
-        )
-        for reason in data["plan"]["why"]:
-            self._console.print(f"  [dim]· {escape(reason)}[/]", highlight=False)
-        self._bar.update(self._line, description=escape(event.task), total=self._epochs)
-
-    def _show(self, data: Any) -> None:
-        words = [f"loss {show_loss(data['loss'])}"] if "loss" in data else []
-        value, best = data.get(f"val_{self._metric}"), data.get(f"best_val_{self._metric}")
-        if value is not None:
-            words.append(f"val {value:.4f}")
-        if best is not None:
-            words.append(f"best [green]{best:.4f}[/] @ {data['best_epoch']}")
-        self._bar.update(
-            self._line,
-            completed=data["epoch"],
-            count=f"{data['epoch']}/{self._epochs}",
-            numbers="  ".join(words),
-            rate=f"{data['epochs_per_second']:,.0f} epochs/s",
-        )
+        data, kind, lines = event.data, event.kind, message_lines(event)
+        if kind == "start":
+            graph = data["graph"]
+            self._metric, self._epochs = data["metric"], data["epochs"]
+            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
+            where = f"[bold]{escape(event.task)}[/] on {escape(graph['name'])} ({size})"
+            lines = [f"{where}, {data['parameters']:,} parameters, {data['device']}"]
+            lines += [f"  [dim]· {escape(reason)}[/]" for reason in data["plan"]["why"]]
+            self._bar.update(self._line, description=escape(event.task), total=self._epochs)
+        elif kind == "progress":
+            self._bar.update(
+                self._line,
+                completed=data["epoch"],
+                count=f"{data['epoch']}/{self._epochs}",
+                numbers="  ".join(progress_words(data, self._metric, "best [green]{:.4f}[/] @ {}")),
+                rate=f"{data['epochs_per_second']:,.0f} epochs/s",
+            )
+        elif kind == "finish":
+            self._bar.update(self._line, total=data["metrics"]["epochs_run"])
+        elif kind == "preparing" and not self._epochs:
+            self._bar.update(self._line, description=escape(data["message"]))
+        for line in lines:
+            self._console.print(line, highlight=False)

@@ -71,22 +71,20 @@ def device_name(device: torch.device) -> str:
 
 
 def machine_of(device: torch.device) -> str:
-    """What this host with ``device`` is called where something is kept of it (``weft.engine.home``)."""
+    """The name of this host with ``device`` in the home folder (``weft.engine.home``)."""
     return machine_name(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What one has to know to reproduce a number."""
-    found: dict[str, Any] = {
+    """Versions and device, to reproduce a number."""
+    return {
         "weft": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.system(),
         "device": device_name(device),
+        **({"cuda": torch.version.cuda} if device.type == "cuda" else {}),
     }
-    if device.type == "cuda":
-        found["cuda"] = torch.version.cuda
-    return found
 
 
 Given = Machine | str | os.PathLike[str] | None
@@ -95,21 +93,19 @@ FP32_LANES = 128  # of a multiprocessor; 64 on older ones
 NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes")  # of the trainer
 
 
-def find_machine(given: Given = None) -> Machine:
-    """The machine that ``given`` is or names: a profile or a file; None is the one at hand."""
-    if isinstance(given, Machine):
-        return given
-    if given is None:
+def find_machine(machine: Given = None) -> Machine:
+    """The machine itself, or the one of a profile or file that ``machine`` names; None is the one at hand."""
+    if isinstance(machine, Machine):
+        return machine
+    if machine is None:
         return this_machine()
-    if not isinstance(given, (str, os.PathLike)):
-        raise SpecError(f"machine={given!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
-    text = os.fspath(given)
-    if text.lower() in PROFILES:
-        return profile(text)
+    if not isinstance(machine, (str, os.PathLike)):
+        raise SpecError(f"machine={machine!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
+    text = os.fspath(machine)
     path = Path(text).expanduser()
-    if path.is_file():
+    if text.lower() not in PROFILES and path.is_file():
         return read_machine(path)
-    if path.suffix == ".json" or os.sep in text:
+    if text.lower() not in PROFILES and (path.suffix == ".json" or os.sep in text):
         raise SpecError(f"machine {text!r}: no such file; `weft probe --out FILE` writes one")
     return profile(text)
 
@@ -127,30 +123,52 @@ def this_machine() -> Machine:
     """The machine at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory."""
     gpus = gpu_names() if torch.backends.cuda.is_built() else []
     name = machine_name(gpus[0] if gpus else "cpu")
-    found = _probed(name) or (_by_profile(name, gpus[0]) if gpus else _this_cpu(name))
-    if found is None:
+    machine = _probed(name) or _by_profile(name, gpus[0] if gpus else "")
+    if machine is None:
         raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
-    return found
+    return machine
 
 
 def machine_with(device: torch.device) -> Machine:
     """This host with ``device`` to train on: as probed, else by its GPU's profile, else by its properties."""
     name = machine_of(device)
-    with suppress(SpecError):  # a damaged file is for `weft plan` to complain of; a run does without
-        found = _probed(name)
-        if found is not None and found.device == device.type:
-            return found
-    if device.type == "cpu":
-        return _this_cpu(name)
-    return _by_profile(name, torch.cuda.get_device_name(device)) or _by_properties(name, device)
+    with suppress(SpecError):  # `weft plan` complains of a damaged file; a run does without
+        probed = _probed(name)
+        if probed is not None and probed.device == device.type:
+            return probed
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    machine = _by_profile(name, gpu)
+    if machine is not None:
+        return machine
+    # A GPU without a profile: its own properties, and rates scaled from a known GPU's.
+    properties = torch.cuda.get_device_properties(device)
+    ghz = getattr(properties, "clock_rate", 1.5e6) / 1e6
+    width, clock = getattr(properties, "memory_bus_width", 384), getattr(properties, "memory_clock_rate", 8e6)
+    fp32 = properties.multi_processor_count * ghz * 1e9 * 2 * FP32_LANES
+    tensor_cores = properties.major >= 8
+    return data_sheet(
+        name,
+        memory=properties.total_memory,
+        bandwidth=2 * clock * 1e3 * width / 8,
+        l2=int(getattr(properties, "L2_cache_size", 0)) or 8 * MIB,
+        sms=properties.multi_processor_count,
+        ghz=ghz,
+        flops=(fp32, 2 * fp32 if tensor_cores else fp32, 4 * fp32 if tensor_cores else fp32),
+        pcie=13e9,
+        source="as the device reports; `weft probe` measures it",
+        host=_this_host(),
+    )
 
 
 def _probed(name: str) -> Machine | None:
-    kept = machine_folder(name) / PROBE
-    return read_machine(kept) if kept.is_file() else None
+    file = machine_folder(name) / PROBE
+    return read_machine(file) if file.is_file() else None
 
 
 def _by_profile(name: str, gpu: str) -> Machine | None:
+    """By the profile of ``gpu`` ("": of a CPU), with the cores and memory of this host; None without a profile."""
+    if not gpu:
+        return replace(profile("cpu"), name=name).with_host(memory_bytes=host_bytes(), cores=cpu_count())
     known = closest_profile(gpu)
     return None if known is None else replace(known, name=name, host=_this_host())
 
@@ -162,30 +180,6 @@ def _this_host() -> Host:
         if probed is not None:
             return probed.host
     return assumed_host(cpu_count(), host_bytes(), "what the system says")
-
-
-def _this_cpu(name: str) -> Machine:
-    return replace(profile("cpu"), name=name).with_host(memory_bytes=host_bytes(), cores=cpu_count())
-
-
-def _by_properties(name: str, device: torch.device) -> Machine:
-    """A GPU without a profile: its own properties, and rates scaled from a known GPU's."""
-    said = torch.cuda.get_device_properties(device)
-    ghz = getattr(said, "clock_rate", 1.5e6) / 1e6
-    width, clock = getattr(said, "memory_bus_width", 384), getattr(said, "memory_clock_rate", 8e6)
-    fp32 = said.multi_processor_count * ghz * 1e9 * 2 * FP32_LANES
-    return data_sheet(
-        name,
-        memory=said.total_memory,
-        bandwidth=2 * clock * 1e3 * width / 8,
-        l2=int(getattr(said, "L2_cache_size", 0)) or 8 * MIB,
-        sms=said.multi_processor_count,
-        ghz=ghz,
-        flops=(fp32, 2 * fp32 if said.major >= 8 else fp32, 4 * fp32 if said.major >= 8 else fp32),
-        pcie=13e9,
-        source="as the device reports; `weft probe` measures it",
-        host=_this_host(),
-    )
 
 
 def keep_probe(machine: Machine) -> Path:

@@ -220,7 +220,7 @@ def _move(stack: Stack, pool: DevicePool) -> bool:
     copied = pool.copy_in(owner, tensors, HIGH)
     if copied is None:
         return False
-    stack.move_state(copied)
+    stack.use_state(stack.state.of(copied))
     return True
 
 

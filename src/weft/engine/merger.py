@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core.plan import Plan
-from weft.runtime.epoch import StepMerger
+from weft.runtime.group import StepMerger
 
 
 def merger_for(plan: Plan) -> StepMerger | None:

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
 
 from weft.core.compatibility import graph_key
 from weft.core.cost import Cost
 from weft.core.division import built_in
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
-from weft.core.machine import Machine
-from weft.core.plan import Plan, PlanOptions
-from weft.core.sweep import Sweep
+from weft.core.plan import Plan
+from weft.core.run_options import Placement, RunOptions
+from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
-from weft.core.units import parse_bytes, show_bytes
+from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
     in_mode,
-    placement_options,
     ways_to_train,
     with_divisions,
     with_modes,
     with_placements,
     with_reason,
 )
-from weft.engine.estimator import NONE, Estimate, Estimator, alone_estimates, check_budget, groups_within_budget
+from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget, groups_within_budget
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
-from weft.engine.options import check_choices, not_work
 from weft.ops.csr.adjacency import Adjacency
-from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
@@ -54,146 +49,106 @@ AT_PEAK = 4  # of the largest things alive
 def plan(
     work: Task | Sweep | Iterable[Task],
     machine: Given = None,
+    *,
     budget: str | float | None = None,
-    weave: bool | None = None,
-    compile: bool | None = None,
-    features: str | None = None,
-    topology: str | None = None,
-    cache: str | float | None = None,
-    cache_policy: Any = None,
-    division: str | float | None = None,
+    placement: Placement = Placement(),  # noqa: B008
+    options: RunOptions = NONE,
 ) -> PlanReport:
     """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
 
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
-    the machine has. The other options are those of :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
-    prints. The answer can be run: ``weft.run(report)`` trains the groups that it names.
+    the machine has. ``placement`` and ``options`` are those of :func:`weft.run`; of the options a plan reads
+    ``weave`` and ``compile``. ``str()`` of the answer is what ``weft plan`` prints. The answer can be run:
+    ``weft.run(report)`` trains the groups that it names.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
-    check_choices(weave=weave, compile=compile)
-    options = PlanOptions(weave, compile, **placement_options(features, topology, cache, cache_policy, division))
-    planned, name = _checked(work)
-    planned = with_all_splits(planned)
-    check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
+    if not isinstance(options, RunOptions):
+        raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
+    options = options.with_keywords(budget=budget, placement=placement)
+    options.refuse_unread("plan", "would have no effect on a plan; give it to weft.run")
+    label = work.label if isinstance(work, (Task, Sweep)) else ""
+    work = with_all_splits(as_work(work, "weft.plan"))
+    tasks = [work] if isinstance(work, Task) else work.tasks()
+    name, limit = label or f"{len(tasks)} tasks", options.budget
+    check_tasks(tasks)
     there = find_machine(machine)
-    limit = None if budget is None else parse_bytes(budget)
-    estimator = Estimator(there, load_calibration(there))
-    tasks = [planned] if isinstance(planned, Task) else planned.tasks()
     room = there.memory_bytes if limit is None else limit
-    tasks = with_modes(tasks, estimator, room, options)
-    report = report_on(tasks, name, estimator, room, options)
+    estimator = Estimator(there, load_calibration(there))
+    report = report_on(with_modes(tasks, estimator, room, options), name, estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
-    return _executable(report, planned, estimator, limit)
-
-
-def _executable(report: PlanReport, work: Task | Sweep, estimator: Estimator, limit: int | None) -> PlanReport:
-    """The report with all that its groups need to be trained elsewhere."""
-    tasks = {task.label: task for task in ([work] if isinstance(work, Task) else work)}
-    groups = []
-    for group in report.groups:
-        own = tuple(tasks[name] for name in group.plan.members)
-        graph = estimator.stats(own[0]).fingerprint()
-        plan = with_reason(group.plan, tasks, report.budget)
-        groups.append(replace(group, plan=replace(plan, tasks=own, graph=graph, budget=limit)))
+    by_name, groups = {task.label: task for task in tasks}, []
+    for group in report.groups:  # with all that they need to be trained elsewhere
+        members = tuple(by_name[member] for member in group.plan.members)
+        graph = estimator.stats(members[0]).fingerprint()
+        planned = with_reason(group.plan, by_name, report.budget)
+        groups.append(replace(group, plan=replace(planned, tasks=members, graph=graph, budget=limit)))
     return replace(report, groups=tuple(groups), work=work)
 
 
 def report_on(
-    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, plan_options: PlanOptions = NONE
+    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
-    there, calibration = estimator.machine, estimator.calibration
     alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
         if estimate is not None:
             check_budget(estimate, task, room)
-    found = groups_within_budget(tasks, estimator, room, plan_options)
-    found = with_divisions(found, {task.label: task for task in tasks}, estimator, room, plan_options)
-    by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
-    place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
-    groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
-    suggestions = _nearest(by_name, groups, estimator, room)
+    by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
+    planned = groups_within_budget(tasks, estimator, room, options)
+    planned = with_divisions(planned, by_name, estimator, room, options)
+    groups = [
+        GroupEstimate(
+            plan=replace(plan, cost=estimate.cost.to_dict()),
+            cost=estimate.cost,
+            epochs=max(by_name[member].epochs for member in plan.members),
+            fits=estimate.cost.total_bytes <= room,
+            at_peak=tuple(map(str, estimate.memory.alive[:AT_PEAK])),
+            unknown=estimate.program.unknown,
+            note=estimate.program.note,
+            extrapolated=estimate.extrapolated,
+            advice=estimate.memory.advice,
+            timeline=estimate.memory.timeline,
+            phases=estimate.memory.phases,
+        )
+        for plan, estimate in planned
+    ]
     # A group of one is that task alone, with its cache and division, which are chosen per group.
-    solo = {plan.members[0]: estimate for plan, estimate in found if len(plan.members) == 1}
-    each = [solo.get(task.label, estimate) for task, estimate in zip(tasks, alone, strict=True)]
+    solo = {plan.members[0]: estimate for plan, estimate in planned if len(plan.members) == 1}
+    group_of = {member: index for index, (plan, _) in enumerate(planned) for member in plan.members}
+    estimates = []
+    for task, estimate in zip(tasks, alone, strict=True):
+        estimate = solo.get(task.label, estimate)
+        parameters, cost = (None, None) if estimate is None else (estimate.parameters[0], estimate.cost)
+        sizes = (task.epochs, parameters, cost, group_of[task.label])
+        estimates.append(TaskEstimate(task.label, task.model_name, task.graph_name, *sizes))
+    suggestions: dict[str, Suggestion] = {}  # for every structure that does not fit even alone
+    for group in groups:
+        if not group.fits:
+            task = by_name[group.plan.members[0]]
+            bf16 = estimator.machine.has_bf16
+            suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, bf16)
+            if suggestion is not None:
+                suggestions.setdefault(str(sorted(suggestion.changes.items())), suggestion)
     return PlanReport(
         name=name,
-        machine=there,
+        machine=estimator.machine,
         budget=room,
-        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, each, strict=True)),
+        tasks=tuple(estimates),
         groups=tuple(groups),
-        nearest=tuple(suggestions),
-        notes=tuple(_notes(there, calibration, groups, suggestions)),
-        graphs=tuple(_graph_words(estimator.stats(task), task) for task in one_a_graph.values()),
-        options=plan_options,
+        nearest=tuple(suggestions.values()),
+        notes=tuple(_notes(estimator, groups, bool(suggestions))),
+        graphs=tuple(_graph_words(estimator.stats(task), task) for task in per_graph.values()),
+        options=options,
     )
 
 
-def _checked(work: Task | Sweep | Iterable[Task]) -> tuple[Task | Sweep, str]:
-    """What is to be planned, and what it is called; a list is the sweep that ``weft.run`` would make of it."""
-    if isinstance(work, (Task, Sweep)):
-        return work, work.label
-    several = isinstance(work, Iterable) and not isinstance(work, str)
-    tasks = list(work) if several else []
-    if not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise not_work(tasks if several else work, "weft.plan")
-    return Sweep.from_tasks(tasks), f"{len(tasks)} tasks"
-
-
-def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int) -> GroupEstimate:
-    return GroupEstimate(
-        plan=replace(plan, cost=estimate.cost.to_dict()),
-        cost=estimate.cost,
-        epochs=max(tasks[name].epochs for name in plan.members),
-        fits=estimate.cost.total_bytes <= room,
-        at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
-        unknown=estimate.program.unknown,
-        note=estimate.program.note,
-        extrapolated=estimate.extrapolated,
-        advice=estimate.memory.advice,
-        timeline=estimate.memory.timeline,
-        phases=estimate.memory.phases,
-    )
-
-
-def _task(task: Task, estimate: Estimate | None, group: int) -> TaskEstimate:
-    return TaskEstimate(
-        name=task.label,
-        model=task.model_name,
-        graph=task.graph_name,
-        epochs=task.epochs,
-        parameters=None if estimate is None else estimate.parameters[0],
-        cost=None if estimate is None else estimate.cost,
-        group=group,
-    )
-
-
-def _nearest(
-    tasks: Mapping[str, Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
-) -> list[Suggestion]:
-    """A suggestion for every structure that does not fit even alone."""
-    found: dict[str, Suggestion] = {}
-    for one in groups:
-        if one.fits:
-            continue
-        task = tasks[one.plan.members[0]]
-        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, estimator.machine.has_bf16)
-        if suggestion is not None:
-            found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
-    return list(found.values())
-
-
-def _notes(
-    machine: Machine,
-    calibration: Calibration | None,
-    groups: Sequence[GroupEstimate],
-    suggestions: Sequence[Suggestion],
-) -> list[str]:
-    notes = []
+def _notes(estimator: Estimator, groups: Sequence[GroupEstimate], suggested: bool) -> list[str]:
+    """How far the figures can be trusted, and what to do about a group that does not fit."""
+    machine, calibration, notes = estimator.machine, estimator.calibration, list[str]()
     rough = sum(group.extrapolated for group in groups)
     if rough:
         notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
@@ -205,16 +160,14 @@ def _notes(
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
-    too_large = next((one for one in groups if not one.fits), None)
-    return notes if too_large is None else notes + _ways_out(too_large, machine, suggestions)
-
-
-def _ways_out(group: GroupEstimate, machine: Machine, suggestions: Sequence[Suggestion]) -> list[str]:
-    """What is left to say of a group that does not fit."""
-    need = group.cost.total_bytes
-    notes = [would_do(need)] if need <= machine.memory_bytes else []
-    if not suggestions:
-        fixed = sum(group.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
+    too_large = next((group for group in groups if not group.fits), None)
+    if too_large is None:
+        return notes
+    need = too_large.cost.total_bytes
+    if need <= machine.memory_bytes:
+        notes.append(would_do(need))
+    if not suggested:
+        fixed = sum(too_large.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
         notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
     names = roomy_machines(need, PROFILES.values(), machine)
     return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
@@ -227,18 +180,6 @@ def _graph_words(stats: GraphStats, task: Task) -> str:
 
 
 # ---- Read a plan that ``weft plan --out FILE`` wrote.
-
-
-def read_plan(path: str | os.PathLike[str]) -> PlanReport:
-    """The plan in a file, for :func:`weft.run`; raises :class:`SpecError` for one that is damaged or was changed."""
-    place = Path(path)
-    if not os.path.isfile(place):
-        raise SpecError(f"plan {str(place)!r}: no such file; `weft plan SPEC --out FILE` writes one")
-    try:
-        text = place.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"plan {str(place)!r}: cannot be read ({error})") from None
-    return PlanReport.from_json(text, str(place))
 
 
 # ---- What an order of the nodes changes: how many edges and nodes cross between ranks.
@@ -264,13 +205,10 @@ def order_effect(adj: Adjacency, kind: str, ranks: int) -> OrderEffect:
     order = order_nodes(adj, kind, ranks)
     seconds = time.perf_counter() - begin
     other = adj if kind == "given" else reordered(adj, order)
-    found = split_by_edges(other.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
-    remote = sum(count_remote(other, found.bounds))
-    halos = []
-    for rank in range(ranks):
-        low, high = found.bounds[rank : rank + 2]
-        halos.append(halo_of(own_rows(other, low, high)[1], low, high).numel())
-    return OrderEffect(kind, remote / max(other.num_edges, 1), max(halos), found.imbalance, seconds)
+    parts = split_by_edges(other.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
+    remote = sum(count_remote(other, parts.bounds))
+    halos = [halo_of(own_rows(other, low, high)[1], low, high).numel() for low, high in pairwise(parts.bounds)]
+    return OrderEffect(kind, remote / max(other.num_edges, 1), max(halos), parts.imbalance, seconds)
 
 
 # ---- What the groups of a plan take over several ranks: for ``weft plan --gpus N``.
@@ -287,11 +225,11 @@ def over_the_whole_graph(work: Task | Sweep) -> Task | Sweep:
 
 def order_effects(report: PlanReport, ranks: int, order: str) -> list[tuple[OrderEffect, OrderEffect]]:
     """What crosses between ranks in the given order and in ``order``, per group; the graphs are loaded for that."""
-    graphs, found = Graphs(HOST), []
+    graphs, effects = Graphs(HOST), []
     for group in report.groups:
         adj = graphs.on_device(group.plan.tasks[0]).adj
-        found.append((order_effect(adj, "given", ranks), order_effect(adj, order, ranks)))
-    return found
+        effects.append((order_effect(adj, "given", ranks), order_effect(adj, order, ranks)))
+    return effects
 
 
 def effect_words(before: OrderEffect, after: OrderEffect) -> str:
@@ -309,27 +247,26 @@ def shard_groups(
     """An estimate of every group of ``report``, an executable plan, over ``ranks``; ``effects``: counted per group."""
     estimator, link = Estimator(report.machine), link_of(report.machine, ranks)
     parameters = {task.name: task.parameters or 0 for task in report.tasks}
-    found = []
-    for place, group in enumerate(report.groups):
+    estimates = []
+    for index, group in enumerate(report.groups):
         tasks: tuple[Task, ...] = group.plan.tasks
         if group.plan.mode == "sampled":
             raise SpecError(f"task {tasks[0].label!r}: sampled training over {ranks} ranks is not predicted yet")
-        effect = None if effects is None else effects[place]
-        found.append(
-            estimate_sharding(
-                tasks,
-                group.cost,
-                estimator.stats(tasks[0]),
-                ranks,
-                link,
-                parameters=sum(parameters[task.label] for task in tasks),
-                fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
-                first_once=group.plan.first_layer == "once",
-                halo=None if effect is None else effect.halo_nodes,
-                remote_edges=None if effect is None else effect.remote_edges,
-            )
+        effect = None if effects is None else effects[index]
+        estimate = estimate_sharding(
+            tasks,
+            group.cost,
+            estimator.stats(tasks[0]),
+            ranks,
+            link,
+            parameters=sum(parameters[task.label] for task in tasks),
+            fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
+            first_once=group.plan.first_layer == "once",
+            halo=None if effect is None else effect.halo_nodes,
+            remote_edges=None if effect is None else effect.remote_edges,
         )
-    return found
+        estimates.append(estimate)
+    return estimates
 
 
 # ---- Explain a planned report: the ways of training each group that were not taken, and simulated schedules.

@@ -23,11 +23,11 @@ from weft import ops
 from weft.core.gpus import process_bytes
 from weft.core.host_memory import cpu_count, host_bytes
 from weft.core.machine import Device, Host, Link, Machine, Rates
+from weft.core.startup import no_collections
 from weft.engine.machine import MIB, cpu_cache_bytes, device_name, machine_of
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.device.cuda_graph import gc_disabled, no_capture
+from weft.runtime.device.cuda_graph import no_capture, streams_of
 from weft.runtime.device.process import cpu_threads
-from weft.runtime.device.streams import recording_stream
 
 ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
@@ -153,7 +153,7 @@ def device_seconds(call: Callable[[], Any], device: torch.device, budget: float)
 
 def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torch.cuda.CUDAGraph:
     """``call``, ``times`` in a row, as a CUDA graph."""
-    side = recording_stream(device)
+    side = streams_of(device).recording
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(2):  # kernels are compiled and libraries set up outside of the capture
@@ -161,7 +161,7 @@ def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torc
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with no_capture(), gc_disabled(), torch.cuda.graph(graph, stream=side):
+    with no_capture(), no_collections(), torch.cuda.graph(graph, stream=side):
         for _ in range(times):
             call()
     return graph

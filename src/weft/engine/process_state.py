@@ -24,7 +24,7 @@ from torch import Tensor
 from weft.core.errors import SpecError
 from weft.core.startup import beside, collects, gc_paused, let_collect
 from weft.core.task import Task
-from weft.engine.background_probe import Look
+from weft.engine.background_probe import LoadSample
 from weft.engine.memory_budget import memory_fraction, set_memory_fraction
 from weft.ops.launch.backend import have_triton
 from weft.planner.grouping.step_options import free_threads
@@ -166,8 +166,8 @@ FIRST_SECONDS = 0.2  # that the first choice must have seen
 class FreeThreads:
     """Sets torch's threads, at most as many as it has now; ``since``: what the machine did from there on counts."""
 
-    def __init__(self, since: Look | None = None) -> None:
-        self._most, self._last, self._wait = torch.get_num_threads(), since or Look.here(), FIRST_SECONDS
+    def __init__(self, since: LoadSample | None = None) -> None:
+        self._most, self._last, self._wait = torch.get_num_threads(), since or LoadSample.now(), FIRST_SECONDS
 
     def choose(self) -> str | None:
         """Choose anew if it is time to; what changed, in words, or None."""
@@ -175,10 +175,10 @@ class FreeThreads:
             self._most == 1
             or FIXED in os.environ
             or self._last is None
-            or time.monotonic() - self._last.now < self._wait
+            or time.monotonic() - self._last.time < self._wait
         ):
             return None
-        seen = Look.here()
+        seen = LoadSample.now()
         if seen is None:
             return None
         others, self._last, self._wait = seen.others(self._last), seen, LOOK_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -266,14 +266,22 @@ class Result:
         """As :meth:`save`, with the system's own errors."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
-            # Tied parameters are written out: safetensors refuses shared memory.
-            state = {key: value.detach().cpu().clone().contiguous() for key, value in self.model.state_dict().items()}
+            # Tied parameters are written out: safetensors refuses shared memory. Extra state is in the other file.
+            tensors = {key: value for key, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+            state = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
             save_atomically(folder / WEIGHTS, state, {"format": "pt"})
             (folder / KEPT).unlink(missing_ok=True)
             if self.kept:
                 save_atomically(folder / KEPT, self.kept, {"format": "pt"})
         write_json(folder / RESULT, self.to_dict())
         return folder
+
+
+def check_format(data: Mapping[str, Any], file: Path) -> None:
+    """Refuse a file that a later version of Weft wrote."""
+    written = data.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise SpecError(f"{file}: has format {written!r}, and this version of Weft reads up to {FORMAT}; update Weft")
 
 
 @contextmanager
@@ -311,5 +319,5 @@ def check_same_code(task: Task, trained: str | None, place: Path) -> None:
     if trained is not None and now is not None and now != trained:
         raise SpecError(
             f"{place}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, or "
-            f"give the model yourself if it is still the same: load_result(folder, model=...)"
+            f"give the model yourself if it is still the same: weft.read(folder, model=...)"
         )

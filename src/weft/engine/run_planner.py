@@ -19,7 +19,8 @@ from weft.core.compatibility import graph_key, width
 from weft.core.errors import DoesNotFitError, SpecError, WeftError
 from weft.core.host_memory import cpu_count
 from weft.core.placement import on_device
-from weft.core.plan import Plan, PlanOptions
+from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.choosing import with_divisions, with_modes, with_reason
@@ -50,12 +51,10 @@ Progress = Callable[[int, int], None]
 
 
 class RunPlanner:
-    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there)."""
+    """Plans for tasks on ``device`` within the bytes of ``options.budget`` (None: what is free there)."""
 
-    def __init__(
-        self, device: torch.device, graphs: Graphs, budget: int | None = None, plan_options: PlanOptions = NONE
-    ) -> None:
-        self._device, self._budget, self._plan_options = device, budget, plan_options
+    def __init__(self, device: torch.device, graphs: Graphs, options: RunOptions = NONE) -> None:
+        self._device, self._options = device, options
         self.machine = machine_with(device)
         limits = limits_of(device) if device.type == "cuda" else None
         self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs, limits)
@@ -64,11 +63,11 @@ class RunPlanner:
     @property
     def room(self) -> int:
         """Bytes that a group may take."""
-        return room(self._device, self.machine, self._budget)
+        return room(self._device, self.machine, self._options.budget)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Refuse tasks that do not keep within the budget even alone, if there is one."""
-        if self._budget is None:
+        if self._options.budget is None:
             return
         faults = self._faults(tasks)
         for task in tasks:
@@ -78,7 +77,7 @@ class RunPlanner:
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with their modes chosen: sampled if that is open and the whole graph does not fit."""
         self._before_modes = {task.label: task for task in tasks}
-        return with_modes(tasks, self._estimator, self.room, self._plan_options)
+        return with_modes(tasks, self._estimator, self.room, self._options)
 
     def weights(self, task: Task) -> tuple[str, ...]:
         """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""
@@ -88,7 +87,7 @@ class RunPlanner:
     def groups(self, tasks: Sequence[Task]) -> list[Plan]:
         """Groups within the budget, with predicted costs; by rule of thumb if there is no dry run."""
         room, by_name = self.room, {task.label: task for task in tasks}
-        if self._budget is None and self._plan_options == NONE and is_small(tasks, self._estimator, room):
+        if not self._options.for_plan and is_small(tasks, self._estimator, room):
             reason = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
             plans = []
             for plan in self._by_rule(tasks, reason):  # with the cost that an earlier dry run found, if there was one
@@ -126,15 +125,15 @@ class RunPlanner:
 
     def _estimated(self, tasks: Sequence[Task]) -> list[Plan]:
         try:
-            groups = groups_within_budget(tasks, self._estimator, self.room, self._plan_options)
+            groups = groups_within_budget(tasks, self._estimator, self.room, self._options)
             by_name = {task.label: task for task in tasks}
-            divided = with_divisions(groups, by_name, self._estimator, self.room, self._plan_options)
+            divided = with_divisions(groups, by_name, self._estimator, self.room, self._options)
             return [plan for plan, _ in divided]
         except Exception as error:  # a fault of the planner must not keep a user from training
             return self._by_rule(tasks, not_predicted(error))
 
     def _by_rule(self, tasks: Sequence[Task], reason: str) -> list[Plan]:
-        machine, options = self.machine, self._plan_options
+        machine, options = self.machine, self._options
         limits = {"machine": machine, "budget": self.room, "weave": options.weave}
         plans = []
         for plan in group(tasks, self._estimator.stats, machine.device, **limits):

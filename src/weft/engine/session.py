@@ -51,6 +51,7 @@ class Session:
         outline = outline_of(group)
         self._driver = driver or Driver(outline)
         self._control, self._acted_on = control or Control(), Requests()
+        self._control.resumable = not any(stack.unsaved for stack in group.built)
         stacks = [member.stack for member in group.members]
         self.members = [
             Member(about, stack.metric, stack.objective.name)

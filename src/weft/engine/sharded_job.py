@@ -22,18 +22,19 @@ from weft.core.decision import Decision, Update
 from weft.core.errors import WeftError
 from weft.core.files import locked, write_text
 from weft.core.plan import Plan
-from weft.core.settings import WAYS
+from weft.core.run_options import RunOptions
+from weft.core.settings import SHARDED_KERNELS
 from weft.core.task import Task
 from weft.dist.node_order import order_nodes, reordered_graph
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
+from weft.engine.control import Control
 from weft.engine.driver import Driver
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs
 from weft.engine.home import machine_folder
 from weft.engine.job import Job
-from weft.engine.job_options import JobOptions
 from weft.engine.machine import machine_of
 from weft.engine.process_state import Needs, process_state
 from weft.engine.session import Save, Session
@@ -115,7 +116,7 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
     took = time_aggregation(adj, shape.features, ranks)
     while not search.finished:
         search.tell(took(search.next()))
-    for other in [replace(search.best, way=way) for way in WAYS if way != search.best.way]:
+    for other in [replace(search.best, way=way) for way in SHARDED_KERNELS if way != search.best.way]:
         search.also(other, took(other))
     return search
 
@@ -211,12 +212,12 @@ class ShardedJob(Job):
         ranks: Ranks,
         events: EventSource,
         folder: RunFolder | None,
-        options: JobOptions,
-        order: str = "given",
+        options: RunOptions,
+        control: Control | None = None,
     ) -> None:
-        self._ranks, self._order = ranks, order
+        self._ranks = ranks
         self._shards: dict[Any, ShardGraph] = {}
-        super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options)
+        super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options, control)
 
     def _make_graphs(self) -> Graphs:
         return Graphs(HOST)  # a whole graph may not fit on one device
@@ -283,9 +284,9 @@ class ShardedJob(Job):
 
     def _in_order(self, graph: Graph) -> Graph:
         """The graph with its nodes renumbered as was asked for: rank 0 finds the order, all ranks take it."""
-        if self._order == "given":
+        if self._options.order == "given":
             return graph
-        found = order_nodes(graph.adj, self._order, self._ranks.ranks) if self._first else None
+        found = order_nodes(graph.adj, self._options.order, self._ranks.ranks) if self._first else None
         return reordered_graph(graph, self._ranks.share(found))
 
     def _tune(self, shard: ShardGraph, tasks: list[Task]) -> None:
@@ -299,7 +300,7 @@ class ShardedJob(Job):
         """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        session = SharedSession(group, self._events, save, driver, self._options.control)
+        session = SharedSession(group, self._events, save, driver, self._control)
         session.ranks = self._ranks
         return session
 
@@ -320,7 +321,7 @@ class NoEvents(EventSource):
     """Reports nothing: rank 0 does."""
 
 
-def train_as_rank(ranks: Ranks, tasks: Sequence[Task], order: str = "given") -> None:
+def train_as_rank(ranks: Ranks, tasks: Sequence[Task], options: RunOptions) -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
-        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions(), order).train(resume=False)
+        ShardedJob(tasks, ranks, NoEvents(), None, options).train(resume=False)

@@ -236,8 +236,8 @@ def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> Non
 def check_ascending(indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False) -> None:
     """Column ids ascend within every row."""
     for part in blocks(indices.numel() - 1):
-        left, right = indices[part], indices[part.start + 1 : part.stop + 1]
-        falls = ((right <= left) if strictly else (right < left)).nonzero().squeeze(1) + part.start + 1
+        previous, following = indices[part], indices[part.start + 1 : part.stop + 1]
+        falls = ((following <= previous) if strictly else (following < previous)).nonzero().squeeze(1) + part.start + 1
         # A fall is allowed exactly where a new row begins.
         slot = torch.searchsorted(indptr, falls.to(indptr.dtype))
         inside = falls[indptr[slot] != falls]

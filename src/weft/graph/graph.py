@@ -485,7 +485,7 @@ class Graph:
         return convert.to_pyg(self)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write the graph as a folder that :func:`weft.open` maps back at once."""
+        """Write the graph as a folder that :func:`weft.load` maps back at once."""
         from weft.graph import saved as store
 
         store.save(self, path, overwrite=overwrite)

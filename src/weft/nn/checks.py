@@ -27,8 +27,8 @@ def check_rate(name: str, value: Any) -> float:
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """One of ``choices``."""
     if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise SpecError(f"{name}={value!r} must be one of {known}{hint(value, choices)}")
+        names = ", ".join(repr(choice) for choice in choices)
+        raise SpecError(f"{name}={value!r} must be one of {names}{hint(value, choices)}")
     return value
 
 

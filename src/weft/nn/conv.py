@@ -1,4 +1,4 @@
-"""Conv: base class of graph convolutions, with a bias, an optional residual and an optional epilogue."""
+"""Base classes of graph convolutions, and the forms of the adjacency that layers aggregate over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from weft.nn.features import Features, check_features, transform_own
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype, supplied_by_adjacency
-from weft.ops.dense.linear import needs_gradient
 
 
 class Conv(Parametrised):
@@ -60,10 +59,6 @@ class Conv(Parametrised):
         """This layer's aggregation of a constant dense ``x``, or None if it depends on weights."""
         return None
 
-    def aggregates_input(self, x: Tensor) -> bool:
-        """Whether a constant dense ``x`` is better aggregated before it is multiplied."""
-        return not needs_gradient(x) and aggregates_first(self.in_features, self.out_features, True)
-
     def extra_repr(self) -> str:
         """The widths."""
         return f"{self.in_features}, {self.out_features}"
@@ -76,9 +71,6 @@ def aggregates_first(in_features: int, out_features: int, constant_input: bool) 
     gradient, ``(A X) W`` has no backward aggregation, so its side counts as half as wide.
     """
     return in_features <= (2 * out_features if constant_input else out_features)
-
-
-# ---- AttentionConv: base class of GATConv and GATv2Conv, with heads, their joining, and attention dropout
 
 
 class AttentionConv(Conv):
@@ -123,9 +115,6 @@ class AttentionConv(Conv):
         return f"{super().extra_repr()}, heads={self.heads}, concat={self.concat}"
 
 
-# ---- Forms of the adjacency that layers aggregate over, each built once and kept on the plain one.
-
-
 def without_weights(adj: Adjacency) -> Adjacency:
     """The structure without edge weights: SAGE, GIN and the attention layers ignore them."""
     return adj if adj.weight is None else adj.derived("without_weights", adj.scaled)
@@ -133,9 +122,9 @@ def without_weights(adj: Adjacency) -> Adjacency:
 
 def with_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
-    own = getattr(adj, "with_identity", None)  # without a search for its loops
-    if own is not None:
-        return own()
+    with_identity_of = getattr(adj, "with_identity", None)  # without a search for its loops
+    if with_identity_of is not None:
+        return with_identity_of()
     return adj.derived("plus identity", lambda: plus_identity(without_weights(adj)))
 
 

@@ -2,7 +2,7 @@
 
 A runner drives a model by binding one ``clock [2]`` = (task seed, step) to all of its modules; the mask is
 then a function of (seed, step, site, element) alone. Outside a runner the clock is empty and
-every call takes a fresh one from torch's generator, so ``torch.manual_seed`` governs a loop of one's own.
+every call takes a fresh one from torch's generator, so ``torch.manual_seed`` governs a user's training loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Dropout(nn.Module):
 
     Shapes: ``x [..., N, F]`` of any size, or sparse features, of which only the stored values are dropped (a
     zero stays a zero). ``clock`` is an int64 buffer, empty until a runner drives it; ``rate`` holds ``p`` as a
-    0-d float32 buffer, so that tasks that share a step may differ in it; ``site`` keeps places apart.
+    0-d float32 buffer, so that tasks that share a step may differ in it; ``site`` numbers the modules of a model that
+    draw masks.
     Rows that are spread over ranks (``reduce``) have the masks that they would have on one.
     """
 
@@ -92,26 +93,22 @@ def assign_sites(model: nn.Module) -> None:
         module.site = site
 
 
-# ---- CallMask: the dropout of a swapped attention layer, whose masks are numbered with those of ``F.dropout``
-#
-# A run counts the calls of dropout in one pass through a module, and draws each mask by (seed, step, number,
-# element). PyG's attention calls ``F.dropout`` once; a swapped layer asks for a mask once, so that all others keep
-# their numbers.
-
-
 def next_mask(like: Tensor, p: float) -> tuple[float, Tensor, int]:
     """``(p, clock [2], site)`` of the next mask on the device of ``like``.
 
-    A :class:`torch.overrides.TorchFunctionMode` of a run answers; elsewhere torch's generator gives the clock.
+    A run counts the calls of dropout in one pass through a module, and draws each mask by (seed, step, number,
+    element): its :class:`torch.overrides.TorchFunctionMode` answers here. Elsewhere torch's generator gives the clock.
     """
     if has_torch_function_unary(like):
-        found: tuple[float, Tensor, int] = handle_torch_function(next_mask, (like,), like, p)
-        return found
+        return handle_torch_function(next_mask, (like,), like, p)
     return p, fresh_clock(like.device), 0
 
 
 class CallMask:
-    """What an attention layer of Weft's reads of a :class:`weft.nn.dropout.Dropout`, for one call."""
+    """The dropout of a swapped attention layer for one call, in place of a :class:`Dropout`.
+
+    PyG's attention calls ``F.dropout`` once; this requests one mask, so that all other masks keep their numbers.
+    """
 
     def __init__(self, p: float, training: bool, like: Tensor) -> None:
         self._p, self._training, self._like = p, training, like

@@ -1,4 +1,7 @@
-"""Epilogue: norm, activation and dropout after a layer. Ending: bias and epilogue fused into its last operator."""
+"""What follows a layer: norms, the epilogue (norm, activation, dropout), and the ending that fuses it with the bias.
+
+Shapes: N nodes, F features.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,6 @@ from weft.nn.initial import ONES, ZEROS, Parametrised
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 
-# ---- Normalisation over nodes or over features, fused with the layer's bias and the activation and dropout after it.
-#
-# Shapes: N nodes, F features.
-
 NORMS = (None, "batch", "layer")
 
 
@@ -34,7 +33,7 @@ class Then(NamedTuple):
     parts: int = 1
 
     def __call__(self, x: Tensor, b: Tensor | None = None) -> Tensor:
-        """``dropout(act(x + b))``, a pass of its own."""
+        """``dropout(act(x + b))`` in a separate pass."""
         return ops.bias_act_dropout(x, b, *self)
 
 
@@ -148,17 +147,13 @@ class LayerNorm(Parametrised):
         self.declare("weight", (features,), ONES)
         self.declare("bias", (features,), ZEROS)
 
-    def _fits_one_tile(self) -> bool:
-        from weft.ops.dense.layer_norm import WIDEST
-
-        return self.features <= WIDEST
-
     def forward(self, x: Tensor, b: Tensor | None = None, then: Then = NOTHING) -> Tensor:
         """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``, with what follows."""
-        if self.mode == "node" and on_gpu(x) and self._fits_one_tile():
-            from weft.ops.dense.layer_norm import layer_norm_act_dropout
+        if self.mode == "node" and on_gpu(x):
+            from weft.ops.dense.layer_norm import WIDEST, layer_norm_act_dropout
 
-            return layer_norm_act_dropout(x, b, self.weight, self.bias, self.eps, *then)
+            if self.features <= WIDEST:
+                return layer_norm_act_dropout(x, b, self.weight, self.bias, self.eps, *then)
         x = x if b is None else x + b
         if self.mode == "node":
             return then(F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps))
@@ -176,28 +171,21 @@ class LayerNorm(Parametrised):
         return f"{self.features}, mode={self.mode!r}"
 
 
-def make_norm(kind: str | None, features: int) -> BatchNorm | LayerNorm | None:
-    """``"batch"``, ``"layer"`` or None."""
-    check_choice("norm", kind, NORMS)
-    if kind is None:
-        return None
-    return BatchNorm(features) if kind == "batch" else LayerNorm(features)
-
-
 ACTIVATIONS = ("relu", "elu", "none")
 
 
 class Epilogue(nn.Module):
     """``y = dropout(act(norm(x + b)))`` for a layer's output ``x [N, F]`` and its bias ``b [F]``.
 
-    This is one operator. A norm is one of its own on a CPU, as a layer norm of over 1,024 features or over the graph,
+    This is one operator. A norm is a separate one on a CPU, as a layer norm of over 1,024 features or over the graph,
     and as a batch norm in evaluation mode with gradients. A layer takes an epilogue as an argument and passes its bias
     to it: ``conv(x, adj, epilogue=epilogue)``.
     """
 
     def __init__(self, features: int, norm: str | None = None, activation: str = "relu", dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm = make_norm(norm, features)
+        kind = {None: None, "batch": BatchNorm, "layer": LayerNorm}[check_choice("norm", norm, NORMS)]
+        self.norm = None if kind is None else kind(features)
         self.activation = check_choice("activation", activation, ACTIVATIONS)
         self.dropout = Dropout(dropout)
 

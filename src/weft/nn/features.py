@@ -19,7 +19,7 @@ from weft.ops.dense.linear import needs_gradient
 
 @dataclass(frozen=True)
 class DroppedFeatures:
-    """Sparse features with other values ``[Z]`` at the same places."""
+    """Sparse features with other values ``[Z]`` for the same entries."""
 
     matrix: Adjacency
     values: Tensor
@@ -72,7 +72,7 @@ class _OwnRows(torch.autograd.Function):
 
 
 def keep_own_rows(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """``(x[..., :rows, :], x)`` for two uses; the second one's gradient must be a tensor of its own, as of a product.
+    """``(x[..., :rows, :], x)`` for two uses; the gradient of the second must not share memory, as that of a product.
 
     With a slice alone, the backward pass would fill a second gradient of the size of ``x`` with zeros and add it.
     """
@@ -93,9 +93,9 @@ def as_dense(x: Features) -> Tensor:
     if isinstance(x, Tensor):
         return x
     matrix = x.matrix
-    place = matrix.rows().long() * matrix.num_cols + matrix.indices.long()
+    position = matrix.rows().long() * matrix.num_cols + matrix.indices.long()
     zeros = x.values.new_zeros(matrix.num_rows * matrix.num_cols)
-    return zeros.index_add(0, place, x.values).unflatten(0, x.shape)
+    return zeros.index_add(0, position, x.values).unflatten(0, x.shape)
 
 
 def check_features(layer: str, x: Features, in_features: int) -> None:

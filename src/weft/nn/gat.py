@@ -1,4 +1,4 @@
-"""GATConv (Velickovic et al., 2018)."""
+"""GATConv (Velickovic et al., 2018) and GATv2Conv (Brody, Alon and Yahav, 2022)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class GATConv(AttentionConv):
         The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows are part of the
         product and in its gradients. Multiplying and summing z would pass over it twice more each way.
         """
-        packed = transform(x, self._weight_with_scores())
+        by_head = self.weight.unflatten(0, (self.heads, self.head_features))
+        scores = (self.attention.unsqueeze(-2) @ by_head).flatten(0, -2)  # rows a_src^T W of every head, then a_dst^T W
+        packed = transform(x, torch.cat([self.weight, scores]))
         rate, clock = self.dropout.draw(packed.device)
         looped, dropout = adj.with_self_loops(), (rate, clock, self.dropout.site)
         if adj.num_rows == adj.num_cols:
@@ -58,15 +60,6 @@ class GATConv(AttentionConv):
             z, a_src, a_dst = take_apart(packed, self.heads)
             out = ops.graph_attention(looped, z, a_src, own_rows(a_dst, adj), self.slope, *dropout)
         return self.finish(out, ending)
-
-    def _weight_with_scores(self) -> Tensor:
-        """``[H D + 2 H, in]``: W, then the rows ``a_src^T W`` of every head, then ``a_dst^T W``."""
-        by_head = self.weight.unflatten(0, (self.heads, self.head_features))
-        scores = (self.attention.unsqueeze(-2) @ by_head).flatten(0, -2)
-        return torch.cat([self.weight, scores])
-
-
-# ---- GATv2Conv (Brody, Alon and Yahav, 2022)
 
 
 class GATv2Conv(AttentionConv):

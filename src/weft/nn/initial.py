@@ -6,8 +6,6 @@ The distributions are those of PyG's layers, so that training starts as it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -18,36 +16,13 @@ from torch import Tensor, nn
 from weft.core.startup import MadeAhead
 from weft.ops import random_bits as random
 
-# ---- Random numbers of initial weights that were drawn before their model is built, while another one trains
-#
-# A number depends on the seed, the place of the parameter in its model, and its place there alone, so that it is the
-# same whenever it is drawn.
-
 Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
-_DRAWN: ContextVar[DrawnAhead | None] = ContextVar("numbers drawn ahead", default=None)
 
-
-class DrawnAhead(MadeAhead[Key, Tensor]):
-    """Numbers in [0, 1) by seed, stream and shape, until a model was built with them."""
-
-    def __init__(self, most_bytes: int) -> None:
-        super().__init__(most_bytes, lambda numbers: numbers.nbytes)
-
-
-@contextmanager
-def drawing_from(drawn: DrawnAhead) -> Iterator[None]:
-    """Models that are built inside begin with the numbers of ``drawn``, as far as it has them."""
-    token = _DRAWN.set(drawn)
-    try:
-        yield
-    finally:
-        _DRAWN.reset(token)
-
-
-def drawn_before(seed: int, stream: int, shape: Sequence[int]) -> Tensor | None:
-    """Numbers that were drawn ahead; None if there are none, or nothing is drawn ahead here."""
-    drawn = _DRAWN.get()
-    return None if drawn is None else drawn.find((seed, stream, tuple(shape)))
+# Random numbers in [0, 1) of initial weights that were drawn before their model is built, while another one trains. A
+# number depends on the seed, the index of the parameter in its model, and its index there alone, so that it is the same
+# whenever it is drawn, and every model of this process may use it.
+DRAWN_BYTES = 128 << 20
+DRAWN_AHEAD: MadeAhead[Key, Tensor] = MadeAhead(DRAWN_BYTES, lambda numbers: numbers.nbytes)
 
 
 @dataclass(frozen=True)
@@ -117,19 +92,22 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
         elif hasattr(module, "reset_parameters"):
             strangers.setdefault(module, stream)
     for module, stream in strangers.items():
-        _reset_stranger(module, seed + stream)
+        devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(seed + stream)
+            module.reset_parameters()
     for module in model.modules():
         if hasattr(module, "reset_running_stats"):
             module.reset_running_stats()
 
 
 def _drawn(seed: int, stream: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    before = drawn_before(seed, stream, shape)
+    before = DRAWN_AHEAD.find((seed, stream, tuple(shape)))
     return random.uniform(seed, stream, shape, device) if before is None else before.to(device)
 
 
-def draw_ahead(model: nn.Module, seed: int, into: DrawnAhead) -> list[Key]:
-    """Draw what :func:`reset_parameters` of a model like ``model`` will need; what it was.
+def draw_ahead(model: nn.Module, seed: int) -> list[Key]:
+    """Draw what :func:`reset_parameters` of a model like ``model`` will need; returns the keys.
 
     ``model`` may be on the meta device: its shapes alone count.
     """
@@ -138,8 +116,8 @@ def draw_ahead(model: nn.Module, seed: int, into: DrawnAhead) -> list[Key]:
         initial = _initial_of(module, name)
         if initial is not None and initial.low != initial.high:
             keys.append((seed, stream, tuple(parameter.shape)))
-            if not into.has(keys[-1]):
-                into.put(keys[-1], random.uniform(*keys[-1], torch.device("cpu")))
+            if not DRAWN_AHEAD.has(keys[-1]):
+                DRAWN_AHEAD.put(keys[-1], random.uniform(*keys[-1], torch.device("cpu")))
     return keys
 
 
@@ -164,10 +142,3 @@ def _initial_of(module: nn.Module, name: str) -> Initial | None:
     if isinstance(module, Parametrised):
         return module.initials.get(name)
     return kaiming(module.in_features) if type(module) is nn.Linear else None
-
-
-def _reset_stranger(module: nn.Module, seed: int) -> None:
-    devices = {p.device for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
-        module.reset_parameters()

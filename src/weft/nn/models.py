@@ -1,11 +1,13 @@
-"""The models: GNN, which is layers of one kind with epilogues between them, and GCN, SAGE, GIN, GAT, GATv2, RGCN."""
+"""The models and the table of their names: GCN, SAGE, GIN, GAT, GATv2 and RGCN.
+
+Each is a GNN: layers of one kind with epilogues between them.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
-from weft.core.models import ModelTraits, with_traits
+from weft.core.models import ModelTraits, registered_classes, with_traits
 from weft.nn.checks import check_choice, check_count, check_rate, hint
-from weft.nn.conv import AttentionConv, Conv
+from weft.nn.conv import AttentionConv, Conv, aggregates_first
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import ACTIVATIONS, NORMS, Epilogue
 from weft.nn.features import Features, check_features
@@ -25,6 +27,7 @@ from weft.nn.gin import GINConv
 from weft.nn.rgcn import RGCNConv, check_decomposition
 from weft.nn.sage import AGGREGATORS, SAGEConv
 from weft.ops import Adjacency
+from weft.ops.dense.linear import needs_gradient
 
 MakeConv = Callable[[int, int, int], Conv]
 Blocks = Adjacency | Sequence[Adjacency]
@@ -79,7 +82,7 @@ class GNN(nn.Module):
         check_choice("activation", activation, ACTIVATIONS)
         check_choice("norm", norm, NORMS)
         widths = [in_features, *[hidden] * (check_count("layers", layers) - 1), out_features]
-        self.convs = nn.ModuleList(conv(place, widths[place], widths[place + 1]) for place in range(layers))
+        self.convs = nn.ModuleList(conv(index, widths[index], widths[index + 1]) for index in range(layers))
         self.epilogues = nn.ModuleList(
             Epilogue(hidden, norm, activation, check_rate("dropout", dropout)) for _ in range(layers - 1)
         )
@@ -95,7 +98,8 @@ class GNN(nn.Module):
         with what follows it: ``x`` is then its input, and ``adj`` its adjacency.
         """
         if layer is not None:
-            return self._layer(layer, x, adj)
+            x = self.input_dropout(x) if layer == 0 else x
+            return self.convs[layer](x, adj, epilogue=self._epilogue(layer))
         if first is not None and self.input_dropout.p > 0.0:
             raise InputError(
                 f"{type(self).__name__}: first= needs the same input in every step, "
@@ -104,24 +108,20 @@ class GNN(nn.Module):
         check_features(type(self).__name__, x, self.in_features)
         x = self.input_dropout(x)
         blocks = blocks_of(adj, len(self.convs))
-        if first is None and not isinstance(adj, Adjacency):
-            first = self._first_of_block(x, blocks[0])
-        for place, conv in enumerate(self.convs):
-            epilogue = self.epilogues[place] if place < len(self.epilogues) else None
-            x = conv(x, blocks[place], first=first if place == 0 else None, epilogue=epilogue)
+        constant = isinstance(x, Tensor) and self.input_dropout.p == 0.0 and not needs_gradient(x)
+        if first is None and not isinstance(adj, Adjacency) and constant:
+            conv = self.convs[0]
+            if aggregates_first(conv.in_features, conv.out_features, True):
+                # Of a batch, without a gradient: tasks share it, and no transpose is built for it.
+                with torch.no_grad():
+                    first = conv.aggregate(x, blocks[0])
+        for index, conv in enumerate(self.convs):
+            x = conv(x, blocks[index], first=first if index == 0 else None, epilogue=self._epilogue(index))
         return x
 
-    def _first_of_block(self, x: Features, block: Adjacency) -> Tensor | None:
-        """The first aggregation of a batch, without a gradient: tasks share it, and no transpose is built for it."""
-        conv = self.convs[0]
-        if not isinstance(x, Tensor) or self.input_dropout.p > 0.0 or not conv.aggregates_input(x):
-            return None
-        with torch.no_grad():
-            return conv.aggregate(x, block)
-
-    def _layer(self, place: int, x: Features, adj: Adjacency) -> Tensor:
-        x = self.input_dropout(x) if place == 0 else x
-        return self.convs[place](x, adj, epilogue=self.epilogues[place] if place < len(self.epilogues) else None)
+    def _epilogue(self, index: int) -> Epilogue | None:
+        """What follows layer ``index``: nothing after the last."""
+        return self.epilogues[index] if index < len(self.epilogues) else None
 
     @torch.no_grad()
     def first_aggregate(self, x: Features, adj: Blocks) -> Tensor | None:
@@ -149,8 +149,8 @@ class GCN(GNN):
         residual: bool = False,
         **common: Any,
     ) -> None:
-        def conv(place: int, inputs: int, outputs: int) -> Conv:
-            return GCNConv(inputs, outputs, residual=residual, constant_input=place == 0)
+        def conv(index: int, inputs: int, outputs: int) -> Conv:
+            return GCNConv(inputs, outputs, residual=residual, constant_input=index == 0)
 
         super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
 
@@ -172,8 +172,8 @@ class SAGE(GNN):
     ) -> None:
         check_choice("aggregator", aggregator, AGGREGATORS)
 
-        def conv(place: int, inputs: int, outputs: int) -> Conv:
-            return SAGEConv(inputs, outputs, aggregator, residual=residual, constant_input=place == 0)
+        def conv(index: int, inputs: int, outputs: int) -> Conv:
+            return SAGEConv(inputs, outputs, aggregator, residual=residual, constant_input=index == 0)
 
         super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
 
@@ -201,17 +201,9 @@ class GIN(GNN):
     ) -> None:
         inner = {"norm": norm, "activation": activation or self.own_activation}
 
-        def conv(place: int, inputs: int, outputs: int) -> Conv:
-            first = place == 0
-            return GINConv(
-                inputs,
-                outputs,
-                eps=eps,
-                train_eps=train_eps,
-                residual=residual,
-                constant_input=first,
-                **inner,
-            )
+        def conv(index: int, inputs: int, outputs: int) -> Conv:
+            weights = {"eps": eps, "train_eps": train_eps, "residual": residual}
+            return GINConv(inputs, outputs, constant_input=index == 0, **weights, **inner)
 
         common |= {"norm": norm, "activation": activation}
         super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
@@ -250,17 +242,10 @@ class AttentionGNN(GNN):
             )
         rate = check_rate("attention_dropout", dropout if attention_dropout is None else attention_dropout)
 
-        def conv(place: int, inputs: int, outputs: int) -> Conv:
-            last = place == layers - 1
-            return self.layer(
-                inputs,
-                outputs,
-                heads=out_heads if last else heads,
-                concat=not last,
-                slope=slope,
-                dropout=rate,
-                residual=residual,
-            )
+        def conv(index: int, inputs: int, outputs: int) -> Conv:
+            last = index == layers - 1
+            joined = {"heads": out_heads if last else heads, "concat": not last}
+            return self.layer(inputs, outputs, **joined, slope=slope, dropout=rate, residual=residual)
 
         super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
 
@@ -299,31 +284,20 @@ class RGCN(GNN):
         **common: Any,
     ) -> None:
         check_decomposition(bases, blocks)
-        if layers > 1:
-            check_blocks(hidden, blocks)
+        if layers > 1 and blocks is not None and hidden % blocks:
+            raise SpecError(f"hidden={hidden} must be a multiple of blocks={blocks}: the blocks are equal parts of it")
 
-        def conv(place: int, inputs: int, outputs: int) -> Conv:
+        def conv(index: int, inputs: int, outputs: int) -> Conv:
             divided = blocks if blocks and not inputs % blocks and not outputs % blocks else None
             return RGCNConv(inputs, outputs, num_relations, bases, divided, residual=residual)
 
         super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
 
 
-def check_blocks(hidden: int, blocks: int | None) -> None:
-    """A :class:`SpecError` unless ``blocks`` divides ``hidden``."""
-    if blocks is not None and hidden % blocks:
-        raise SpecError(f"hidden={hidden} must be a multiple of blocks={blocks}: the blocks are equal parts of it")
-
-
-# ---- build: a model by its name; the one table from names to classes.
-
 # One class per row of weft.core.models.
 CLASSES: Mapping[str, type[GNN]] = MappingProxyType(
     {"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2, "rgcn": RGCN}
 )
-
-# The classes in force here: per thread and per asynchronous task, never changed in place.
-_classes: ContextVar[Mapping[str, type[GNN]]] = ContextVar("_classes", default=CLASSES)
 
 
 @contextmanager
@@ -341,22 +315,18 @@ def register_model(traits: ModelTraits, model: type[GNN]) -> Iterator[None]:
             f"register_model: the row of {traits.name!r} lists {', '.join(missing)} among its settings, "
             f"but {model.__name__} takes {', '.join(_options_of(model))}"
         )
-    with with_traits(traits):
-        before = _classes.set({**_classes.get(), traits.name: model})
-        try:
-            yield
-        finally:
-            _classes.reset(before)
+    with with_traits(traits, model):
+        yield
 
 
 def is_named_model(model: nn.Module) -> bool:
     """Whether ``model`` is one of the named models, whose insides Weft knows; a subclass of theirs is not."""
-    return type(model) in _classes.get().values()
+    return type(model) in (*CLASSES.values(), *registered_classes().values())
 
 
 def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN:
     """The model ``name`` from ``in_features`` to ``out_features``; ``hidden`` is 64 unless given."""
-    classes = _classes.get()
+    classes = {**CLASSES, **registered_classes()}
     if name not in classes:
         raise SpecError(f"model={name!r} must be one of {', '.join(classes)}{hint(name, classes)}")
     check_options(name, options)
@@ -366,16 +336,16 @@ def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """A :class:`SpecError` for the first of ``options`` that the model ``name`` does not take."""
-    known = options_of(name)
+    takes = options_of(name)
     for option in options:
-        if option not in known:
-            advice = hint(option, known) or f"; it takes {', '.join(known)}"
+        if option not in takes:
+            advice = hint(option, takes) or f"; it takes {', '.join(takes)}"
             raise SpecError(f"model {name!r} has no option {option!r}{advice}")
 
 
 def options_of(name: str) -> tuple[str, ...]:
     """The options that :func:`build` takes for the model ``name``."""
-    return _options_of(_classes.get()[name])
+    return _options_of({**CLASSES, **registered_classes()}[name])
 
 
 def _options_of(model: type[GNN]) -> tuple[str, ...]:

@@ -58,9 +58,18 @@ class RGCNConv(Conv):
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """Means per (relation, node), their products with the relations' matrices, and the sums per node."""
-        self._check_relations(adj)
+        if adj.relation is not None and adj.num_relations != self.num_relations:
+            raise SpecError(
+                f"RGCNConv: the graph has {adj.num_relations} relations, the layer was built for {self.num_relations}"
+            )
         if first is None and not isinstance(x, Tensor) and self.bases is not None:
-            return ending.apply(self._mixed_bases(x, adj), transform_own(x, self.weight_self, adj))
+            # The same sum with the bases applied first: sparse features never become dense, whatever their width.
+            # ``sum over b of A_b (X V_b)``, where an edge of relation r weighs ``coefficients[r, b]`` divided by the
+            # number of such edges into its node.
+            rows = transform(x, self.weight.movedim(-1, -2).flatten(0, 1)).unflatten(-1, (self.bases, -1))
+            weight = ops.spmm(relation_of_edges(adj), self.coefficients).movedim(-1, -2)
+            neighbours = ops.spmm(without_weights(adj), rows.movedim(-2, -3), weight=weight).sum(-3)
+            return ending.apply(neighbours, transform_own(x, self.weight_self, adj))
         means = self.aggregate(as_dense(x), adj) if first is None else first
         slots = relation_slots(adj)
         neighbours = ops.spmm(slots.collect, self._products(means, slots))
@@ -75,39 +84,15 @@ class RGCNConv(Conv):
     def _products(self, means: Tensor, slots: RelationSlots) -> Tensor:
         """``means [S, in]`` times the matrix of each row's relation, ``[S, out]``."""
         chunks, parts = slots.matrices.num_rows, self.blocks or 1
-        matrices = ops.spmm(slots.matrices, self._matrices()).unflatten(-1, (parts, *self._part))
+        flat = self.weight.flatten(1)  # the matrix of every relation [R, in * out], or its blocks
+        flat = flat if self.coefficients is None else torch.matmul(self.coefficients, flat)
+        part = (parts, self.in_features // parts, self.out_features // parts)
+        matrices = ops.spmm(slots.matrices, flat).unflatten(-1, part)
         if parts == 1:
             return chunk_matmul(means, matrices.squeeze(-3))
         rows = means.unflatten(-2, (chunks, -1)).unflatten(-1, (parts, -1)).movedim(-2, -3)
         out = chunk_matmul(rows.flatten(-4, -2), matrices.flatten(-4, -3))
         return out.unflatten(-2, (chunks, parts, -1)).movedim(-3, -2).flatten(-2).flatten(-3, -2)
-
-    @property
-    def _part(self) -> tuple[int, int]:
-        parts = self.blocks or 1
-        return self.in_features // parts, self.out_features // parts
-
-    def _matrices(self) -> Tensor:
-        """The matrix of every relation, flat: ``[R, in * out]``, or its blocks."""
-        flat = self.weight.flatten(1)
-        return flat if self.coefficients is None else torch.matmul(self.coefficients, flat)
-
-    def _mixed_bases(self, x: Features, adj: Adjacency) -> Tensor:
-        """The same sum with the bases applied first: sparse features never become dense, whatever their width.
-
-        ``sum over b of A_b (X V_b)``, where an edge of relation r weighs ``coefficients[r, b]`` divided by the number
-        of such edges into its node.
-        """
-        bases = self.weight.movedim(-1, -2).flatten(0, 1)
-        rows = transform(x, bases).unflatten(-1, (self.bases, -1)).movedim(-2, -3)
-        weight = ops.spmm(relation_of_edges(adj), self.coefficients)
-        return ops.spmm(without_weights(adj), rows, weight=weight.movedim(-1, -2)).sum(-3)
-
-    def _check_relations(self, adj: Adjacency) -> None:
-        if adj.relation is not None and adj.num_relations != self.num_relations:
-            raise SpecError(
-                f"RGCNConv: the graph has {adj.num_relations} relations, the layer was built for {self.num_relations}"
-            )
 
     def extra_repr(self) -> str:
         """The widths, the relations and their decomposition."""

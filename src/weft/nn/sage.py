@@ -48,28 +48,22 @@ class SAGEConv(Conv):
         """
         if first is not None:
             return ending.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1))
+        first_aggregates = self._aggregates_first(x)
         if not isinstance(x, Tensor):
-            return self._propagate_sparse(x, adj, ending)
-        if adj.num_rows != adj.num_cols:
-            return self._propagate_block(x, adj, ending)
-        if self._aggregates_first(x):
-            own, x = ops.linear_keep_input(x, self.weight_self)
-            return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
+            itself = transform_own(x, self.weight_self, adj)
+            if first_aggregates:
+                return ending.linear(self._reduce(as_dense(x), adj), self.weight_neighbour, itself)
+            return ending.apply(self._reduce(transform(x, self.weight_neighbour), adj), itself)
+        if adj.num_rows != adj.num_cols:  # a block: the own rows are fewer than the neighbours'
+            rows, x = keep_own_rows(x, adj.num_rows)
+            if first_aggregates:
+                return ending.linear(self._reduce(x, adj), self.weight_neighbour, transform(rows, self.weight_self))
+            return ending.linear(rows, self.weight_self, self._reduce(transform(x, self.weight_neighbour), adj))
+        if first_aggregates:
+            itself, x = ops.linear_keep_input(x, self.weight_self)
+            return ending.linear(self._reduce(x, adj), self.weight_neighbour, itself)
         neighbours, x = ops.linear_keep_input(x, self.weight_neighbour)
         return ending.linear(x, self.weight_self, self._reduce(neighbours, adj))
-
-    def _propagate_block(self, x: Tensor, adj: Adjacency, ending: Ending) -> Tensor:
-        """Over a block the own rows are fewer than the neighbours'."""
-        own, x = keep_own_rows(x, adj.num_rows)
-        if self._aggregates_first(x):
-            return ending.linear(self._reduce(x, adj), self.weight_neighbour, transform(own, self.weight_self))
-        return ending.linear(own, self.weight_self, self._reduce(transform(x, self.weight_neighbour), adj))
-
-    def _propagate_sparse(self, x: Features, adj: Adjacency, ending: Ending) -> Tensor:
-        own = transform_own(x, self.weight_self, adj)
-        if self._aggregates_first(x):
-            return ending.linear(self._reduce(as_dense(x), adj), self.weight_neighbour, own)
-        return ending.apply(self._reduce(transform(x, self.weight_neighbour), adj), own)
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """The aggregated and the own features side by side, ``[N, 2 in_features]``.

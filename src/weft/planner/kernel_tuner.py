@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.settings import WAYS
+from weft.core.settings import SHARDED_KERNELS
 
 MOST = {"ps": 32, "dist": 16, "wpb": 16}
 WORD = 4  # bytes of an index, and of a number
@@ -42,8 +42,8 @@ class KernelConfig:
     way: str = "pieces"
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise SpecError(f"way={self.way!r} must be one of {', '.join(WAYS)}")
+        if self.way not in SHARDED_KERNELS:
+            raise SpecError(f"way={self.way!r} must be one of {', '.join(SHARDED_KERNELS)}")
         for name, most in MOST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

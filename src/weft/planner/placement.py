@@ -9,8 +9,9 @@ from weft.core.batch_sizes import expected_batch, large_batch
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import EVALUATION_EDGES, Placement, on_device
-from weft.core.plan import PlanOptions, Stage
+from weft.core.placement import EVALUATION_EDGES, DataPlacement, on_device
+from weft.core.plan import Stage
+from weft.core.run_options import Placement
 from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -23,7 +24,7 @@ HOST_SHARE = 0.9  # of the host's memory that features may take
 MOST_ROWS = 1 << 16  # nodes of a chunk
 
 
-def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOptions) -> Iterator[Placement]:
+def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placement) -> Iterator[DataPlacement]:
     """Placements to try, each taking less of the device than the one before; caches still without any bytes."""
     if machine.device != "cuda":  # a CPU has memory and files; a cache may stand before the files
         for name in ("features", "topology"):
@@ -34,7 +35,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
         if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
             if options.features not in (None, "cached"):
                 raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
-            yield Placement("cached", topology, policy=policy_of(options, False))
+            yield DataPlacement("cached", topology, policy=policy_of(options, False))
         else:
             yield replace(on_device("cpu"), features=options.features or "host", topology=topology)
         return
@@ -47,7 +48,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
     policy = policy_of(options, "cached" in edges)
     for topology in edges:
         for tier in features if topology == edges[0] else features[-1:]:
-            placement = Placement(tier, topology, policy=policy)
+            placement = DataPlacement(tier, topology, policy=policy)
             hidden = HIDDEN_BY_OVERLAP > 0 and not placement.on_device and placement.read_by_gpu
             placement = replace(placement, overlap=hidden)
             if placement.on_device:
@@ -58,7 +59,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
                 yield placement
 
 
-def policy_of(options: PlanOptions, lists: bool) -> str:
+def policy_of(options: Placement, lists: bool) -> str:
     """What chooses what a cache holds: as given, or by degree; by benefit where neighbour lists are cached as well."""
     policy = options.cache_policy
     name = policy if policy is None or isinstance(policy, str) else type(policy).__name__
@@ -70,20 +71,12 @@ def policy_of(options: PlanOptions, lists: bool) -> str:
     return name or ("benefit" if lists else "degree")
 
 
-def check_options(options: PlanOptions) -> None:
-    """Refuse options that contradict each other."""
-    cached = options.cache is not None or options.cache_policy is not None
-    if cached and "cached" not in (options.features, options.topology) and options.features is not None:
-        name = "cache" if options.cache is not None else "cache_policy"
-        raise SpecError(f"{name}= needs features='cached', not features={options.features!r}")
-
-
 def feature_bytes(task: Task, stats: GraphStats) -> int:
     """Bytes of all features as batches gather them."""
     return stats.num_nodes * row_bytes(task, stats)
 
 
-def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, room: int) -> Placement:
+def with_cache(placement: DataPlacement, task: Task, stats: GraphStats, options: Placement, room: int) -> DataPlacement:
     """``placement`` with the bytes of its cache: as given, or all of ``room``; none if it would be too small."""
     if not placement.cached:
         return placement
@@ -108,7 +101,7 @@ TIERS = {
 CPU_TIERS = {"disk": "{} in mapped files", "cached": "{} in mapped files, the most used in memory"}
 
 
-def reasons(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
+def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
     """One sentence per decision."""
     traffic, gpu = BatchTraffic.of(task, stats, placement), machine.device == "cuda"
     most = nodes = min(task.batch, max(stats.num_train, 1))
@@ -152,7 +145,7 @@ def host_activations(task: Task, stats: GraphStats) -> list[int]:
     return [int(size * count * width) for count, width in zip(nodes, widths, strict=True)][::-1]
 
 
-def chunks(placement: Placement, stats: GraphStats) -> int:
+def chunks(placement: DataPlacement, stats: GraphStats) -> int:
     """Chunks of a layer, at most: all nodes."""
     if placement.evaluation == "whole":
         return 1
@@ -160,7 +153,7 @@ def chunks(placement: Placement, stats: GraphStats) -> int:
     return max(-(-stats.num_edges // placement.chunk_edges), -(-stats.num_nodes // rows), 1)
 
 
-def chunk_padding_share(placement: Placement, stats: GraphStats) -> float:
+def chunk_padding_share(placement: DataPlacement, stats: GraphStats) -> float:
     """What a chunk has on average of the largest one, which a dry run has: most end at their nodes, not their edges."""
     count = chunks(placement, stats)
     if count == 1:

@@ -9,7 +9,7 @@ from weft.core.batch_sizes import ExpectedBatch, expected_batch
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.task import Task
 
 # Of the rates of a machine, on an H200: 519,000 rows of 400 bytes over PCIe at 42.8 of 55.2 GB/s in training
@@ -44,7 +44,7 @@ class BatchTraffic:
     hits: float = 0.0
 
     @classmethod
-    def of(cls, task: Task, stats: GraphStats, placement: Placement) -> BatchTraffic:
+    def of(cls, task: Task, stats: GraphStats, placement: DataPlacement) -> BatchTraffic:
         """Of a step of ``task``."""
         batch = expected_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1)))
         size = row_bytes(task, stats)
@@ -78,14 +78,14 @@ def row_bytes(task: Task, stats: GraphStats) -> int:
     return stats.num_features * ELEMENT_BYTES[task.precision]
 
 
-def cached_rows(placement: Placement, stats: GraphStats, size: int) -> float:
+def cached_rows(placement: DataPlacement, stats: GraphStats, size: int) -> float:
     """Rows that the cache has room for, next to its table by node."""
     if placement.features != "cached":
         return 0.0
     return max(0.0, (placement.cache_bytes - 4 * stats.num_nodes) / max(size, 1))
 
 
-def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: Placement, machine: Machine) -> Cost:
+def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: DataPlacement, machine: Machine) -> Cost:
     """``cost`` with what sampling and fetching add: on the device to its own time, over PCIe during or after it."""
     steps = -(-max(stats.num_train, 1) // task.batch)
     traffic = BatchTraffic.of(task, stats, placement)
@@ -111,7 +111,7 @@ def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, fl
     return {**amounts, key: amounts.get(key, 0.0) + amount}
 
 
-def _on_device(traffic: BatchTraffic, placement: Placement, machine: Machine, hops: int) -> float:
+def _on_device(traffic: BatchTraffic, placement: DataPlacement, machine: Machine, hops: int) -> float:
     """A step's sampling, and gathering of rows that are on the device."""
     near = traffic.hits if placement.features == "cached" else float(placement.features == "gpu")
     gathered = near * traffic.batch.nodes * traffic.row_bytes / (ON_DEVICE * machine.copy_bandwidth)
@@ -127,7 +127,7 @@ def batch_launches(hops: int) -> int:
     return hops * LAUNCHES + (hops - 1) * TRANSPOSE_LAUNCHES
 
 
-def _away(traffic: BatchTraffic, placement: Placement, machine: Machine) -> float:
+def _away(traffic: BatchTraffic, placement: DataPlacement, machine: Machine) -> float:
     """A step's reads over PCIe or from disk."""
     link = machine.link("pcie", "host", "gpu:0")
     rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)

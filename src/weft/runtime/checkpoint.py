@@ -1,15 +1,16 @@
-"""Checkpoints: the whole training state in one safetensors file, replaced atomically."""
+"""Checkpoints: the whole training state in one safetensors file, replaced atomically.
+
+A checkpoint can be read and checked before the group that continues from it starts: see :func:`prefetch`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Hashable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from weft.core.startup import MadeAhead
 from weft.core.version import __version__
 from weft.core.wording import option
 
-# ---- A checkpoint as data: tensors on the CPU, and what they belong to.
+FILE = "checkpoint.safetensors"
+FORMAT = 1  # of the file; a change that older versions cannot read has the next number
+PREFETCHED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -38,129 +41,89 @@ class Checkpoint:
     about: dict[str, Any]
 
 
-# ---- Checkpoints that were read and checked before the group that goes on from them starts.
-
-_READ: ContextVar[ReadAhead | None] = ContextVar("checkpoints read ahead", default=None)
-
-
-class ReadAhead:
-    """Checkpoints by their file and its state, so that one that was written anew is another.
-
-    Beyond ``most_bytes`` the oldest are let go.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._read: MadeAhead[Hashable, Checkpoint] = MadeAhead(most_bytes, _bytes)
-
-    @property
-    def bytes(self) -> int:
-        """Of all checkpoints that are here."""
-        return self._read.bytes
-
-    def has(self, path: Path) -> bool:
-        """Whether the checkpoint in the file ``path``, as it is now, is here."""
-        return self._read.has(state_of(path))
-
-    def put(self, path: Path, read: Callable[[Path], Checkpoint]) -> None:
-        """Keep what ``read`` makes of the file ``path``, unless it is here or was written anew meanwhile."""
-        key = state_of(path)
-        if key is None or self._read.has(key):
-            return
-        found = read(path)
-        if key == state_of(path):
-            self._read.put(key, found)
-
-    def find(self, path: Path) -> Checkpoint | None:
-        """A copy of the checkpoint that shares its tensors; None if it was not read."""
-        found = self._read.find(state_of(path))
-        return None if found is None else replace(found, tensors=dict(found.tensors), about=deepcopy(found.about))
-
-    def drop_used(self) -> None:
-        """Let those go that a group went on from."""
-        self._read.drop_used()
+# Checkpoints by their file and its state, so that a file that was written anew has another key: every reader of this
+# process may use them.
+PREFETCHED: MadeAhead[Hashable, Checkpoint] = MadeAhead(
+    PREFETCHED_BYTES, lambda checkpoint: sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+)
 
 
-def state_of(path: Path) -> Hashable:
-    """What tells a file from another one that was there before; None if it is not there."""
+def file_state(path: Path) -> Hashable:
+    """What tells a file from another one that was there before; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return (os.path.abspath(path), found.st_ino, found.st_mtime_ns, found.st_size)
+    return (os.path.abspath(path), status.st_ino, status.st_mtime_ns, status.st_size)
 
 
-def _bytes(checkpoint: Checkpoint) -> int:
-    return sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-
-
-@contextmanager
-def reading_from(read: ReadAhead) -> Iterator[None]:
-    """Checkpoints that are wanted inside are those of ``read``, as far as it has them."""
-    token = _READ.set(read)
-    try:
-        yield
-    finally:
-        _READ.reset(token)
-
-
-def read_before(path: Path) -> Checkpoint | None:
-    """A checkpoint that was read ahead; None if it was not."""
-    read = _READ.get()
-    return None if read is None else read.find(path)
-
-
-FILE = "checkpoint.safetensors"
+def prefetch(path: Path) -> None:
+    """Read the checkpoint in the file ``path`` for a later :func:`read_checkpoint`, unless it is written meanwhile."""
+    key = file_state(path)
+    if key is None or PREFETCHED.has(key):
+        return
+    checkpoint = _read_file(path)
+    if key == file_state(path):
+        PREFETCHED.put(key, checkpoint)
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Write ``folder/checkpoint.safetensors`` atomically: if interrupted, the former one stays."""
     path = folder / FILE
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    said = json.dumps({**about, "version": __version__})
-    metadata = {"weft": said, "sha256": _checksum(on_cpu, said)}
+    description = json.dumps({**about, "version": __version__})
+    metadata = {"weft": description, "format": str(FORMAT), "sha256": _checksum(on_cpu, description)}
     save_atomically(path, on_cpu, metadata)
     return path
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in ``folder``, or None."""
+    """The checkpoint in ``folder``, or None; one that was prefetched shares its tensors."""
     path = folder / FILE
     if not path.exists():
         return None
-    return read_before(path) or read_file(path)
+    prefetched = PREFETCHED.find(file_state(path))
+    if prefetched is not None:
+        return Checkpoint(dict(prefetched.tensors), deepcopy(prefetched.about))
+    return _read_file(path)
 
 
-def read_file(path: Path) -> Checkpoint:
+def _read_file(path: Path) -> Checkpoint:
     """The checkpoint in the file ``path``, checked against its checksum."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
-            missing = [name for name in ("weft", "sha256") if name not in metadata]
+            missing = [name for name in ("weft", "sha256", "format") if name not in metadata]
             if missing:
                 raise ValueError(f"it has no {missing[0]!r}")
-            said, expected = metadata["weft"], metadata["sha256"]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if _checksum(tensors, said) != expected:
-            raise ValueError("its checksum does not match what it holds")
-        return Checkpoint(tensors, json.loads(said))
+            file_format = int(metadata["format"])
+            if file_format <= FORMAT:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                if file_format != FORMAT or _checksum(tensors, metadata["weft"]) != metadata["sha256"]:
+                    raise ValueError("its checksum does not match what it holds")
+                return Checkpoint(tensors, json.loads(metadata["weft"]))
     except (SafetensorError, ValueError, OSError) as error:
         raise SpecError(
             f"{path}: not a checkpoint of Weft, or a damaged one ({error}); remove it to start afresh"
         ) from None
+    raise SpecError(
+        f"{path}: a checkpoint of format {file_format}, and this version of Weft reads format {FORMAT}; resume it with "
+        "a newer version, or remove it to start afresh"
+    )
 
 
-def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
+def _checksum(tensors: Mapping[str, Tensor], description: str) -> str:
     """SHA-256 of a checkpoint: its description, and every tensor with its name, type and shape."""
-    found = hashlib.sha256(said.encode())
+    digest = hashlib.sha256(description.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
-    return found.hexdigest()
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file beside ``path``, flush it to disk, then rename it."""
+    """Write a safetensors file next to ``path``, flush it to disk, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, flush=True) as partial:
         partial.touch()

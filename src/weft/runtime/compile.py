@@ -12,30 +12,26 @@ Shapes: T members, P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.batches.source import Batch
 from weft.capture.observer import HOST_READS, written_places
 from weft.core.errors import InputError
 from weft.runtime.device.process import generator_states, restore_generators
-from weft.runtime.step.parameters import Layout
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import put_back
+from weft.runtime.step.state import restored
 
 # ---- fold_constants: compute once what a traced step computes from the graph alone.
 #
@@ -53,14 +49,31 @@ def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModu
     Folded results that are read become attributes; the module is changed and returned.
     """
     varying = _varying(traced, {place_of(tensor) for tensor in changing})
-    kept = {node for node in traced.graph.nodes if node not in varying and node.op == "call_function"}
-    for number, (node, value) in enumerate(_worked_out(traced, kept)):
+    nodes = list(traced.graph.nodes)
+    constant = {node for node in nodes if node not in varying and node.op == "call_function"}
+    last_reader = {arg: node for node in nodes for arg in node.all_input_nodes if node in constant}
+    values: dict[Node, Any] = {}
+    folded: list[tuple[Node, Tensor]] = []
+
+    def value_of(node: Node) -> Any:
+        return getattr(traced, str(node.target)) if node.op == "get_attr" else values[node]
+
+    with torch.no_grad():
+        for node in (node for node in nodes if node in constant):
+            args, kwargs = map_arg((node.args, node.kwargs), value_of)
+            values[node] = node.target(*args, **kwargs)
+            if isinstance(values[node], Tensor) and any(user not in constant for user in node.users):
+                folded.append((node, values[node]))
+            for arg in node.all_input_nodes:
+                if last_reader.get(arg) is node:
+                    values.pop(arg, None)
+    for number, (node, value) in enumerate(folded):
         name = f"{NAME}{number}"
         traced.register_buffer(name, value)
         with traced.graph.inserting_before(node):
             node.replace_all_uses_with(traced.graph.get_attr(name))
     for node in reversed(list(traced.graph.nodes)):
-        if node in kept and not node.users:
+        if node in constant and not node.users:
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code(lambda node: node.op not in ("get_attr",))
     traced.recompile()
@@ -69,76 +82,59 @@ def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModu
 
 def _varying(traced: GraphModule, changing: set[int]) -> set[Node]:
     """The nodes whose value may differ from call to call."""
-    nodes = list(traced.graph.nodes)
-    root = _roots(traced)
-    varying = {node for node in nodes if _varies_by_itself(traced, node, changing)}
-    places = {root[node] for node in varying}
+    nodes, root, varying = list(traced.graph.nodes), _roots(traced), set()
+    for node in nodes:
+        if node.op == "get_attr":
+            value = getattr(traced, str(node.target), None)
+            varies = not isinstance(value, Tensor) or place_of(value) in changing
+        else:
+            seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            varies = node.op != "call_function" or seeded
+        if varies:
+            varying.add(node)
+    memory = {root[node] for node in varying}  # by the node that owns it: what is in it varies
     while True:
         for node in nodes:
-            if node not in varying and (root[node] in places or any(arg in varying for arg in node.all_input_nodes)):
+            if node not in varying and (root[node] in memory or any(arg in varying for arg in node.all_input_nodes)):
                 varying.add(node)
-        grown = places | _written_late(nodes, root, varying)
-        if grown == places:
+        # Memory that a varying node writes to, or that is written to after a varying node has read it, varies too. So
+        # does a tensor that existed before a call and is written in it: it has another value in the next one.
+        grown, read = set(memory), set()
+        for node in nodes:
+            for written in _written(node):
+                if node in varying or root[written] in read or root[written].op == "get_attr":
+                    grown.add(root[written])
+            if node in varying:
+                read.update(root[arg] for arg in node.all_input_nodes)
+        if grown == memory:
             return varying
-        places = grown
-
-
-def _varies_by_itself(traced: GraphModule, node: Node, changing: set[int]) -> bool:
-    if node.op in ("placeholder", "output"):
-        return True
-    if node.op == "get_attr":
-        value = getattr(traced, str(node.target), None)
-        return not isinstance(value, Tensor) or place_of(value) in changing
-    tags = getattr(node.target, "tags", ())
-    return node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags
-
-
-def _written_late(nodes: list[Node], root: dict[Node, Node], varying: set[Node]) -> set[Node]:
-    """Places that a varying node writes to, or that are written to after a varying node has read them.
-
-    A tensor that existed before a call and is written in it has another value in the next one.
-    """
-    found, read = set(), set()
-    for node in nodes:
-        for written in _written(node):
-            if node in varying or root[written] in read or root[written].op == "get_attr":
-                found.add(root[written])
-        if node in varying:
-            read.update(root[arg] for arg in node.all_input_nodes)
-    return found
+        memory = grown
 
 
 def _roots(traced: GraphModule) -> dict[Node, Node]:
     """For every node the first one that owns its memory: views and in-place results share it."""
     root: dict[Node, Node] = {}
-    by_place: dict[Any, Node] = {}
+    by_memory: dict[Any, Node] = {}
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             value = getattr(traced, str(node.target), None)
-            root[node] = by_place.setdefault(place_of(value) if isinstance(value, Tensor) else node.target, node)
-        else:
-            shared = next(iter(_shared(node)), None)
-            root[node] = node if shared is None else root[shared]
+            root[node] = by_memory.setdefault(place_of(value) if isinstance(value, Tensor) else node.target, node)
+            continue
+        aliased: list[Node] = []  # inputs that the result may share memory with
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and (schema is None or schema.name.rpartition("::")[2] in SHARES):
+            aliased = list(node.all_input_nodes[:1])  # without a schema: picking one of several results
+        elif node.op == "call_function":
+            named = {argument.name for argument in schema.arguments if argument.alias_info is not None}
+            pairs = zip(schema.arguments, node.args, strict=False)
+            values = [value for argument, value in pairs if argument.name in named]
+            aliased = _nodes_in([*values, *(value for name, value in node.kwargs.items() if name in named)])
+        root[node] = root[aliased[0]] if aliased else node
     return root
 
 
-def _shared(node: Node) -> list[Node]:
-    """The inputs that a node's result may alias."""
-    if node.op != "call_function":
-        return []
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:  # picking one of several results
-        return list(node.all_input_nodes[:1])
-    if schema.name.rpartition("::")[2] in SHARES:
-        return list(node.all_input_nodes[:1])
-    named = {argument.name for argument in schema.arguments if argument.alias_info is not None}
-    places = zip(schema.arguments, node.args, strict=False)
-    given = [value for argument, value in places if argument.name in named]
-    given += [value for name, value in node.kwargs.items() if name in named]
-    return _nodes_in(given)
-
-
 def _written(node: Node) -> list[Node]:
+    """The inputs that a node writes to."""
     if node.op != "call_function":
         return []
     return _nodes_in(
@@ -147,46 +143,9 @@ def _written(node: Node) -> list[Node]:
 
 
 def _nodes_in(values: Iterable[Any]) -> list[Node]:
-    found: list[Node] = []
-    map_arg(tuple(values), found.append)
-    return found
-
-
-def _worked_out(traced: GraphModule, kept: set[Node]) -> list[tuple[Node, Tensor]]:
-    """The values of the ``kept`` nodes that others read."""
-    last = {arg: node for node in traced.graph.nodes for arg in node.all_input_nodes if node in kept}
-    values: dict[Node, Any] = {}
-    found = []
-    with torch.no_grad():
-        for node in list(traced.graph.nodes):
-            if node not in kept:
-                continue
-            args, kwargs = map_arg((node.args, node.kwargs), lambda arg: _value(traced, arg, values))
-            values[node] = node.target(*args, **kwargs)
-            if isinstance(values[node], Tensor) and any(user not in kept for user in node.users):
-                found.append((node, values[node]))
-            for arg in node.all_input_nodes:
-                if last.get(arg) is node:
-                    values.pop(arg, None)
-    return found
-
-
-def _value(traced: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
-    return getattr(traced, str(node.target)) if node.op == "get_attr" else values[node]
-
-
-def attributes_read(traced: GraphModule) -> list[Tensor]:
-    """The tensors that existed before ``traced`` ran and that it reads."""
-    values = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
-    return [value for value in values if isinstance(value, Tensor)]
-
-
-def attributes_written(traced: GraphModule) -> list[Tensor]:
-    """Those of them that it writes to."""
-    root = _roots(traced)
-    places = {root[written] for node in traced.graph.nodes for written in _written(node)}
-    values = [getattr(traced, str(node.target), None) for node in places if node.op == "get_attr"]
-    return [value for value in values if isinstance(value, Tensor)]
+    nodes: list[Node] = []
+    map_arg(tuple(values), nodes.append)
+    return nodes
 
 
 def place_of(tensor: Tensor) -> int:
@@ -197,27 +156,21 @@ def place_of(tensor: Tensor) -> int:
         return id(tensor)
 
 
-# ---- Detect module state that tracing would freeze: whatever a module keeps between calls besides its buffers.
-#
-# A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a Python number,
-# a
-# tensor that is replaced by another one, and a value read back to the host become constants of the trace.
+# ---- Numbers that a module reads back to the host: a trace would make constants of them.
 
-NUMBERS = (bool, int, float, complex, str)
 READ_WHOLE = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-SET_BY_RUNNERS = ("training",)
 
 
 class HostReads(TorchDispatchMode):
-    """Inside, ``asked`` collects the tensors from which a number is read back to the host."""
+    """Inside, ``tensors`` collects those from which a number is read back to the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in HOST_READS:
-            self.asked += [value for value in args if isinstance(value, Tensor)]
+            self.tensors += [value for value in args if isinstance(value, Tensor)]
         return func(*args, **(kwargs or {}))
 
 
@@ -230,59 +183,11 @@ class ForbidHostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class ModuleStateCheck:
-    """What ``model`` and Python's generators hold now, to be compared with what they hold after a call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {(name, key): value for name, key, value in _attributes(model)}
-        self._drawn = _generators()
-
-    def check(self, traced: GraphModule, asked: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
-        """:class:`InputError` if a ``traced`` call depends on state that it changed itself.
-
-        ``asked``: tensors from which the call reads a number back; ``changing``: those that training changes.
-        """
-        if _generators() != self._drawn:
-            raise InputError("it draws from Python's or NumPy's generator, and a compiled step would repeat one draw")
-        read = {place_of(tensor) for tensor in attributes_read(traced)}
-        for name, key, value in _attributes(self._model):
-            old = self._before.get((name, key))
-            same = old is value or (type(old) is type(value) and isinstance(old, NUMBERS) and _equal(old, value))
-            if not same and (isinstance(old, NUMBERS) or (isinstance(old, Tensor) and place_of(old) in read)):
-                where = f"{name}.{key}" if name else key
-                raise InputError(
-                    f"it changes {where!r} from call to call, which is no buffer: compiling would freeze it"
-                )
-        moving = {place_of(tensor) for tensor in (*changing, *attributes_written(traced))}
-        if any(place_of(tensor) in moving for tensor in asked):
-            raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
-
-
-def _attributes(model: nn.Module) -> list[tuple[str, str, Any]]:
-    """Path of a module, name and value of everything that is no parameter, buffer or module."""
-    found = ((path, key, value) for path, module in model.named_modules() for key, value in vars(module).items())
-    return [one for one in found if one[1] not in SET_BY_RUNNERS]
-
-
-def _equal(old: Any, new: Any) -> bool:
-    return bool(old == new) or (old != old and new != new)
-
-
-def _generators() -> tuple[Any, ...]:
-    """The states of the generators of Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return (random.getstate(),)
-    kind, keys, *rest = numpy.random.get_state()
-    return random.getstate(), kind, keys.tobytes(), *rest
-
-
 # The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
 # the gradient of a layer norm's bias where it is a part of the flat gradient (torch 2.11, H200).
 OPTIONS = {"triton.cudagraphs": False, "triton.mix_order_reduction": False}
 NEAR = {"fp32": 5e-3, "tf32": 2e-2, "bf16": 1e-1}  # relative to the largest: sums are added up in another order
-ASKS = "get value out of a tracing tensor"  # torch's words
+READS_BACK = "get value out of a tracing tensor"  # torch's words
 LEAST, TINY = 1e-3, 1e-30
 
 Function = Callable[[Tensor], Any]
@@ -293,112 +198,89 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
 
     Raises :class:`InputError` if that fails or gives other numbers; the stack is then unchanged.
     """
-    near = NEAR[stack.tasks[0].precision]
     try:
-        with _as_it_was(stack):
-            batch = _constant_batch(stack)
+        with _restored(stack):
+            if not stack.source.constant:
+                raise InputError(
+                    "its batches differ from step to step, and a compiled step has its tensors in fixed places"
+                )
             if stack.members.hidden_state is not None:
                 raise InputError(stack.members.hidden_state)
             if stack.members.writes:
                 raise InputError("it changes its own weights")
             if not stack.members.plain_output:
                 raise InputError("it returns more than logits")
-            train = _of_any_batch(_compiled(stack, partial(stack.gradients, batch=batch), near))
-            logits = _without_gradients(partial(stack.logits, batch=batch))
-            infer = _of_any_batch(_compiled(stack, logits, near)) if evaluated else stack.infer
+            batch = stack.source.example()
+
+            def logits(flat: Tensor) -> Tensor:
+                with torch.no_grad():
+                    return stack.logits(flat, batch)
+
+            # Functions of weights become functions of weights and a batch: always the one they were compiled for.
+            train = _compiled(stack, partial(stack.gradients, batch=batch))
+            infer = _compiled(stack, logits) if evaluated else None
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        asks = ASKS in str(error)
-        what = "it reads numbers back from its data" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+        reads = READS_BACK in str(error)
+        what = "it reads numbers back from its data" if reads else f"{type(error).__name__}: {lines[0]}"
         raise InputError(what) from error
-    stack.compiled = train, infer
+    stack.compiled = lambda flat, batch: train(flat), stack.infer if infer is None else lambda flat, batch: infer(flat)
 
 
-def _constant_batch(stack: Stack) -> Batch:
-    if not stack.source.constant:
-        raise InputError("its batches differ from step to step, and a compiled step has its tensors in fixed places")
-    return stack.source.example()
-
-
-def _of_any_batch(function: Function) -> Callable[[Tensor, Batch], Any]:
-    """A function of weights as one of weights and a batch: always the batch it was compiled for."""
-    return lambda flat, batch: function(flat)
-
-
-def _compiled(stack: Stack, function: Function, near: float) -> Function:
+def _compiled(stack: Stack, function: Function) -> Function:
+    """``function`` of the weights, compiled; :class:`InputError` unless it reproduces the original."""
     flat = stack.state.flat
-    with _as_it_was(stack), HostReads() as questions:
+    with _restored(stack), HostReads() as host_reads:
         expected = function(flat)  # also builds the forms of the adjacency and work lists
-    remembered = ModuleStateCheck(stack.members.model)
-    with _as_it_was(stack), ForbidHostReads(), stack.as_function():
-        traced = _traced(function, flat)
-    remembered.check(traced, questions.asked, stack.state.tensors().values())
+    with _restored(stack), ForbidHostReads(), stack.as_function():
+        # Every operator that it runs; tensors in fixed places are attributes.
+        traced = make_fx(lambda weights: function(weights), tracing_mode="real")(flat)
+    root = _roots(traced)
+    owners = {root[written] for node in traced.graph.nodes for written in _written(node)}
+    written = [getattr(traced, str(node.target), None) for node in owners if node.op == "get_attr"]
+    changing = [*stack.state.tensors().values(), *(value for value in written if isinstance(value, Tensor))]
+    if {place_of(tensor) for tensor in changing} & {place_of(tensor) for tensor in host_reads.tensors}:
+        raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
         raise InputError("it draws from torch's generator, and a compiled step would draw other numbers")
     traced = fold_constants(traced, changing=stack.state.tensors().values())
-    found = _by_inductor(traced, flat)
-    with _as_it_was(stack):
-        given = found(flat)
-    _compare(given, expected, near, stack.members.layout)
-    return found
-
-
-def _traced(function: Function, flat: Tensor) -> GraphModule:
-    """Every operator that ``function(flat)`` runs; tensors in fixed places are attributes."""
-    return make_fx(lambda weights: function(weights), tracing_mode="real")(flat)
-
-
-def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
-    from torch import _inductor  # takes a second to import, and most runs do not need it
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        call = _inductor.compile(traced, [flat], options=_known(OPTIONS))
-        call(flat)  # compiles
-    several = len(_outputs(traced)) > 1
-
-    def function(weights: Tensor) -> Any:
-        found = call(weights)
-        return tuple(found) if several else found[0] if isinstance(found, (tuple, list)) else found
-
-    return function
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that this version of torch has."""
-    from torch._inductor import config
-
-    there = config.get_config_copy()
-    return {name: value for name, value in options.items() if name in there}
-
-
-def _outputs(traced: GraphModule) -> Sequence[Any]:
-    result = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-    return result if isinstance(result, (tuple, list)) else (result,)
-
-
-def _without_gradients(function: Function) -> Function:
-    def call(flat: Tensor) -> Any:
-        with torch.no_grad():
-            return function(flat)
-
-    return call
-
-
-def _compare(given: Any, expected: Any, near: float, layout: Layout) -> None:
-    """:class:`InputError` unless the compiled step reproduces the original, per member and parameter."""
+    compiled = _by_inductor(traced, flat)
+    with _restored(stack):
+        result = compiled(flat)
     if isinstance(expected, Tensor):
-        apart = [_apart(mine, true, true) for mine, true in zip(given, expected, strict=True)]
-    else:
-        (losses, grads), (true_losses, true_grads) = given, expected
-        apart = [_apart(losses, true_losses, true_losses)]
+        apart = [_apart(mine, true, true) for mine, true in zip(result, expected, strict=True)]
+    else:  # per member and parameter
+        (losses, grads), (true_losses, true_grads) = result, expected
+        apart, layout = [_apart(losses, true_losses, true_losses)], stack.members.layout
         for mine, true in zip(grads, true_grads, strict=True):
             parts = zip(layout.views(mine), layout.views(true), strict=True)
             apart += [_apart(part, true_part, true) for part, true_part in parts]
     worst = float(torch.stack(apart).max())
-    if not worst <= near:
+    if not worst <= NEAR[stack.tasks[0].precision]:
         raise InputError(f"compiled, it gives other numbers (by {worst:.1e} of the largest)")
+    return compiled
+
+
+def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
+    from torch import _inductor  # takes a second to import, and most runs do not need it
+    from torch._inductor import config
+
+    available = config.get_config_copy()  # of this version of torch
+    options = {name: value for name, value in OPTIONS.items() if name in available}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = _inductor.compile(traced, [flat], options=options)
+        call(flat)  # compiles
+    returned = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+    several = isinstance(returned, (tuple, list)) and len(returned) > 1
+
+    def function(weights: Tensor) -> Any:
+        result = call(weights)
+        return tuple(result) if several else result[0] if isinstance(result, (tuple, list)) else result
+
+    return function
 
 
 def _apart(mine: Tensor, true: Tensor, whole: Tensor) -> Tensor:
@@ -417,16 +299,11 @@ def _largest(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def _as_it_was(stack: Stack) -> Iterator[None]:
+def _restored(stack: Stack) -> Iterator[None]:
     """Restore the state of ``stack`` and torch's generators at the end."""
     before = generator_states(stack.device)
     try:
-        with put_back(stack.state.tensors().values()):
+        with restored(stack.state.tensors().values()):
             yield
     finally:
         restore_generators(before, stack.device)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else "no reason given"

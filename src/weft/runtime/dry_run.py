@@ -33,10 +33,9 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
+from weft.runtime.device.cuda_graph import SIDE_STREAMS, Steps
 from weft.runtime.device.process import matmul_precision, same_draws
-from weft.runtime.device.streams import SIDE_STREAMS, Steps
-from weft.runtime.epoch import StepMerger
-from weft.runtime.group import GroupRun
+from weft.runtime.group import GroupRun, StepMerger
 from weft.runtime.modules.build import build_model
 from weft.runtime.modules.global_state import GlobalsSnapshot
 
@@ -117,13 +116,11 @@ def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: S
     except Exception as error:
         if (isinstance(error, WeftError) and error.__cause__ is None) or not any(map(_runs_users_code, group)):
             raise
-        failed = (
-            f"task {group[0].label!r}: model {group[0].model_name} fails in training: {type(error).__name__}: {error}"
-        )
         if isinstance(graph, GraphStats):
+            what = "" if isinstance(error, WeftError) else f"task {group[0].label!r}: {type(error).__name__}: "
             raise SpecError(
-                f"{error if isinstance(error, WeftError) else failed}; of graph {graph.name!r} only the sizes are known: "
-                "give the graph itself if the model reads values of its data"
+                f"{what}{error}; model {group[0].model_name} fails in training, and of graph {graph.name!r} only the "
+                "sizes are known: give the graph itself if the model reads values of its data"
             ) from error
     on_cpu = replace(plan, placement=on_device("cpu"))
     try:
@@ -188,15 +185,15 @@ def _follow(
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.group_step.merge()
+    run.merge()
     if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.group_step.run_steps = dry_run_concurrent(observer)
-    run.group_step.observe_merged(observer)
+        run.run_steps = dry_run_concurrent(observer)
+    run.observe_merged(observer)
     return run
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
-    """Steps one after another, on the streams that :class:`weft.runtime.device.streams.ConcurrentSteps` uses."""
+    """Steps one after another, on the streams that :class:`weft.runtime.device.cuda_graph.ConcurrentSteps` uses."""
 
     def beside(steps: Steps) -> None:
         for place, step in enumerate(steps):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
-import math
-import numbers
 import operator
 import os
 import re
@@ -20,31 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
-from weft.core.sweep import Sweep
+from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
-from weft.core.units import parse_bytes
 from weft.core.wording import option
 from weft.serve.queue_file import ENDED
-from weft.serve.submissions import tasks_of
+from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, given_settings
 
 # ---- What a user gives to the client, checked before anything is sent: ids, numbers, nodes, work, address and token.
 
 AN_ID = re.compile(r"[0-9a-f]{1,64}")
-LARGEST_PRIORITY = 1000
-LARGEST = 2**63 - 1  # a number that the queue can hold
-LARGEST_NODE = 2**62 - 1
 SHOWN = 80  # characters of a value in a message
 EXAMPLE = "http://127.0.0.1:8787"
 
 TaskId = str | Mapping[str, Any]
-
-
-def named(name: str, value: object) -> str:
-    """``latency_target=nan``, in a shell ``--latency-target nan``; a long value is cut."""
-    shell = option(name.replace("_", "-"))
-    text = str(value) if shell.startswith("-") else repr(value)
-    text = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-    return f"{shell} {text}" if shell.startswith("-") else f"{name}={text}"
 
 
 # ---- tasks -------------------------------------------------------------------------------------------------
@@ -72,72 +58,9 @@ def task_ids(tasks: TaskId | Iterable[TaskId] | None) -> list[str]:
     return [task_id(task) for task in tasks]
 
 
-def work_of(work: Task | Sweep | Iterable[Task]) -> Task | Sweep | list[Task]:
-    """``work``, if it is a task, a sweep or tasks."""
-    if isinstance(work, (Task, Sweep)):
-        return work
-    expected = "expected a weft.Task, a weft.Sweep or a list of tasks"
-    if isinstance(work, (str, bytes, Mapping)) or not isinstance(work, Iterable):
-        hint = '; write it as weft.Task(graph="demo", model="gcn")' if isinstance(work, (str, Mapping)) else ""
-        raise InputError(f"{expected}, not {_kind(work)}{hint}")
-    tasks = list(work)
-    for place, task in enumerate(tasks):
-        if not isinstance(task, Task):
-            raise InputError(f"{expected}; the one at place {place} is {_kind(task)}")
-    return tasks
-
-
-def one_task(task: Task | None) -> Task | None:
-    """``task``, if it is one."""
-    if task is not None and not isinstance(task, Task):
-        raise InputError(f"task: expected a weft.Task, not {_kind(task)}")
-    return task
-
-
 def _kind(value: object) -> str:
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-# ---- numbers -----------------------------------------------------------------------------------------------
-
-
-def check_priority(priority: int) -> int:
-    """A whole number that the server takes."""
-    whole = _whole(priority)
-    if whole is None or abs(whole) > LARGEST_PRIORITY:
-        least = -LARGEST_PRIORITY
-        raise InputError(f"{named('priority', priority)} must be a whole number from {least} to {LARGEST_PRIORITY}")
-    return whole
-
-
-def check_deadline(deadline: float | None) -> float | None:
-    """A time."""
-    if deadline is not None and not _is_finite(deadline):
-        raise InputError(
-            f"{named('deadline', deadline)} must be a time in seconds since 1970, such as time.time() + 3600"
-        )
-    return None if deadline is None else float(deadline)
-
-
-def check_latency(seconds: float | None) -> float | None:
-    """Seconds to an answer."""
-    if seconds is not None and not (_is_finite(seconds) and seconds > 0):
-        raise InputError(f"{named('latency_target', seconds)} must be a number of seconds above 0")
-    return None if seconds is None else float(seconds)
-
-
-def check_budget(budget: str | int | None) -> str | int | None:
-    """An amount of memory, as it was given."""
-    if budget is None:
-        return None
-    try:
-        amount = parse_bytes(budget)
-    except OverflowError:
-        amount = LARGEST + 1
-    if amount > LARGEST:
-        raise InputError(f"{named('budget', budget)} is more memory than there is; write it like 24GiB")
-    return budget
 
 
 def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
@@ -146,31 +69,17 @@ def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
         return nodes
     expected = "expected all, train, val, test, or ids such as [3, 5, 8]"
     if not isinstance(nodes, Iterable) or isinstance(nodes, (bytes, Mapping)):
-        raise InputError(f"{named('nodes', nodes)}: {expected}")
-    found = []
+        raise InputError(f"{option('nodes', nodes)}: {expected}")
+    ids = []
     for node in nodes:
-        whole = _whole(node)
-        if whole is None or not 0 <= whole <= LARGEST_NODE:
+        try:  # numbers of numpy and torch are whole numbers, too
+            index = -1 if isinstance(node, bool) else operator.index(node)
+        except TypeError:
+            index = -1
+        if not 0 <= index <= LARGEST_NODE:
             raise InputError(f"nodes: {str(node)[:SHOWN]!r} is no id of a node; {expected}")
-        found.append(whole)
-    return found
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _whole(value: object) -> int | None:
-    """``value`` as a plain whole number, also one of numpy or torch; None if it is none."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+        ids.append(index)
+    return ids
 
 
 # ---- where ---------------------------------------------------------------------------------------------------
@@ -282,10 +191,9 @@ class Client:
         ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
         tasks that must be done before. ``budget``: bytes that each task may take. ``deadline``: seconds since 1970.
         """
-        body: dict[str, Any] = {"tasks": tasks_of(work_of(work))}
-        body |= {"priority": check_priority(priority), "after": task_ids(after)}
-        given = {"key": key, "budget": check_budget(budget), "deadline": check_deadline(deadline), "user": user}
-        body |= {name: value for name, value in given.items() if value is not None}
+        tasks = tasks_in(work, "submit")
+        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after)}
+        body |= _checked(priority=priority, key=key, budget=budget, deadline=deadline, user=user)
         found: list[dict[str, Any]] = self._json("POST", "/api/tasks", body)["tasks"]
         return found
 
@@ -311,12 +219,14 @@ class Client:
         by which the scheduler gives it precedence over trainings.
         """
         asked: dict[str, Any] = {"of": None if of is None else task_id(of), "weights": weights, "graph": graph}
-        asked |= {"nodes": check_nodes(nodes), "latency_target": check_latency(latency_target)}
+        asked |= {"nodes": check_nodes(nodes), "latency_target": check_option("latency_target", latency_target)}
         infer = {name: value for name, value in asked.items() if value is not None}
-        body: dict[str, Any] = {"infer": infer, "priority": check_priority(priority), "after": task_ids(after)}
-        settings = one_task(task)
-        given = {"task": None if settings is None else tasks_of(settings)[0], "key": key, "user": user}
-        body |= {name: value for name, value in given.items() if value is not None}
+        body: dict[str, Any] = {"infer": infer, "after": task_ids(after)}
+        if task is not None:
+            if not isinstance(task, Task):
+                raise InputError(f"task: expected a weft.Task, not {_kind(task)}")
+            body["task"] = given_settings(task)
+        body |= _checked(priority=priority, key=key, user=user)
         found: dict[str, Any] = self._json("POST", "/api/tasks", body)["tasks"][0]
         return found
 
@@ -485,6 +395,12 @@ class Client:
             raise UnreachableError(told) from None
         except (http.client.InvalidURL, UnicodeError) as error:
             raise InputError(f"server {self.server!r}: is no address that can be reached ({error})") from None
+
+
+def _checked(**options: Any) -> dict[str, Any]:
+    """The options of a submission that were given; a :class:`SpecError` for one that cannot be used."""
+    checked = {name: check_option(name, value) if name in OPTION_RULES else value for name, value in options.items()}
+    return {name: value for name, value in checked.items() if value is not None}
 
 
 def _encoded(body: Any) -> bytes:

@@ -31,7 +31,7 @@ from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import Limits
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.modules.settings import check_tasks
-from weft.serve.source_files import stamps_of
+from weft.serve.state import stamps_of
 
 # ---- What the scheduler has to know of a very small task, without a dry run: it starts while a dry run would still go
 # on.

@@ -26,17 +26,18 @@ from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
-from weft.serve.server_deaths import ALONE_SECONDS, is_suspect
-from weft.serve.source_files import unchanged
 from weft.serve.state import (
+    ALONE_SECONDS,
     TROUBLE,
     Active,
     SupervisorState,
     estimate_key,
     is_inference,
+    is_suspect,
     own_names,
     queued_task,
     runs_users_code,
+    unchanged,
     unless_lost,
     without_twins,
     worker_settings,

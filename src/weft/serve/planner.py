@@ -15,8 +15,15 @@ from weft.core.files import write_json
 from weft.core.units import show_bytes
 from weft.serve.groups import with_seconds_left
 from weft.serve.queue_file import QueueError, QueueTask
-from weft.serve.source_files import unchanged
-from weft.serve.state import SupervisorState, estimate_key, is_inference, runs_users_code, unless_lost, worker_settings
+from weft.serve.state import (
+    SupervisorState,
+    estimate_key,
+    is_inference,
+    runs_users_code,
+    unchanged,
+    unless_lost,
+    worker_settings,
+)
 from weft.serve.worker_pool import PLANNER, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 

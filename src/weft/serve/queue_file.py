@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -105,9 +105,9 @@ def storable(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
-VERSION = 3
+FORMAT = 3  # of the tables below; the file holds it as its user_version
 BUSY_SECONDS = 30.0
-SCHEMA = """
+TABLES = """
 CREATE TABLE IF NOT EXISTS tasks (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -127,17 +127,11 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT,
     error TEXT
 );
-CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
-DROP INDEX IF EXISTS tasks_by_user;
-CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
-CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
-CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
 CREATE TABLE IF NOT EXISTS dependencies (
     task TEXT NOT NULL,
     needs TEXT NOT NULL,
     PRIMARY KEY (task, needs)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
 CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     task TEXT NOT NULL,
@@ -145,7 +139,6 @@ CREATE TABLE IF NOT EXISTS events (
     time REAL NOT NULL,
     data TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
 CREATE TABLE IF NOT EXISTS groups (
     id TEXT PRIMARY KEY,
     state TEXT NOT NULL,
@@ -160,13 +153,22 @@ CREATE TABLE IF NOT EXISTS groups (
     ended REAL,
     note TEXT
 );
-CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
-CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
 CREATE TABLE IF NOT EXISTS shares (
     user TEXT PRIMARY KEY,
     device_seconds REAL NOT NULL,
     last_start TEXT NOT NULL
 ) WITHOUT ROWID;
+"""
+INDICES = """
+CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
+DROP INDEX IF EXISTS tasks_by_user;
+CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
+CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
+CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
+CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
+CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
 """
 
 
@@ -179,7 +181,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
-        _make_tables(connection, path)
+        _bring_up_to_date(connection, path)
     except sqlite3.Error as error:
         raise QueueError(f"{path}: cannot be used as a queue ({error}); name a file of Weft's or one to make") from None
     return connection
@@ -198,12 +200,56 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.005)
 
 
-def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        raise QueueError(f"{path}: has version {version}, this Weft knows up to {VERSION}; update Weft")
-    if version < VERSION:
-        connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new file; add the tables, columns and indices that an older one lacks, in one transaction.
+
+    The columns are compared even if the format is right, so that a column added to ``TABLES`` reaches every file.
+    """
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript(TABLES)
+        expected = _columns(model)
+    if connection.execute("PRAGMA user_version").fetchone()[0] == FORMAT and _columns(connection) == expected:
+        return
+    with transaction(connection):  # another process may have done it meanwhile: everything is read again
+        number, former = connection.execute("PRAGMA user_version").fetchone()[0], _columns(connection)
+        if number > FORMAT:
+            raise QueueError(f"{path}: its format is {number} and this Weft reads up to {FORMAT}; update Weft")
+        if number == 0 and former:
+            raise QueueError(f"{path}: is a database of another program; name a queue of Weft or a new file")
+        _run(connection, TABLES)
+        for table, columns in expected.items():
+            present = former.get(table, columns)
+            for name in columns.keys() - present.keys():
+                kind, required, default, _ = columns[name]
+                if required and default is None:
+                    raise QueueError(
+                        f"{path}: has format {number}, whose table {table} lacks the column {name}, which cannot be "
+                        "filled in; finish this queue with the Weft that made it, or name a new file"
+                    )
+                rule = f" NOT NULL DEFAULT {default}" if required else "" if default is None else f" DEFAULT {default}"
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}{rule}")
+            if unknown := sorted(present.keys() - columns.keys()):
+                raise QueueError(
+                    f"{path}: has format {number}, whose table {table} has the column {unknown[0]}, which this Weft "
+                    "does not read; finish this queue with the Weft that made it, or name a new file"
+                )
+        _run(connection, INDICES)
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Run the statements of ``script`` in the present transaction, which ``executescript`` would commit first."""
+    for statement in script.split(";"):
+        connection.execute(statement)
+
+
+def _columns(connection: sqlite3.Connection) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Type, whether a value is required, default and part in the primary key, by table and column."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    names = [row[0] for row in connection.execute(query)]
+    return {
+        name: {row[1]: tuple(row)[2:] for row in connection.execute(f"PRAGMA table_info('{name}')")} for name in names
+    }
 
 
 @contextmanager

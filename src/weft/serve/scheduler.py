@@ -13,8 +13,16 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
 from weft.serve.queue_file import QueueTask
-from weft.serve.server_deaths import WAITS_ALONE, WAITS_FOR_SUSPECT, is_suspect
-from weft.serve.state import SupervisorState, is_inference, queued_task, unless_lost, worker_settings
+from weft.serve.state import (
+    WAITS_ALONE,
+    WAITS_FOR_SUSPECT,
+    SupervisorState,
+    is_inference,
+    is_suspect,
+    queued_task,
+    unless_lost,
+    worker_settings,
+)
 from weft.serve.worker_pool import PLANNER, WorkerPool
 
 MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
@@ -54,7 +62,10 @@ class Scheduler:
                 unless_lost(self._state.db.refuse, name, reason)
         for group in decision.preempt:
             self._leaving.preempt(self._state.active[group])
-        for start in [start for start in decision.start if start.members[0] in suspect] or decision.start:
+        starts = list(decision.start)
+        if suspect and any(start.members[0] == suspect for start in starts):  # nothing else starts with it
+            starts = starts[:1] if starts[0].members[0] == suspect else [s for s in starts if s.members[0] != suspect]
+        for start in starts:
             if start.members[0] in groups:
                 self._groups.resume(groups[start.members[0]], start)
             else:
@@ -66,22 +77,22 @@ class Scheduler:
 
     def _beside_suspects(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
-    ) -> tuple[dict[str, Preempted], list[QueueTask], list[str]]:
-        """What may start now, though a server died while some of it ran; and the suspect among it, in a list.
+    ) -> tuple[dict[str, Preempted], list[QueueTask], str]:
+        """What may start now, though a server died while some of it ran; and the suspect among it, "" for none.
 
-        Suspects start one by one, and nothing starts beside one until it has saved something or has run for a while.
+        Suspects start one by one, when it is their turn, and nothing starts beside one until it has saved something or
+        has run for a while.
         """
         suspects = [name for name, one in groups.items() if any(map(is_suspect, one.present))]
         suspects += [task.id for task in ready if is_suspect(task)]
         tried = any(active.alone_until > time.monotonic() for active in self._state.active.values())
         if not suspects and not tried:
-            return groups, ready, []
+            return groups, ready, ""
         for task in (*ready, *(task for one in groups.values() for task in one.present)):
             self._state.why[task.id] = WAITS_ALONE if is_suspect(task) else WAITS_FOR_SUSPECT
-        names = {*groups, *(task.id for task in ready)} if self._state.active else set()
-        names = set() if tried else names.difference(suspects[1:]).union(suspects[:1])
+        names = set() if tried else {*groups, *(task.id for task in ready)}.difference(suspects[1:])
         found = {name: one for name, one in groups.items() if name in names}
-        return found, [task for task in ready if task.id in names], suspects[:1]
+        return found, [task for task in ready if task.id in names], suspects[0] if suspects else ""
 
     def _startable(self, waiting: Sequence[QueueTask]) -> list[QueueTask]:
         """The tasks that a policy may start: in no group that is to go on, and not held back."""

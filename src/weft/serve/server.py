@@ -180,8 +180,7 @@ def serve(
     try:
         import uvicorn
 
-        from weft.serve.app import make_app
-        from weft.serve.connections import BoundedConnection, most_waiting
+        from weft.serve.app import BoundedConnection, make_app, most_waiting
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with ServerLock(options.db), ExitStack() as stack:

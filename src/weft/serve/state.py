@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sqlite3
 import statistics
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from weft.core.errors import WeftError
@@ -23,8 +25,36 @@ from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
-from weft.serve.run_events import Record
 from weft.serve.worker_process import WorkerProcess
+
+# ---- Events of a run as events of its tasks in the queue: what dashboards and ``weft watch`` read.
+
+Record = tuple[str, str, Mapping[str, Any]]  # task, kind, data
+LEFT_OUT = ("event", "task", "time", "run", "seq", "worker", "group_key", "plan", "settings", "path", "report")
+MOST_NOTED = 8  # members of a group that a note is written for
+
+
+def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> Iterator[Record]:
+    """The queue's events for one event of a run; none for those that only concern the run as a whole."""
+    kind, data = event["event"], {key: value for key, value in event.items() if key not in LEFT_OUT}
+    if kind == "progress" and "members" in data:
+        for one in (one for one in data["members"] if one["task"] in members):
+            yield one["task"], "progress", {**{k: v for k, v in one.items() if k != "task"}, "group": group}
+    elif kind == "progress":
+        yield members[0], "progress", {**data, "group": group}
+    elif kind == "note":
+        for name in members[:MOST_NOTED]:
+            yield name, "note", {"message": data.get("message", ""), "group": group}
+    elif kind == "checkpoint":
+        for name in members:
+            yield name, "checkpoint", {"epoch": data.get("epoch"), "group": group}
+    elif kind == "ready":
+        for name in members[:MOST_NOTED]:
+            yield name, "ready", {**data, "group": group}
+    elif kind == "start":
+        for name in members:
+            yield name, "start", {"device": data.get("device"), "group": group, "members": len(members)}
+
 
 # ---- Tasks of the queue as a policy, an estimate and a worker see them.
 
@@ -317,3 +347,87 @@ def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
         action(*arguments)
     except (LostClaimError, QueueError):
         return
+
+
+# ---- Tasks that ran when a server died, which their model may have killed.
+#
+# Each is released without a word the first time, and after every checkpoint that it saved since. A task that has saved
+# none since a server died is a suspect: it is started alone, so that the next death is its own doing, and every
+# further
+# death costs an attempt. When it has none left it is held: paused, until somebody resumes it.
+
+SUSPECT, DEATHS = "suspect_of_death", "deaths"  # in the plan of a task: since its last checkpoint, and in all
+MOST_DEATHS = 10  # in all, whatever the task has saved between them
+ALONE_SECONDS = 60.0  # that a suspect runs by itself at most
+RESTARTED = "the server was restarted"
+WAITS_ALONE = "waits to be tried alone: a server died while it ran"
+WAITS_FOR_SUSPECT = "waits while a task is tried alone that ran when a server died"
+
+
+def is_suspect(task: QueueTask) -> bool:
+    """Whether a task ran when a server died and has saved nothing since."""
+    return bool((task.plan or {}).get(SUSPECT))
+
+
+def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
+    """Queue again what a server ran, or hold what it ``died`` of too often; those that go on without their groups."""
+    apart: set[str] = set()
+    for task in ran:
+        if not died:
+            db.release(task.id, RESTARTED)
+            continue
+        plan: dict[str, Any] = dict(task.plan or {})
+        last = db.last_events(task.id, ("running", "checkpoint"), 1)
+        saved = bool(last) and last[-1].kind == "checkpoint"
+        suspect = 1 if saved else int(plan.get(SUSPECT, 0)) + 1
+        plan |= {DEATHS: int(plan.get(DEATHS, 0)) + 1, SUSPECT: suspect}
+        if saved:
+            del plan[SUSPECT]
+        apart |= {task.id} if suspect > 1 or plan[DEATHS] >= MOST_DEATHS else set()
+        if plan[DEATHS] >= MOST_DEATHS or (suspect > 1 and task.attempts >= task.max_attempts):
+            reason = f"{plan[DEATHS]} servers died while it ran; it is held: resume it to try it again, or cancel it"
+            db.hold(task.id, reason, {name: value for name, value in plan.items() if name not in (SUSPECT, DEATHS)})
+        elif suspect > 1:
+            db.fail(task.id, str(task.worker), task.attempts, "the server died while it ran", retry=True, plan=plan)
+        else:
+            db.replan(task.id, plan)
+            db.release(task.id, RESTARTED)
+    return apart
+
+
+# ---- The files that an estimate depends on, and whether they are the same: a graph, and the code of a user's model.
+
+Stamps = Mapping[str, Sequence[int]]
+MOST_FILES = 200  # of a graph's folder, or of a package
+
+
+def stamps_of(paths: Iterable[str]) -> dict[str, list[int]]:
+    """When each file was written and how long it is; of a folder, its files as well. What is no file is left out."""
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        for one in _with_contents(Path(path)):
+            stamp = _stamp(one)
+            if stamp is not None:
+                found[one] = stamp
+    return found
+
+
+def unchanged(stamps: Stamps | None) -> bool:
+    """Whether all files are as they were."""
+    return all(_stamp(path) == list(stamp) for path, stamp in (stamps or {}).items())
+
+
+def _with_contents(path: Path) -> list[str]:
+    try:
+        inside = sorted(str(one) for one in path.iterdir())[:MOST_FILES] if path.is_dir() else []
+    except OSError:
+        inside = []
+    return [str(path), *inside]
+
+
+def _stamp(path: str) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return [found.st_mtime_ns, found.st_size]

@@ -14,17 +14,18 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError, SpecError, WeftError
 from weft.core.models import BUILT_IN
-from weft.core.settings import is_reference
-from weft.core.sweep import Sweep, varies
+from weft.core.settings import Rule, is_reference
+from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
+from weft.core.wording import option
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Submission
 from weft.serve.queue_file import QueueTask
@@ -101,6 +102,55 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
+# ---- Options of a submission: one table of rules for the client and the server.
+
+LARGEST_NODE = 2**62 - 1
+MOST_TASKS = 10_000
+LONGEST_TEXT = 200
+LONGEST_USER = 100
+
+
+def queue_bytes(value: Any, name: str) -> int:
+    """Bytes that the queue can hold; see :func:`weft.core.units.parse_bytes`."""
+    try:
+        amount = parse_bytes(value, name)
+    except OverflowError:
+        amount = LARGEST + 1
+    if amount > LARGEST:
+        raise SpecError(f"{option(name, value)} is more memory than there is; write it like 24GiB")
+    return amount
+
+
+OPTION_RULES = {
+    "priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
+    "max_attempts": Rule(int, low=1, high=20, described="a whole number from 1 to 20"),
+    "deadline": Rule(float, low=0, below=1e12, described="a time in seconds since 1970, such as time.time() + 3600"),
+    "latency_target": Rule(float, above=0, high=86_400, described="a number of seconds above 0 and at most 86,400"),
+    "budget": Rule(int, parse=queue_bytes),
+    "key": Rule(str, described=f"a text of 1 to {LONGEST_TEXT} characters"),
+}
+
+
+def check_option(name: str, value: Any) -> Any:
+    """``value`` of an option of a submission in its proper type; a :class:`SpecError` for one that cannot be used."""
+    rule = OPTION_RULES[name]
+    if value is None:
+        return None
+    checked = rule.check("", name, value)
+    if name == "key" and not 1 <= len(checked) <= LONGEST_TEXT:
+        raise SpecError(f"{option(name, value)} must be {rule.described}")
+    return checked
+
+
+def _option(body: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The value of an option in a request."""
+    try:
+        value = check_option(name, body.get(name))
+    except InputError as error:
+        raise BadRequestError(str(error)) from None
+    return default if value is None else value
+
+
 # ---- From a request to an inference task: the weights of a task of the queue or of a file, a graph, nodes, a target.
 #
 # ``{"infer": {"of": TASK, "nodes": "test", "latency_target": 0.5}}`` uses the best weights of a task, once it is done.
@@ -109,7 +159,6 @@ def _no_constant(name: str) -> Any:
 INFER_FIELDS = ("of", "weights", "nodes", "graph", "latency_target")
 NODE_NAMES = ("all", "train", "val", "test")
 MOST_NODES = 1_000_000
-MOST_SECONDS = 86_400.0
 Find = Callable[[str], QueueTask]
 
 
@@ -117,31 +166,31 @@ def inference_source(body: Mapping[str, Any], find: Find) -> tuple[dict[str, Any
     """The settings that the model was trained with, with the graph to infer on, and the task that it is of."""
     infer = _fields(body)
     of, given = infer.get("of"), body.get("task")
+    graph = {} if infer.get("graph") is None else {"graph": infer["graph"]}
     if (of is None) == (given is None) or (of is None) != (infer.get("weights") is not None):
         raise BadRequestError("give infer.of, a task whose weights to use, or task with infer.weights, a file")
     if of is None:
         if not isinstance(given, dict):
             raise BadRequestError("a task must be an object of settings")
-        return _on(dict(given), infer), None
+        return {**given, **graph}, None
     if not isinstance(of, str):
         raise BadRequestError("infer.of must be the id of a task")
     trained = find(of)
     if trained.spec.get("kind") == "inference":
         raise BadRequestError(f"infer.of={of[:80]!r} is an inference task, which has no weights of its own")
-    return _on({k: v for k, v in trained.spec["task"].items() if k != "name"}, infer), of
+    return {name: value for name, value in trained.spec["task"].items() if name != "name"} | graph, of
 
 
 def inference_spec(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker has to know beside the settings."""
+    """What a worker has to know besides the settings."""
     infer = _fields(body)
-    spec: dict[str, Any] = {"nodes": _nodes(infer.get("nodes"))}
-    target = infer.get("latency_target")
-    if target is not None:
-        if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 < target <= MOST_SECONDS:
-            asked = "seconds from submission to answer, above 0 and at most"
-            raise BadRequestError(f"infer.latency_target must be {asked} {MOST_SECONDS:,.0f}")
-        spec["latency_target"] = float(target)
-    return spec
+    nodes, target = infer.get("nodes"), _option(infer, "latency_target")
+    if nodes is not None and not (isinstance(nodes, str) and nodes in NODE_NAMES):
+        whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
+        if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node <= LARGEST_NODE for node in nodes):
+            expected = f"{', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids"
+            raise BadRequestError(f"infer.nodes must be {expected}")
+    return {"nodes": nodes} | ({} if target is None else {"latency_target": target})
 
 
 def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,19 +201,6 @@ def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if unknown:
         raise BadRequestError(f"unknown field infer.{unknown[0][:80]}; known are {', '.join(INFER_FIELDS)}")
     return infer
-
-
-def _on(settings: dict[str, Any], infer: Mapping[str, Any]) -> dict[str, Any]:
-    return settings if infer.get("graph") is None else {**settings, "graph": infer["graph"]}
-
-
-def _nodes(nodes: Any) -> Any:
-    if nodes is None or (isinstance(nodes, str) and nodes in NODE_NAMES):
-        return nodes
-    whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
-    if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node < 2**62 for node in nodes):
-        raise BadRequestError(f"infer.nodes must be {', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids")
-    return nodes
 
 
 # ---- Who may use the server: tokens and the users they stand for.
@@ -237,9 +273,6 @@ def _digest(token: str) -> bytes:
 
 
 FIELDS = ("task", "tasks", "infer", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
-MOST_TASKS = 10_000
-LONGEST_TEXT = 200
-LONGEST_USER = 100
 DOWNLOADED = ("planetoid", "ogb", "pyg")
 PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
 
@@ -360,7 +393,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
     tasks = body["tasks"] if several else [body["task"]]
     if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
         raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
-    common, key = _common(body, user), _text(body, "key")
+    common, key = _common(body, user), _option(body, "key")
     keys = [None if key is None else f"{user}/{key}/{i}" for i in range(len(tasks))]
     limits = _limits(body)
     return [
@@ -377,7 +410,7 @@ def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Fin
     if of is None:
         infer["weights"] = registry.weights_path(body["infer"]["weights"])
     spec = {"task": _settings(settings), "kind": "inference", "infer": infer, **_graph(settings, registry)}
-    common, key = _common(body, user), _text(body, "key")
+    common, key = _common(body, user), _option(body, "key")
     if of is not None:
         common["after"] = tuple(dict.fromkeys((*common["after"], of)))
     return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}/0", **common)
@@ -418,49 +451,21 @@ def _settings(task: Any) -> dict[str, Any]:
 
 def _common(body: Mapping[str, Any], user: str) -> dict[str, Any]:
     after = body.get("after") or []
-    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(one, str) for one in after):
+    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(name, str) for name in after):
         raise BadRequestError("after must be a list of task ids")
     return {
         "user": user,
-        "priority": _integer(body, "priority", 0, -1000, 1000),
+        "priority": _option(body, "priority", 0),
         "after": tuple(after),
-        "max_attempts": _integer(body, "max_attempts", 3, 1, 20),
-        "said_key": _text(body, "key"),
+        "max_attempts": _option(body, "max_attempts", 3),
+        "said_key": _option(body, "key"),
     }
 
 
 def _limits(body: Mapping[str, Any]) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    if body.get("budget") is not None:
-        if not isinstance(body["budget"], (str, int, float)) or isinstance(body["budget"], bool):
-            raise BadRequestError('budget must be bytes, such as "2GiB"')
-        try:
-            limits["budget"] = parse_bytes(body["budget"])
-        except (InputError, ValueError, OverflowError) as error:
-            raise BadRequestError(f"budget: {error}") from None
-    if body.get("deadline") is not None:
-        value = body["deadline"]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-            raise BadRequestError("deadline must be a time in seconds since 1970")
-        limits["deadline"] = float(value)
-    if body.get("max_attempts") is not None:  # the number of the task rises when it is paused or its server ends
-        limits["max_attempts"] = body["max_attempts"]
-    return limits
-
-
-def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    value = body.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadRequestError(f"{name} must be a whole number from {low} to {high}")
-    return value
-
-
-def _text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= LONGEST_TEXT):
-        raise BadRequestError(f"{name} must be a text of 1 to {LONGEST_TEXT} characters")
-    return value
+    # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
+    limits = {name: _option(body, name) for name in ("budget", "deadline", "max_attempts")}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def given_settings(task: Task) -> dict[str, Any]:
@@ -476,11 +481,6 @@ def given_settings(task: Task) -> dict[str, Any]:
             )
     whole = task.to_dict()
     return {name: whole[name] for name in sorted(task.given) if name in whole and whole[name] is not None}
-
-
-def tasks_of(work: Task | Sweep | Sequence[Task]) -> list[dict[str, Any]]:
-    """Every task of ``work`` as plain data to send."""
-    return [given_settings(task) for task in ([work] if isinstance(work, Task) else list(work))]
 
 
 # ---- What users are shown has no folders of the server in it: paths are relative to the folder of graphs, or of runs.

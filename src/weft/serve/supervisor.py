@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft.sched.admission import Policy
@@ -29,10 +30,8 @@ from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import QueueDB
 from weft.serve.queue_file import ENDED
 from weft.serve.retention import clean_up, drop_checkpoints
-from weft.serve.run_events import records_of
 from weft.serve.scheduler import Scheduler
-from weft.serve.server_deaths import RESTARTED, SUSPECT, take_over
-from weft.serve.state import TROUBLE, Counters, SupervisorState, unless_lost
+from weft.serve.state import RESTARTED, TROUBLE, Counters, SupervisorState, records_of, take_over
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
@@ -147,8 +146,8 @@ class Supervisor:
                 self._begin()
                 while not self._finished():
                     self._work()
-                for task in self.state.db.tasks(state="running", limit=1_000_000):
-                    unless_lost(self.state.db.release, task.id, RESTARTED)  # this server did not die of it
+                with suppress(*TROUBLE):  # the next server would take them for what this one died of
+                    self._recover(died=False)
                 self._planner.note()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
@@ -190,26 +189,25 @@ class Supervisor:
         self.state.options.runs.mkdir(parents=True, exist_ok=True)
         self.state.shares = UserShares(self.state.db.shares())
         self._recover()
+        self._planner.take_over()
         if trouble := self.pool.start_all():
             self._complain(trouble)
 
-    def _recover(self) -> None:
-        """Take over from a server that ended: its tasks are queued again, its fused groups go on as they were.
+    def _recover(self, died: bool = True) -> None:
+        """Queue again what a server ran that died, or what this one did not end; fused groups go on as they were.
 
         The members of a group whose server died twice before it had saved anything go on alone.
         """
         ran = self.state.db.tasks(state="running", limit=1_000_000)
         self.state.count_as_served_before(ran)
         shares = [self.state.shares.of(user) for user in dict.fromkeys(task.user for task in ran)]
-        take_over(self.state.db, ran)
-        self._planner.take_over()
+        apart = take_over(self.state.db, ran, died)
         for group in self.state.db.groups("running", limit=1_000_000):
-            members = known_tasks(self.state.db, group.members)
-            apart = any((task.plan or {}).get(SUSPECT, 0) > 1 or task.state == "paused" for task in members)
-            if len(members) > 1 and apart:
-                self._leaving.split(group, [task.id for task in members if task.state not in ENDED])
-            whole = len(group.members) > 1 and not apart
-            self.state.db.end_group(group.id, "preempted" if whole else "dissolved", RESTARTED, shares)
+            fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
+            if fused and not whole:
+                left = [task.id for task in known_tasks(self.state.db, group.members) if task.state not in ENDED]
+                self._leaving.split(group, left)
+            self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
     def _finished(self) -> bool:

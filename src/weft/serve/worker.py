@@ -43,12 +43,13 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
+from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
-from weft.runtime.modules.convert import stack_of_one
+from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
 
 # ---- What a group took of the processor: seconds in all, seconds of computing, and seconds in which it had to wait
@@ -185,6 +186,8 @@ class Worker:
         if message["do"] == "cancel":
             with suppress(SpecError):  # a name that has left already
                 control.cancel(*message["names"])
+        elif message["do"] == "preempt" and not control.resumable:
+            print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
         elif message["do"] in ("pause", "resume", "preempt"):
             getattr(control, message["do"])()
 
@@ -280,10 +283,9 @@ class Worker:
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
         ready = self._prepared.ready(tasks, folder)
-        with self._prepared.reading():
-            drop_damaged(folder)
-            for one in message.get("split", ()):
-                split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        drop_damaged(folder)
+        for one in message.get("split", ()):
+            split_off(Path(one["from"]), one["member"], Path(one["into"]))
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
@@ -295,13 +297,16 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "checkpoint_every": message.get("checkpoint_every", 30.0),
+            "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
         }
         work = self._work_of(message, tasks)
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
-        with limit, sharing(self._kept.store), self._prepared.using(), observations_aside() as took:
-            found = _when_unlocked(lambda: run(work, **options))
+        try:
+            with limit, sharing(self._kept.store), observations_aside() as took:
+                found = _when_unlocked(lambda: run(work, **options))
+        finally:
+            self._prepared.drop_used()
         epochs = [asdict(one) for one in took]
         if isinstance(found, Result):
             members = {found.name: _outcome(found, "")}
@@ -458,10 +463,6 @@ def main() -> None:
     work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes, pooled=given.pooled)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # ---- What the log of a task says of an error: the sentence first, then where in the user's own code it comes from.
 
 
@@ -551,11 +552,14 @@ def split_off(group: Path, member: str, into: Path) -> bool:
 
 
 def drop_damaged(folder: Path) -> list[Path]:
-    """Remove the checkpoints in a run's folder that cannot be read, so that their groups begin anew; returns them."""
+    """Remove checkpoints in a run's folder that cannot be read or resumed, so that groups begin anew; returns them."""
     dropped = []
     for place in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
         try:
-            read_checkpoint(place.parent)
+            saved = read_checkpoint(place.parent)
+            for stack in () if saved is None else stacks_of(saved.about):
+                if stack.unsaved and not saved.about.get("finished"):
+                    raise SpecError(f"{place}: a model keeps {stack.unsaved!r} between calls, which is not plain data")
         except SpecError as error:
             print(f"{error}; starting afresh", flush=True)
             place.unlink()
@@ -582,3 +586,7 @@ def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
         about["epoch"] = about["members"][0]["epoch"]
         tensors |= {"epoch": torch.tensor(about["epoch"]), "step": torch.tensor(0)}
     return Checkpoint(tensors, {**about, **stack_of_one(about, index), "finished": False})
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from weft.engine.inference import read_weights
 from weft.engine.machine import machine_with
 from weft.engine.memory import DevicePool
 from weft.engine.memory_budget import room
-from weft.nn.initial import DrawnAhead, Key, draw_ahead, drawing_from
-from weft.runtime.checkpoint import FILE, ReadAhead, read_file, reading_from
+from weft.nn.initial import DRAWN_AHEAD, Key, draw_ahead
+from weft.runtime.checkpoint import FILE, PREFETCHED, file_state, prefetch
 from weft.runtime.device.cuda_graph import no_capture
 from weft.runtime.modules.build import model_options
 from weft.serve.options import LEFTOVER_BYTES
@@ -179,8 +179,6 @@ class KeptGraphs:
 # on
 # from are read and checked: weights, moments, best weights, history. Graphs are fetched by :mod:`kept_graphs`.
 
-DRAWN_BYTES = 128 << 20  # of initial weights, on the host
-READ_BYTES = 256 << 20  # of checkpoints, on the host
 MOST_NAMES = 64  # tasks of which is known what was drawn
 Wanted = tuple[Sequence[Mapping[str, Any]], Sequence[str]]
 
@@ -190,7 +188,6 @@ class PreparedStarts:
 
     def __init__(self, store: GraphStore) -> None:
         self._store = store
-        self._drawn, self._read = DrawnAhead(DRAWN_BYTES), ReadAhead(READ_BYTES)
         self._keys: dict[str, list[Key]] = {}  # what was drawn, by the names of tasks
         self._wanted: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -215,7 +212,7 @@ class PreparedStarts:
         """The same at once."""
         for path in [path for folder in folders for path in checkpoints_in(Path(folder))]:
             with suppress(Exception):  # a damaged one is reported by the group that goes on from it
-                self._read.put(path, read_file)
+                prefetch(path)
         for settings in tasks:
             with suppress(Exception):  # whatever is wrong with a task, its own run will report
                 self._draw(Task.from_dict(settings))
@@ -228,7 +225,7 @@ class PreparedStarts:
         relations = {"num_relations": stats.num_relations} if task.traits.relational else {}
         with torch.device("meta"):
             model = nn.build(task.model, stats.num_features, stats.num_classes, **model_options(task), **relations)
-        self._keys[task.label] = draw_ahead(model, task.seed, self._drawn)
+        self._keys[task.label] = draw_ahead(model, task.seed)
         while len(self._keys) > MOST_NAMES:
             self._keys.pop(next(iter(self._keys)))
 
@@ -238,26 +235,17 @@ class PreparedStarts:
         return {
             "graph": isinstance(tasks[0].graph, str) and self._store.holds(tasks[0].graph),
             "weights": sum(self._has_weights(task.label) for task in tasks),
-            "checkpoint": all(self._read.has(path) for path in paths) if paths else None,
+            "checkpoint": all(PREFETCHED.has(file_state(path)) for path in paths) if paths else None,
         }
 
     def _has_weights(self, task: str) -> bool:
         keys = self._keys.get(task)
-        return bool(keys) and all(map(self._drawn.has, keys or ()))
+        return bool(keys) and all(map(DRAWN_AHEAD.has, keys or ()))
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Checkpoints that are wanted inside need not be read again."""
-        return reading_from(self._read)
-
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """A group that starts inside begins with what is ready; afterwards what it used is let go."""
-        try:
-            with drawing_from(self._drawn), reading_from(self._read):
-                yield
-        finally:
-            self._drawn.drop_used()
-            self._read.drop_used()
+    def drop_used(self) -> None:
+        """Release what a group that has started began with."""
+        DRAWN_AHEAD.drop_used()
+        PREFETCHED.drop_used()
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

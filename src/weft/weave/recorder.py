@@ -24,7 +24,7 @@ from weft.capture.observer import HOST_READS, written_places
 from weft.core.errors import InputError
 from weft.ops.launch.hooks import intercepted
 from weft.ops.sparse import spmm  # noqa: F401  this and the next register the operators that are written down
-from weft.runtime.step.state import put_back
+from weft.runtime.step.state import restored
 from weft.weave.launchers import DIMENSIONS
 
 # Nodes have the attributes of ``torch.fx`` nodes (``op``, ``target``, ``args``, ``meta``, ``users``), but nothing is
@@ -263,7 +263,7 @@ def record(
     built by the first run and not traced. ``split`` traces operators of several stages as one node per stage.
     """
     recorder = Recorder(name, split)
-    with put_back(changed):
+    with restored(changed):
         if not has_run:
             step()
         with recorder:

@@ -19,14 +19,14 @@ from torch import Tensor
 from weft.capture.observer import Observer
 from weft.core.errors import InputError
 from weft.core.plan import FILLS_DEVICE
+from weft.core.startup import no_collections
 from weft.ops.launch.backend import on_gpu
-from weft.runtime.device.cuda_graph import gc_disabled
-from weft.runtime.device.streams import SIDE_STREAMS, ConcurrentSteps, Steps, in_turn
+from weft.runtime.device.cuda_graph import SIDE_STREAMS, ConcurrentSteps, Steps
 from weft.runtime.dry_run import dry_run_concurrent
 from weft.runtime.step.stack import Stack
 from weft.weave.launchers import register
 from weft.weave.merge import OWN_STREAM, Table, Woven, weave
-from weft.weave.recorder import Graph, Node, put_back, record
+from weft.weave.recorder import Graph, Node, record, restored
 from weft.weave.stream_schedule import Streamed, run_node, schedule
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
@@ -51,7 +51,7 @@ class WovenStep:
         self.woven: Woven = merged(stacks, structures, push)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
-        self._concurrently: Callable[[Steps], None] = in_turn
+        self._concurrently: Callable[[Steps], None] | None = None  # None: in turn
         if side_streams > 0 and self._device.type == "cuda":
             self._run = Streamed(self.woven, side_streams, self._device)
             self._concurrently = ConcurrentSteps(self._device)
@@ -76,24 +76,25 @@ class WovenStep:
 
     def _losses(self, train: Callable[[], Sequence[Tensor]]) -> Tensor:
         """Losses of all members by one way to train an epoch, ``[sum of T]``; the stacks are restored."""
-        with put_back(tensor for stack in self.stacks for tensor in stack.state.tensors().values()):
+        with restored(tensor for stack in self.stacks for tensor in stack.state.tensors().values()):
             return torch.cat([loss.detach().float().clone() for loss in train()])
 
     def train(self) -> tuple[Tensor, ...]:
         """Forward, loss, backward and update of every stack; their losses ``[T]``."""
         return self._run()
 
-    def __call__(self) -> None:
-        """Train one epoch, evaluate the new weights and record the outcome."""
-        self._each(Stack.evaluate, self.train())
+    def __call__(self, evaluated: bool = True) -> None:
+        """Train one epoch and record the outcome, on the side streams if there are any.
 
-    def without_evaluation(self) -> None:
-        """Train one epoch and record only its training losses."""
-        self._each(Stack.note, self.train())
-
-    def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
-        """Run what follows the step of every stack, on the side streams if there are any."""
-        self._concurrently([partial(finish, stack, loss) for stack, loss in zip(self.stacks, losses, strict=True)])
+        Without an evaluation only the training losses are recorded.
+        """
+        pairs = zip(self.stacks, self.train(), strict=True)
+        records = [partial(stack.record, losses, evaluated) for stack, losses in pairs]
+        if self._concurrently is not None:
+            self._concurrently(records)
+        else:
+            for record_stack in records:
+                record_stack()
 
     def observe(self, observer: Observer, streams: bool) -> None:
         """Report the phase and the stream of every operator to ``observer``, from the next call on.
@@ -125,7 +126,7 @@ def merged(stacks: Sequence[Stack], structures: str = "best", push: bool = False
     """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
     captured = []
-    with gc_disabled():
+    with no_collections():
         for stack in stacks:
             labels = [task.label for task in stack.tasks]
             name = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
@@ -158,7 +159,7 @@ def _with_drops(graph: Graph) -> Iterator[tuple[Node, list[Node]]]:
 
 
 class Weaver:
-    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.epoch.StepMerger`.
+    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group.StepMerger`.
 
     ``push`` selects TurboMGNN's pull-and-push: see :func:`weft.weave.merge.weave`.
     """

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from weft.runtime.device import streams
+from weft.runtime.device.cuda_graph import streams_of
 from weft.weave.merge import OWN_STREAM, Woven
 from weft.weave.recorder import Node, map_nodes
 
@@ -134,7 +134,7 @@ class Streamed:
     def __init__(self, woven: Woven, side_streams: int, device: torch.device) -> None:
         self._woven, self._device = woven, device
         self._schedule = schedule(woven, side_streams)
-        self._side = dict(enumerate(streams.side_streams(side_streams, device), 1))
+        self._side = dict(enumerate(streams_of(device).side[:side_streams], 1))
 
     def __call__(self) -> tuple[Any, ...]:
         """One step of every member; the caller's stream comes after all of it."""

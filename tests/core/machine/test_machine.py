@@ -44,9 +44,9 @@ def test_profiles_say_where_their_numbers_are_from(machine):
 def test_profiles_have_a_host_and_links(machine):
     machine.host.require_rates()
     assert machine.link("disk", "disk", "host") is not None
-    assert (machine.device == "cuda") == bool(machine.devices) == (machine.h2d_bandwidth > 0)
-    assert machine.h2d_bandwidth < machine.copy_bandwidth
-    assert machine.host_only("host").memory_bytes == machine.host_bytes
+    assert (machine.device == "cuda") == bool(machine.devices) == (machine.bus_bandwidth("host", "gpu:0") > 0)
+    assert machine.bus_bandwidth("host", "gpu:0") < machine.copy_bandwidth
+    assert machine.host_only("host").memory_bytes == machine.host.memory_bytes
 
 
 @pytest.mark.parametrize(("name", "has"), [("v100-32g", False), ("t4", False), ("cpu", False), ("a10", True)])
@@ -118,34 +118,6 @@ def test_bad_links_are_named(link, message):
         Link(*link)
 
 
-OLD_GPU = {
-    "name": "lab h200", "device": "cuda", "memory_bytes": 150_000_000_000, "context_bytes": 7, "workspace_bytes": 8,
-    "l2_bytes": 9, "host_bytes": 10, "copy_bandwidth": 4e12, "gather": [[64, 2e12]], "l2_gather": [[64, 6e12]],
-    "h2d_bandwidth": 5e10, "d2h_bandwidth": 6e10, "flops": {"fp32": 1e13, "tf32": 2e13, "bf16": 3e13},
-    "matmul_share": 0.5, "launch_seconds": 1e-5, "replay_seconds": 2e-6, "op_seconds": 3e-6, "custom_op_seconds": 4e-6,
-    "sms": 132, "cores": 16, "one_thread": 0.25, "measured": True, "sources": {"all": "weft probe"},
-}  # fmt: skip
-
-
-def test_files_of_earlier_versions_are_read():
-    machine = Machine.from_json(json.dumps(OLD_GPU), "old.json")
-    for name, value in OLD_GPU.items():
-        found = getattr(machine, name)
-        assert (list(map(list, found)) if "gather" in name else found) == value, name
-    assert machine.host.flops == {}  # which such a file does not have
-    assert Machine.from_json(machine.to_json(), "new.json") == machine
-
-
-def test_files_of_earlier_versions_of_a_cpu_are_read():
-    old = {**OLD_GPU, "device": "cpu", "memory_bytes": 24, "host_bytes": 24, "h2d_bandwidth": 0.0, "d2h_bandwidth": 0.0}
-    machine = Machine.from_dict(old)
-    assert (machine.device, machine.devices, machine.links) == ("cpu", (), ())
-    assert machine.memory_bytes == machine.host_bytes == 24
-    assert (machine.cores, machine.one_thread, machine.op_seconds) == (16, 0.25, 3e-6)
-    with pytest.raises(SpecError, match=r"machine 'lab h200': device='tpu' must be one of cpu, cuda"):
-        Machine.from_dict({**OLD_GPU, "device": "tpu"})
-
-
 def test_several_devices_and_their_links_go_through_json():
     one = profile("a100-80g")
     links = (*one.links, Link("nvlink", "gpu:0", "gpu:1", 2.5e11, 2e-6, "assumed"))
@@ -162,7 +134,7 @@ def test_several_devices_and_their_links_go_through_json():
     [
         ("{", "not valid JSON"),
         ("[1]", "holds list"),
-        ('{"name": "x"}', "no 'device'"),
+        ('{"name": "x"}', "no 'host'"),
         ('{"name": "x", "host": {"cores": 0}}', "machine 'x': host: cores=0 must be a number above 0"),
         ('{"name": "x", "host": {}, "devices": 3}', "machine 'x': not as `weft probe` writes one"),
         ('{"name": "x", "host": {}, "links": [{"kind": "pcie"}]}', "a link has no 'from'"),

@@ -113,8 +113,7 @@ def test_a_graph_takes_the_whole_segments_of_its_memory_pool(tmp_path, monkeypat
     names = ("segment_pool_id", "total_size", "allocated_size")
     segments = [dict(zip(names, (number, total << 20, used << 20), strict=True)) for number, total, used in sizes]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    monkeypatch.setattr(graph_store, "_own_pool", lambda device: SimpleNamespace(id=(0, 7)))
-    monkeypatch.setattr(graph_store, "_from_pool", lambda pool, device: nullcontext())
+    monkeypatch.setattr(graph_store, "_own_pool", lambda device: nullcontext(SimpleNamespace(id=(0, 7))))
     store = GraphStore(CPU, 1 << 30, 1 << 30)
     graph = place(store, saved(tmp_path, "one"))
     assert store.bytes_held() == bytes_of(graph, CPU) + (18 << 20)

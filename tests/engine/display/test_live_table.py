@@ -161,7 +161,7 @@ def table_of(width, members):
 
 def printed(console, table):
     console.file = io.StringIO()
-    console.print(table._table())
+    console.print(table._render())
     return console.file.getvalue().splitlines()
 
 

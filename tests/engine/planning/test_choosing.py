@@ -22,7 +22,7 @@ def report():
     task = weft.Task(
         graph="shape:reddit", model="sage", layers=2, hidden=64, mode="sampled", fanout=[10, 5], batch=1024, epochs=3
     )
-    return weft.plan(task, machine="h200", budget="6GiB", features="host")
+    return weft.plan(task, machine="h200", budget="6GiB", placement=weft.Placement(features="host"))
 
 
 def test_a_plan_with_host_features_has_a_division_and_says_so(report):
@@ -111,7 +111,8 @@ def test_the_strategy_of_a_division_can_be_set(division, words):
     task = weft.Task(
         "shape:ogbn-products", model="sage", layers=3, hidden=256, mode="sampled", fanout=[15, 10, 5], batch=1024
     )
-    (plan,) = weft.plan(task, machine="h200", features="host", topology="host", division=division).plans
+    placement = weft.Placement(features="host", topology="host", division=division)
+    (plan,) = weft.plan(task, machine="h200", placement=placement).plans
     assert words in plan.division.words()
     assert Plan.from_dict(plan.to_dict()).division == plan.division
     if isinstance(division, float):
@@ -120,9 +121,8 @@ def test_the_strategy_of_a_division_can_be_set(division, words):
 
 @pytest.mark.parametrize("division", ["both", 1.5, -0.1, True, [1]])
 def test_a_division_that_means_nothing_is_refused(division):
-    task = weft.Task("demo", model="sage", mode="sampled")
     with pytest.raises(SpecError, match=r"division=.* must be 'elastic' or 'fixed', or the share"):
-        weft.plan(task, machine="h200", division=division)
+        weft.Placement(division=division)
 
 
 def test_several_tasks_share_batches_as_far_as_they_fit():
@@ -140,7 +140,7 @@ def test_several_tasks_share_batches_as_far_as_they_fit():
 def test_what_cannot_fit_gets_no_dry_run_and_the_plan_is_the_same(monkeypatch):
     about = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 10}
     task = weft.Task(graph="shape:ogbn-products", model="gat", **about)
-    report = weft.plan(task, machine="h200", budget="3GiB", features="host")
+    report = weft.plan(task, machine="h200", budget="3GiB", placement=weft.Placement(features="host"))
     runs, plain = [], choosing._Listing._placed
     monkeypatch.setattr(choosing._Listing, "_placed", lambda *given: runs.append(given) or plain(*given))
     found, few = explained(report)["group 1"], len(runs)

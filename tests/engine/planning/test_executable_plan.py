@@ -131,7 +131,7 @@ def test_a_plan_is_resumed(here):
             raise Killed
 
     with pytest.raises(Killed):
-        weft.run(report, out=here / "out", on_event=leave, checkpoint_every=0.0, **QUIET)
+        weft.run(report, out=here / "out", on_event=leave, options=weft.RunOptions(checkpoint_every=0.0), **QUIET)
     assert 0 < read_checkpoint(here / "out" / "groups" / "2").about["epoch"] < 20
     resumed = weft.run(through_json(report), out=here / "out", resume=True, **QUIET)
     assert scores(resumed) == scores(whole)
@@ -220,9 +220,9 @@ def test_a_module_whose_weights_have_changed(here):
     (here / "net.py").write_text(NET.format(width=4))
     report = weft.plan(weft.Task(graph="tiny", model="net.py:Net", epochs=3, name="mine"), machine="cpu")
     (here / "p.json").write_text(report.to_json())
-    assert weft.run(weft.read_plan("p.json"), **QUIET).metrics["epochs_run"] == 3
+    assert weft.run(weft.read("p.json"), **QUIET).metrics["epochs_run"] == 3
     (here / "net.py").write_text(NET.format(width=6))
-    message = refusal(weft.read_plan("p.json"))
+    message = refusal(weft.read("p.json"))
     assert message == (
         "task 'mine': model net.py:Net has other weights, by name or shape, than when this was planned; plan again"
     )
@@ -291,7 +291,7 @@ def test_objects_that_a_file_cannot_hold(what):
 
 @pytest.mark.parametrize("choice", ["weave", "compile"])
 def test_what_the_plan_has_decided(choice):
-    message = refusal(weft.plan(sweep(), machine="cpu"), **{choice: False})
+    message = refusal(weft.plan(sweep(), machine="cpu"), options=weft.RunOptions(**{choice: False}))
     assert message == f"{choice}=False: plan 'sweep' has decided that already; give it to weft.plan"
 
 
@@ -323,9 +323,9 @@ def test_resuming_a_run_of_other_groups(here):
 def test_files_that_are_no_plans(here, text, message):
     (here / "p.json").write_text(text)
     with pytest.raises(SpecError, match=f"^p.json: {message}"):
-        weft.read_plan("p.json")
+        weft.read("p.json")
 
 
 def test_files_that_are_not_there():
     with pytest.raises(SpecError, match=r"plan 'lost.json': no such file; `weft plan SPEC --out FILE` writes one"):
-        weft.read_plan("lost.json")
+        weft.read("lost.json")

@@ -10,7 +10,7 @@ import weft
 from weft.core.cost import Cost
 from weft.core.division import Division
 from weft.core.errors import DoesNotFitError, SpecError
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.settings import MOST_PICKS, read_fanout
 from weft.core.task import MOST
@@ -33,8 +33,8 @@ DEMO = {"graph": "demo", "hidden": 16, "epochs": 3}
 @pytest.fixture(scope="module")
 def reports():
     return {
-        "hosted": weft.plan(PRODUCTS, machine="h200", features="host", topology="host"),
-        "cached": weft.plan(PRODUCTS, machine="h200", cache="200MiB", features="cached"),
+        "hosted": weft.plan(PRODUCTS, machine="h200", placement=weft.Placement(features="host", topology="host")),
+        "cached": weft.plan(PRODUCTS, machine="h200", placement=weft.Placement(cache="200MiB", features="cached")),
         "16GiB": weft.plan(PAPERS, machine="h200", budget="16GiB"),
         "60GiB": weft.plan(PAPERS, machine="h200", budget="60GiB"),
     }
@@ -124,7 +124,7 @@ def test_batches_of_a_task_that_trains_on_the_whole_graph_need_a_setting():
 
 def test_members_of_a_stack_are_explained_together():
     tasks = [PRODUCTS.with_values(lr=lr, name=f"{lr}") for lr in (0.1, 0.2)]
-    report = weft.plan(tasks, machine="h200", features="host")
+    report = weft.plan(tasks, machine="h200", placement=weft.Placement(features="host"))
     (group,) = report.groups
     (one,) = explained(report).values()
     assert one.taken.members == 2
@@ -146,11 +146,11 @@ def test_edges_in_host_memory_are_no_part_of_the_device(reports):
 
 # ---- which of the ways is taken ------------------------------------------------------------------------
 
-HOST = Placement("host", "gpu")
+HOST = DataPlacement("host", "gpu")
 PLAN = Plan(("a",), device="cuda", mode="sampled", placement=replace(HOST, features="cached", cache_bytes=9))
 
 
-def _way(seconds: float, place: Placement = HOST, division: Division | None = None) -> Way:
+def _way(seconds: float, place: DataPlacement = HOST, division: Division | None = None) -> Way:
     return Way(PRODUCTS, place, Cost(), 10, seconds=seconds, division=division)
 
 
@@ -186,17 +186,17 @@ def test_places_do_not_turn_a_task_into_a_sampled_one(options):
     task = weft.Task(graph="demo", model="gcn", hidden=16, epochs=3)
     words = "would have no effect: task 'gcn' trains on the whole graph"
     with pytest.raises(SpecError, match=words):
-        weft.plan(task, machine="h200", **options)
+        weft.plan(task, machine="h200", options=weft.RunOptions.of(**options))
     with pytest.raises(SpecError, match=words):
-        weft.plan(task.with_values(mode="full"), machine="h200", **options)
+        weft.plan(task.with_values(mode="full"), machine="h200", options=weft.RunOptions.of(**options))
     if "features" in options:
         with pytest.raises(SpecError, match=words):
-            weft.run(task, **options, **QUIET)
+            weft.run(task, options=weft.RunOptions.of(**options), **QUIET)
 
 
 @pytest.mark.parametrize("options", [{}, {"features": "host"}])
 def test_what_does_not_fit_is_sampled_and_says_why(options):
-    plan = weft.plan(weft.Task(**WHOLE), machine="h200", budget="12GiB", **options).plans[0]
+    plan = weft.plan(weft.Task(**WHOLE), machine="h200", options=weft.RunOptions.of(budget="12GiB", **options)).plans[0]
     assert plan.mode == "sampled"
     assert plan.places.features == options.get("features", plan.places.features)
     (told,) = [reason for reason in plan.why if reason.startswith("sampled: ")]
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_sampled_and_says_why(options):
 
 def test_a_cache_that_is_too_large_is_named():
     with pytest.raises(SpecError, match=r"cache=13\.0 GiB is larger than the budget of 12\.0 GiB"):
-        weft.plan(weft.Task(**WHOLE), machine="h200", budget="12GiB", cache="13GiB")
+        weft.plan(weft.Task(**WHOLE), machine="h200", budget="12GiB", placement=weft.Placement(cache="13GiB"))
 
 
 def test_a_run_says_so_as_well(monkeypatch):

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import weft
 from weft.batches.sampled import source_for
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.engine.estimator import Estimator
 from weft.engine.plan import plan
 from weft.graph.generate import citation
@@ -24,11 +24,11 @@ CELLS = [cell for cell in json.loads(RESULTS.read_text())["cells"] if cell["side
 NEVER = 2000
 CACHE = int(0.4 * 2_449_029 * 400) + 4 * 2_449_029
 PLACES = {
-    "gpu": Placement(),
-    "host, pipelined": Placement("host", overlap=True),
-    "host, serial": Placement("host"),
-    "host, edges too, pipelined": Placement("host", "host", overlap=True),
-    "cached by degree, pipelined": Placement("cached", cache_bytes=CACHE, overlap=True),
+    "gpu": DataPlacement(),
+    "host, pipelined": DataPlacement("host", overlap=True),
+    "host, serial": DataPlacement("host"),
+    "host, edges too, pipelined": DataPlacement("host", "host", overlap=True),
+    "cached by degree, pipelined": DataPlacement("cached", cache_bytes=CACHE, overlap=True),
 }
 
 
@@ -61,7 +61,7 @@ def test_epochs_on_an_h200(estimator, case):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions(estimator, precision):
-    cost = predicted(estimator, task(precision=precision), Placement())
+    cost = predicted(estimator, task(precision=precision), DataPlacement())
     assert cost.epoch_seconds == pytest.approx(recorded("gpu", precision)["epoch_seconds"], rel=0.15)
 
 

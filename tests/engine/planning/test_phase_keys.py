@@ -6,14 +6,14 @@ import pytest
 
 import weft
 from weft.batches.division.thread_accelerator import ThreadAccelerator
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.engine.choosing import phases_key
 
 GAT = {"graph": "demo", "model": "gat", "mode": "sampled", "fanout": [5, 3], "heads": 2}
 
 
 def key(trainer="gpu", **settings) -> str:
-    return phases_key([weft.Task(**GAT | settings)], Placement(), "graph", trainer)
+    return phases_key([weft.Task(**GAT | settings)], DataPlacement(), "graph", trainer)
 
 
 @pytest.mark.parametrize("other", [{"heads": 4}, {"norm": "layer"}, {"residual": True}, {"hidden": 8}, {"batch": 7}])

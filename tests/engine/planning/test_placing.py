@@ -13,7 +13,7 @@ SMALL = {"graph": "demo", "model": "sage", "hidden": 8, "epochs": 2, "mode": "sa
 
 
 def planned(**options):
-    return weft.plan(weft.Task(**PRODUCTS), machine="h200", **options)
+    return weft.plan(weft.Task(**PRODUCTS), machine="h200", options=weft.RunOptions.of(**options))
 
 
 def test_less_memory_moves_things_away():
@@ -62,9 +62,9 @@ def test_caches_and_queues_are_counted(monkeypatch):
 
 
 def test_a_plan_with_its_placement_goes_through_a_file(tmp_path):
-    report = weft.plan(weft.Task(**SMALL), machine="cpu", features="cached", cache="20KB")
+    report = weft.plan(weft.Task(**SMALL), machine="cpu", placement=weft.Placement(features="cached", cache="20KB"))
     (tmp_path / "plan.json").write_text(report.to_json())
-    again = weft.read_plan(tmp_path / "plan.json")
+    again = weft.read(tmp_path / "plan.json")
     assert again.plans[0].placement == report.plans[0].placement
     result = weft.run(again, **QUIET)
     assert 0 < result.plan.measured["feature_hit_rate"] < 1
@@ -75,7 +75,13 @@ def test_a_run_does_as_told(tmp_path):
     task = weft.Task(**{**SMALL, "graph": str(tmp_path / "graph")})
     plain = weft.run(task, **QUIET)
     events = []
-    cached = weft.run(task, features="cached", cache="100KB", out=tmp_path / "out", on_event=events.append, **QUIET)
+    cached = weft.run(
+        task,
+        placement=weft.Placement(features="cached", cache="100KB"),
+        out=tmp_path / "out",
+        on_event=events.append,
+        **QUIET,
+    )
     assert cached.history["loss"] == plain.history["loss"]
     assert cached.plan.places.features == "cached"
     told = [event.data["feature_hit_rate"] for event in events if event.kind == "progress"]
@@ -87,9 +93,9 @@ def test_places_do_not_turn_an_open_mode_into_a_sampled_one():
     task = weft.Task(graph="demo", model="sage", hidden=8, epochs=2)
     assert weft.plan(task, machine="cpu").plans[0].mode == "full"
     with pytest.raises(SpecError, match="features='host' would have no effect"):
-        weft.plan(task, machine="cpu", features="host")
+        weft.plan(task, machine="cpu", placement=weft.Placement(features="host"))
     sampled = task.with_values(mode="sampled")
-    assert weft.plan(sampled, machine="cpu", features="host").plans[0].mode == "sampled"
+    assert weft.plan(sampled, machine="cpu", placement=weft.Placement(features="host")).plans[0].mode == "sampled"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +116,12 @@ def test_mistakes_are_one_sentence(options, words):
 
 def test_places_need_sampled_training():
     with pytest.raises(SpecError, match="features='host' would have no effect: task 'gcn' trains on the whole graph"):
-        weft.run(weft.Task(graph="demo", model="gcn", mode="full", epochs=1), features="host", **QUIET)
+        weft.run(
+            weft.Task(graph="demo", model="gcn", mode="full", epochs=1),
+            placement=weft.Placement(features="host"),
+            **QUIET,
+        )
     report = weft.plan(weft.Task(**SMALL), machine="cpu")
     for option in ({"features": "host"}, {"cache_policy": "degree"}):
         with pytest.raises(SpecError, match="plan 'sage' has decided that already"):
-            weft.run(report, **option, **QUIET)
+            weft.run(report, placement=weft.Placement(**option), **QUIET)

@@ -101,7 +101,7 @@ def test_evaluating_rarely_is_planned_as_faster():
 @pytest.mark.parametrize("weave", [None, True])
 def test_the_forward_pass_of_a_second_stack_is_no_evaluation(weave):
     tasks = [weft.Task(graph="shape:pubmed", layers=layers, name=str(layers), eval_every=1000) for layers in (2, 3)]
-    (group,) = plan(tasks, machine="h200", weave=weave).groups
+    (group,) = plan(tasks, machine="h200", options=weft.RunOptions(weave=weave)).groups
     assert len(group.plan.stacks) == 2
     assert group.cost.phases["evaluation"] < 0.01 * group.cost.epoch_seconds
     assert group.cost.phases["forward"] > 0.2 * group.cost.epoch_seconds
@@ -272,11 +272,31 @@ def test_a_broken_calibration_is_no_calibration(tmp_path):
     assert load_calibration(profile("h200")) is None
 
 
-@pytest.mark.parametrize("call", [weft.plan, weft.run])
-@pytest.mark.parametrize("name", ["weave", "compile"])
-def test_weave_and_compile_are_yes_no_or_undecided(call, name):
-    with pytest.raises(SpecError, match=f"{name}='yes' must be True, False or None"):
-        call(weft.Task(graph="demo"), **{name: "yes"})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weave": "yes"}, "weave='yes' must be true or false"),
+        ({"compile": 1}, "compile=1 must be true or false"),
+        ({"checkpoint_every": "often"}, "checkpoint_every='often' must be a number"),
+        ({"checkpoint_every": -1}, "checkpoint_every=-1 must be at least 0"),
+        ({"ranks": 1.5}, "ranks=1.5 must be a whole number"),
+        ({"order": "rmc", "ranks": 2}, "order='rmc' must be one of given, degree, bfs, rcm, metis"),
+        ({"device": "tpu"}, "device 'tpu' is unknown; use auto, cpu, cuda or cuda:N"),
+        ({"budget": "plenty"}, "budget='plenty' is not an amount of memory"),
+        ({"batches": 3}, "batches=3 must be a loader of batches"),
+        ({"placement": {"features": "gpu"}}, r"must be a weft\.Placement"),
+    ],
+)
+def test_options_are_checked_where_they_are_written(options, message):
+    with pytest.raises(SpecError, match=message):
+        weft.RunOptions(**options)
+
+
+@pytest.mark.parametrize("options", [{"ranks": 2}, {"prune": "median"}, {"checkpoint_every": 5.0}, {"device": "cpu"}])
+def test_an_option_that_a_plan_does_not_read_is_refused(options):
+    (name,) = options
+    with pytest.raises(SpecError, match=f"{name}=.* would have no effect on a plan; give it to weft.run"):
+        weft.plan(weft.Task(graph="demo"), options=weft.RunOptions(**options))
 
 
 class Passes(nn.Module):
@@ -305,13 +325,19 @@ def test_long_trainings_of_modules_full_of_passes_are_compiled_and_no_others(mod
 
 def test_compiling_is_asked_for():
     task = weft.Task(graph="demo")
-    chosen = {choice: weft.plan(task, "cpu", compile=choice).groups[0].plan.compiled for choice in CHOICES}
+    chosen = {
+        choice: weft.plan(task, "cpu", options=weft.RunOptions(compile=choice)).groups[0].plan.compiled
+        for choice in CHOICES
+    }
     assert chosen == {None: False, True: True, False: False}
 
 
 def test_weaving_is_asked_for():
     tasks = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
-    joins = {weave: [group.plan.join for group in weft.plan(tasks, "h200", weave=weave).groups] for weave in CHOICES}
+    joins = {
+        weave: [group.plan.join for group in weft.plan(tasks, "h200", options=weft.RunOptions(weave=weave)).groups]
+        for weave in CHOICES
+    }
     assert joins == {None: ["concurrent"], True: ["woven"], False: ["solo", "solo"]}
 
 

@@ -53,7 +53,7 @@ def test_groups_are_cut_where_the_captured_memory_ends():
     tasks = Sweep(ARXIV, model="gcn", layers=3, hidden=64, seed=range(8)).tasks()
     for size in ("2GiB", "3GiB"):
         limit = int(size[0]) * 2**30
-        plans = RunPlanner(CPU, Graphs(CPU), limit).groups(tasks)
+        plans = RunPlanner(CPU, Graphs(CPU), weft.RunOptions(budget=limit)).groups(tasks)
         foreseen = weft.plan(tasks, budget=size)
         assert [plan.members for plan in plans] == [group.plan.members for group in foreseen.groups]
         assert all(plan.cost["total_bytes"] <= limit for plan in plans)

@@ -40,7 +40,7 @@ class Own(nn.Module):
 
 
 def plans_of(tasks, budget=None):
-    return RunPlanner(CPU, Graphs(CPU), budget).groups(tasks)
+    return RunPlanner(CPU, Graphs(CPU), weft.RunOptions(budget=budget)).groups(tasks)
 
 
 def test_a_small_run_makes_no_dry_run_and_says_so(followed):

@@ -17,7 +17,7 @@ from weft.engine import background_probe as child
 from weft.engine import background_probe as start
 from weft.engine import machine as machines
 from weft.engine import probe
-from weft.engine.background_probe import Look
+from weft.engine.background_probe import LoadSample
 from weft.engine.home import PROBE, STARTED, machine_folder, machine_name
 from weft.planner.machine_profiles import profile
 
@@ -58,9 +58,9 @@ def weft_run(folder, monkeypatch, progress: str) -> int:
 
 def test_it_is_started_once_at_a_terminal_and_said_in_one_line(spawned, tmp_path, monkeypatch, capsys):
     assert weft_run(tmp_path, monkeypatch, "live") == 0
-    assert start.TOLD in capsys.readouterr().err.splitlines()
+    assert start.STARTED_WORDS in capsys.readouterr().err.splitlines()
     assert weft_run(tmp_path, monkeypatch, "live") == 0
-    assert start.TOLD not in capsys.readouterr().err
+    assert start.STARTED_WORDS not in capsys.readouterr().err
     [(command, options)] = spawned
     assert command[-2:] == [sys.executable, start.CHILD]
     assert options["start_new_session"]
@@ -74,11 +74,11 @@ def test_scripts_are_left_no_process_behind(spawned, tmp_path, monkeypatch):
 
 
 def test_one_that_was_lost_is_started_again(spawned):
-    assert start.start_probe("cpu") == start.TOLD
+    assert start.start_probe("cpu") == start.STARTED_WORDS
     assert start.start_probe("cpu") == ""
     before = time.time() - start.FORGOTTEN - 1
     os.utime(folder() / STARTED, (before, before))
-    assert start.start_probe("cpu") == start.TOLD
+    assert start.start_probe("cpu") == start.STARTED_WORDS
     assert len(spawned) == 2
 
 
@@ -110,10 +110,10 @@ def idle_and_busy(monkeypatch, *others: float) -> None:
     def here():
         here.now += 1.0
         here.all += waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        return Look(here.now, 0.0, here.all, 2)
+        return LoadSample(here.now, 0.0, here.all, 2)
 
     here.now = here.all = 0.0
-    monkeypatch.setattr(Look, "here", here)
+    monkeypatch.setattr(LoadSample, "now", here)
 
 
 @pytest.fixture

@@ -101,14 +101,12 @@ def val_loss(result) -> float:
 def test_a_prediction_is_the_evaluation_of_the_best_epoch(model, tmp_path):
     result = weft.run(task_of(model), device="cpu", progress=False, out=tmp_path / "run")
     assert result.metrics["best_epoch"] < 12, "else the end of training is the best epoch"
-    again = weft.load_result(tmp_path / "run", model=model)
+    again = weft.read(tmp_path / "run", model=model)
     logits = again.predict_logits(nodes="val")
     assert val_loss(result) == pytest.approx(result.metrics["val_loss"], rel=1e-5)
-    fresh = weft.load_result(tmp_path / "run", model=model)
+    fresh = weft.read(tmp_path / "run", model=model)
     assert torch.equal(fresh.predict_logits(nodes="val"), logits)
-    assert val_loss(weft.load_result(tmp_path / "run", model=model)) == pytest.approx(
-        result.metrics["val_loss"], rel=1e-5
-    )
+    assert val_loss(weft.read(tmp_path / "run", model=model)) == pytest.approx(result.metrics["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -124,7 +122,7 @@ def test_weights_without_what_belongs_to_them_are_refused(tmp_path):
     weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
     (tmp_path / "run" / "kept.safetensors").unlink()
     with pytest.raises(SpecError, match=r"kept\.safetensors: cannot be read"):
-        weft.load_result(tmp_path / "run", model=RunningMean)
+        weft.read(tmp_path / "run", model=RunningMean)
 
 
 def test_a_run_without_it_leaves_no_file_of_an_earlier_one(tmp_path):
@@ -154,4 +152,4 @@ def test_what_cannot_be_given_back_is_one_sentence(content, tmp_path):
     weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
     (tmp_path / "run" / "kept.safetensors").write_bytes(content)
     with pytest.raises(SpecError, match=r"kept\.safetensors: (cannot be read|does not fit)"):
-        _ = weft.load_result(tmp_path / "run", model=RunningMean).model
+        _ = weft.read(tmp_path / "run", model=RunningMean).model

@@ -23,7 +23,7 @@ NET = Path(__file__).with_name("net_for_tests.py")
 FRESH = """
 import sys, torch, weft
 run, member, out = sys.argv[1:]
-result = weft.load_result(run)
+result = weft.read(run)
 result = result[member] if member else result
 torch.save([result.predict_logits(), result.predict_proba(nodes="test"), result.metrics, result.history], out)
 """
@@ -67,7 +67,7 @@ def test_a_sweep_loaded_in_a_fresh_process_predicts_the_same_bits(saved, tmp_pat
     name = "hidden=4 seed=1"
     logits, *_ = fresh(tmp_path / "run", name, tmp_path / "out.pt")
     assert torch.equal(logits, result[name].predict_logits())
-    loaded = weft.load_result(tmp_path / "run")
+    loaded = weft.read(tmp_path / "run")
     assert loaded.sweep == sweep
     assert loaded.to_dicts() == result.to_dicts()
     assert loaded.best().name == result.best().name
@@ -78,13 +78,13 @@ def test_a_sweep_loaded_in_a_fresh_process_predicts_the_same_bits(saved, tmp_pat
 def test_models_and_graphs_given_as_objects_are_given_again(tmp_path):
     graph = tiny_graph()
     result = weft.run(weft.Task(graph=graph, model=Net, epochs=3), out=tmp_path, progress=False, device="cpu")
-    with pytest.raises(SpecError, match=r"given as an object; give it again: load_result\(folder, model=Net\)"):
-        weft.load_result(tmp_path)
-    loaded = weft.load_result(tmp_path, model=Net)
+    with pytest.raises(SpecError, match=r"given as an object; give it again: weft.read\(folder, model=Net\)"):
+        weft.read(tmp_path)
+    loaded = weft.read(tmp_path, model=Net)
     with pytest.raises(SpecError, match="trained on a graph that was given as an object, <tiny>; give graph="):
         loaded.predict()
     assert torch.equal(loaded.predict_logits(graph), result.predict_logits())
-    again = weft.load_result(tmp_path, model={"Net": Net}, graph={"tiny": graph})
+    again = weft.read(tmp_path, model={"Net": Net}, graph={"tiny": graph})
     assert torch.equal(again.predict(), result.predict())
 
 
@@ -94,8 +94,8 @@ def test_code_that_has_changed_is_refused(saved, tmp_path):
     result = weft.run(task, out=tmp_path / "run", progress=False, device="cpu")
     (tmp_path / "net.py").write_text(NET.read_text().replace("torch.relu", "torch.tanh"))
     with pytest.raises(SpecError, match=r"net\.py has changed since"):
-        weft.load_result(tmp_path / "run").predict()
-    loaded = weft.load_result(tmp_path / "run", model=Net)
+        weft.read(tmp_path / "run").predict()
+    loaded = weft.read(tmp_path / "run", model=Net)
     assert torch.equal(loaded.predict_logits(), result.predict_logits())
 
 
@@ -105,31 +105,45 @@ def test_weights_of_another_model_and_another_graph_are_refused(saved, tmp_path)
     about["task"]["hidden"] = 5
     (tmp_path / "run" / "result.json").write_text(json.dumps(about))
     with pytest.raises(SpecError, match="holds the weights of another gcn than there is now: size mismatch"):
-        weft.load_result(tmp_path / "run").predict()
+        weft.read(tmp_path / "run").predict()
     about["task"]["hidden"] = 4
     (tmp_path / "run" / "result.json").write_text(json.dumps(about))
     weft.Graph.from_edges([0], [1], x=torch.ones(2, 9), y=[0, 1], train=[0]).save(saved, overwrite=True)
     with pytest.raises(SpecError, match=r"had 60 nodes, .* when it was trained on, and has 2 nodes"):
-        weft.load_result(tmp_path / "run").predict()
+        weft.read(tmp_path / "run").predict()
 
 
 def test_what_is_no_folder_of_a_run_is_one_sentence(tmp_path):
     with pytest.raises(SpecError, match="does not exist"):
-        weft.load_result(tmp_path / "nowhere")
+        weft.read(tmp_path / "nowhere")
     with pytest.raises(SpecError, match="is no folder of a run"):
-        weft.load_result(tmp_path)
+        weft.read(tmp_path)
     (tmp_path / "result.json").write_text('{"task": {}}')
     with pytest.raises(SpecError, match="lacks or garbles an entry"):
-        weft.load_result(tmp_path)
+        weft.read(tmp_path)
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(SpecError, match="cannot be read"):
-        weft.load_result(tmp_path)
+        weft.read(tmp_path)
+
+
+@pytest.mark.parametrize("written", [2, "1"])
+def test_a_result_of_a_later_format_is_refused_in_one_sentence(tmp_path, written):
+    task = weft.Task(graph="demo", hidden=4, epochs=1)
+    weft.run(task, device="cpu", progress=False).save(tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    data = json.loads(file.read_text())
+    assert data["format"] == 1
+    file.write_text(json.dumps({**data, "format": written}))
+    with pytest.raises(SpecError, match=f"has format {written!r}, and this version of Weft reads up to 1; update Weft"):
+        weft.read(tmp_path / "run")
+    file.write_text(json.dumps({key: value for key, value in data.items() if key != "format"}))
+    assert weft.read(tmp_path / "run").status == "finished"
 
 
 def test_members_that_failed_are_there_without_a_model(saved, tmp_path):
     sweep = weft.Sweep(saved, tasks=[{"lr": 0.01}, {"lr": 1e30}], epochs=4)
     weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
-    loaded = weft.load_result(tmp_path / "run")
+    loaded = weft.read(tmp_path / "run")
     assert [member.status for member in loaded] == ["finished", "diverged"]
 
 
@@ -145,7 +159,7 @@ def test_predicting_from_a_shell(saved, tmp_path, monkeypatch, capsys):
 
     sweep = weft.Sweep(saved, hidden=[4, 8], epochs=4)
     result = weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
-    graph = weft.open(saved)
+    graph = weft.load(saved)
 
     def call(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["weft", "predict", *words])

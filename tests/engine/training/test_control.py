@@ -12,10 +12,10 @@ import pytest
 
 from tests.engine.small_sweeps import make_sweep, of_kind
 from weft.core.decision import Requests
-from weft.core.errors import SpecError
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.engine import control as interrupt
-from weft.engine.control import Cancel, Control, Interrupted, Interruption
+from weft.engine.control import Control, Interrupted, Interruption
 from weft.engine.run import run
 from weft.graph.catalog.names import load
 from weft.runtime.checkpoint import read_checkpoint
@@ -92,7 +92,7 @@ def test_preempted_and_resumed_is_uninterrupted(tmp_path, paused):
     sweep, control = make_sweep(model=["gcn", "sage"], seed=[0, 1], epochs=400, dropout=0.5), Control()
     if paused:
         control.pause()
-    running = InThread(sweep, control=control, out=tmp_path, checkpoint_every=1000.0)
+    running = InThread(sweep, control=control, out=tmp_path, options=RunOptions(checkpoint_every=1000.0))
     running.wait_for("paused" if paused else "progress")
     control.preempt()
     result = running.end()
@@ -166,26 +166,14 @@ def test_signals_are_left_alone_outside_of_the_main_thread():
     assert seen == [before]
 
 
-def test_a_cancel_is_a_control():
-    cancel = Cancel()
-    cancel("a")
-    cancel.cancel("b")
-    assert cancel.requests() == Requests(frozenset({"a", "b"}))
-    assert cancel.wanted(["a", "c"]) == {"a"}
-    cancel()
-    assert cancel.requests().cancel_all
-
-
-@pytest.mark.parametrize(
-    ("handles", "message"),
-    [
-        ({"control": 3}, r"control=3 must be a weft\.Control"),
-        ({"control": Control(), "cancel": Cancel()}, "are two handles for one run"),
-    ],
-)
-def test_handles_that_are_none(handles, message):
-    with pytest.raises(SpecError, match=message):
-        run(make_sweep(), progress=False, **handles)
+def test_members_are_cancelled_by_name_or_all_of_them():
+    control = Control()
+    control.cancel("a")
+    control.cancel("b")
+    assert control.requests() == Requests(frozenset({"a", "b"}))
+    assert control.wanted(["a", "c"]) == {"a"}
+    control.cancel()
+    assert control.requests().cancel_all
 
 
 def test_a_long_epoch_is_left_between_two_steps_and_resumed_there(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from weft.core.decision import GroupOutline, MemberOutline, Requests, Stop, Update
 from weft.core.errors import SpecError
 from weft.core.member import Member
-from weft.engine.driver import Driver, DriverOptions
+from weft.core.run_options import RunOptions
+from weft.engine.driver import Driver
 
 
 def outline(*epochs, device="cpu", peers="", **about):
@@ -60,10 +61,10 @@ def test_no_torch_is_needed_to_decide():
 
 def test_the_period_follows_the_speed_that_updates_tell():
     group = outline(1000)
-    decided = Group(group, epoch_seconds=0.01).drive(Driver(group, DriverOptions(checkpoint_every=1e9)))
+    decided = Group(group, epoch_seconds=0.01).drive(Driver(group, RunOptions(checkpoint_every=1e9)))
     assert [decision.advance for decision in decided[:5]] == [1, 8, 20, 20, 20], "0.2 seconds between updates"
     assert (decided[-1].finish, decided[-1].save) == (True, True)
-    fixed = Group(group).drive(Driver(group, DriverOptions(period=7, checkpoint_every=1e9)))
+    fixed = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), period=7))
     assert {decision.advance for decision in fixed[:-1]} == {7}
 
 
@@ -76,7 +77,7 @@ def test_phases_that_drift_are_noted_after_the_epoch():
             return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
 
     group, drift = outline(3), Drift()
-    decided = Group(group).drive(Driver(group, DriverOptions(checkpoint_every=1e9), None, drift))
+    decided = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), None, drift))
     assert drift.seen == 3
     assert [note for decision in decided for note in decision.notes] == [
         "batching_cpu takes 2 times as long as predicted"
@@ -107,10 +108,10 @@ def test_ended_members_leave_a_gpu_when_that_pays():
 
 def test_checkpoints_are_due_by_measured_seconds():
     group = outline(1000)
-    options = DriverOptions(checkpoint_every=1.0, period=10)
-    decided = Group(group, epoch_seconds=0.05).drive(Driver(group, options))
+    options = RunOptions(checkpoint_every=1.0)
+    decided = Group(group, epoch_seconds=0.05).drive(Driver(group, options, period=10))
     assert [decision.epoch for decision in decided if decision.save][:3] == [20, 40, 60]
-    always = Group(group).drive(Driver(group, DriverOptions(checkpoint_every=0.0, period=100)))
+    always = Group(group).drive(Driver(group, RunOptions(checkpoint_every=0.0), period=100))
     assert [decision.save for decision in always] == [False] + [True] * 10, "not before anything was trained"
 
 
@@ -123,7 +124,7 @@ def test_pruning_is_asked_at_fixed_epochs_among_peers():
 
     board = {"other": Member(MemberOutline("other", 9, 0, "elsewhere"), rows=[(1.0,)])}
     group = outline(25, 25, peers="here")
-    decided = Group(group, epoch_seconds=0.001).drive(Driver(group, DriverOptions(policy=policy), board))
+    decided = Group(group, epoch_seconds=0.001).drive(Driver(group, RunOptions(prune=policy), board))
     assert asked == [(10, {"m0": 10, "m1": 10}, ["m0", "m1"]), (20, {"m0": 10, "m1": 20}, ["m1"])]
     stops = [stop for decision in decided for stop in decision.stop]
     assert stops == [Stop("m0", "pruned", "task 'm0': pruned after epoch 10")]
@@ -145,11 +146,11 @@ def test_requests_from_outside():
 def test_a_driver_that_comes_later_takes_over():
     group = outline(40)
     session = Group(group)
-    session.drive(Driver(group, DriverOptions(period=10)), most=3)
+    session.drive(Driver(group, period=10), most=3)
     standing = [Update("m0", 0, ((0.0,),) * session.epoch, 40, epochs=session.epoch, seconds=9.0)]
     asked = []
     policy = lambda *arguments: asked.append(arguments)  # noqa: E731
-    later = Driver(group, DriverOptions(period=10, policy=policy, checkpoint_every=1.0))
+    later = Driver(group, RunOptions(prune=policy, checkpoint_every=1.0), period=10)
     decision = later.decide(standing)
     assert (decision.epoch, decision.advance, decision.save, asked) == (20, 10, False, [])
 

@@ -43,7 +43,7 @@ def test_seeds_and_settings_are_added(tmp_path):
     assert all(path.read_bytes() == content for path, content in former.items())
     folders = sorted(path.name for path in (tmp_path / "tasks").iterdir())
     assert folders == sorted(f"lr={lr}_seed={seed}" for lr in (0.01, 0.05, 0.1) for seed in (0, 1))
-    loaded = weft.load_result(tmp_path, graph=graph)
+    loaded = weft.read(tmp_path, graph=graph)
     assert [member.name for member in loaded] == [member.name for member in whole]
     again, _ = run(wide, tmp_path, resume=True)
     assert [member.metrics["val_loss"] for member in again] == [member.metrics["val_loss"] for member in extended]
@@ -129,5 +129,5 @@ def test_extending_from_a_shell(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as leaving:
             main()
         assert not leaving.value.code, capsys.readouterr().err
-    result = weft.load_result(tmp_path / "run")
+    result = weft.read(tmp_path / "run")
     assert [member.metrics["epochs_run"] for member in result] == [3, 3, 3]

@@ -8,7 +8,7 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.engine import process_state as module
-from weft.engine.background_probe import Look
+from weft.engine.background_probe import LoadSample
 from weft.engine.process_state import FreeThreads
 from weft.planner.grouping.step_options import free_threads
 
@@ -31,7 +31,7 @@ def machine(monkeypatch):
         state["all"] += seconds * others
 
     monkeypatch.setattr(module.time, "monotonic", lambda: state["now"])
-    monkeypatch.setattr(Look, "here", classmethod(lambda cls: cls(state["now"], 0.0, state["all"], 2)))
+    monkeypatch.setattr(LoadSample, "now", classmethod(lambda cls: cls(state["now"], 0.0, state["all"], 2)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -73,8 +73,8 @@ def test_a_run_says_it_once_and_gives_the_threads_back(machine, monkeypatch):
     machine(1.0, 2.0)
     notes, looks = [], iter(range(1000))
     busy = lambda cls: cls(float(10 * next(looks)), 0.0, 0.0, 2)  # noqa: E731
-    monkeypatch.setattr(Look, "here", classmethod(busy))
-    monkeypatch.setattr(Look, "others", lambda self, before: 1.0)
+    monkeypatch.setattr(LoadSample, "now", classmethod(busy))
+    monkeypatch.setattr(LoadSample, "others", lambda self, before: 1.0)
     monkeypatch.setattr(module.time, "monotonic", lambda: 1e6)
     monkeypatch.setattr("weft.planner.grouping.step_options.WORK_FOR_THREADS", 0)
 
@@ -89,9 +89,9 @@ def test_a_run_says_it_once_and_gives_the_threads_back(machine, monkeypatch):
 
 
 def test_what_others_take_is_without_this_process():
-    look = Look.here()
+    look = LoadSample.now()
     if look is None:
         pytest.skip("the system does not say")
     assert look.cores >= 1
-    later = Look(look.now + 2.0, look.own + 1.0, look.all + 4.0, look.cores)
+    later = LoadSample(look.time + 2.0, look.process + 1.0, look.all + 4.0, look.cores)
     assert later.others(look) == pytest.approx(1.5)

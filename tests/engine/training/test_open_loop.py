@@ -58,7 +58,7 @@ def quick(graph=None, **settings):
 def test_a_spec_file_names_functions_beside_it(tmp_path):
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     (tmp_path / "spec.toml").write_text(SPEC)
-    result = weft.run(weft.read_spec(tmp_path / "spec.toml"), **QUICK)
+    result = weft.run(weft.read(tmp_path / "spec.toml"), **QUICK)
     assert result.status == "stopped"
     assert result.message == "task 'spec': stopped after epoch 4 by a callback: seen enough"
     assert len(result.history["loss"]) == 4
@@ -286,7 +286,7 @@ def test_an_optimizer_keeps_its_own_defaults():
 def test_results_of_functions_are_loaded(tmp_path):
     task = quick("demo", objective=focal, optimizer=torch.optim.RMSprop, schedule=lambda epoch: 1.0, epochs=2)
     trained = weft.run(task, out=tmp_path / "run", **QUICK)
-    loaded = weft.load_result(tmp_path / "run")
+    loaded = weft.read(tmp_path / "run")
     assert torch.equal(loaded.predict(), trained.predict())
     with pytest.raises(weft.SpecError, match="was given as an object"):
         weft.run(loaded.task, **QUICK)
@@ -309,7 +309,7 @@ def test_several_numbers_are_predicted(tmp_path, how):
     assert result.predict().shape == (graph.num_nodes, 3)
     error = (result.predict(nodes="val") - graph.y[graph.val]).square().mean()
     assert float(error) == pytest.approx(result.metrics["val_loss"], rel=1e-4)
-    again = weft.load_result(tmp_path / "run", graph=graph)
+    again = weft.read(tmp_path / "run", graph=graph)
     assert torch.equal(again.predict(), result.predict())
     with pytest.raises(weft.SpecError, match="objective='mse' has no probabilities"):
         result.predict_proba()
@@ -413,3 +413,23 @@ def test_a_penalty_on_the_object_that_was_given_is_refused():
 def test_a_loss_with_frozen_weights_is_a_function():
     loss = LearnedScale().requires_grad_(False)
     assert weft.run(quick(objective=loss), **QUICK).history == weft.run(quick(objective=focal), **QUICK).history
+
+
+def test_a_callback_reads_the_model_of_its_epoch_and_cannot_change_the_training():
+    graph, seen = weft.load("demo"), []
+
+    def watch(context):
+        with torch.no_grad():
+            logits = context.model(graph.x, graph.adj)
+            right = (logits[graph.val].argmax(1) == graph.y[graph.val]).float().mean().item()
+            seen.append((right, context["val_accuracy"]))
+            for parameter in context.model.parameters():
+                parameter.zero_()
+
+    settings = {"graph": graph, "hidden": 8, "epochs": 6, "seed": [0, 1]}
+    watched = weft.run(weft.Sweep(**settings, callbacks=[weft.Callback(watch, every=2)]), device="cpu", progress=False)
+    plain = weft.run(weft.Sweep(**settings), device="cpu", progress=False)
+    assert len(seen) == 4  # of two members; after the last epoch there is nothing left to change
+    for right, recorded in seen:
+        assert right == pytest.approx(recorded, abs=1e-6)
+    assert [member.history["loss"] for member in watched] == [member.history["loss"] for member in plain]

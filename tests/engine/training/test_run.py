@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import weft
 from tests.engine.random_module import TorchDropout
 from tests.graphs_for_tests import small, tiny_graph
 from tests.stacks import solo_plan
@@ -123,7 +124,7 @@ def interrupted_after(task, folder, epoch):
             raise StopAfter
 
     with pytest.raises(StopAfter):
-        run(task, out=folder, progress=False, on_event=listen, checkpoint_every=0.0)
+        run(task, out=folder, progress=False, on_event=listen, options=weft.RunOptions(checkpoint_every=0.0))
 
 
 def same_history(first, second):
@@ -242,7 +243,7 @@ class TestStamps:
                 raise StopAfter
 
         with pytest.raises(StopAfter):
-            run(task, out=tmp_path, progress=False, on_event=listen, checkpoint_every=0.0)
+            run(task, out=tmp_path, progress=False, on_event=listen, options=weft.RunOptions(checkpoint_every=0.0))
         with open(tmp_path / "events.jsonl", "a") as journal:
             journal.write('{"event": "progress", "ta')  # the process was killed while it wrote
         run(task, out=tmp_path, progress=False, on_event=second.append, resume=True)
@@ -299,7 +300,9 @@ class TestTrouble:
 
         monkeypatch.setitem(save_atomically.__globals__, "save_file", scarce)
         task = make_task()
-        result = run(task, out=tmp_path, progress=False, checkpoint_every=0.0, on_event=events.append)
+        result = run(
+            task, out=tmp_path, progress=False, options=weft.RunOptions(checkpoint_every=0.0), on_event=events.append
+        )
         assert len(full) == 2
         notes = [event.data["message"] for event in events if event.kind == "note"]
         (said,) = [note for note in notes if note.startswith("no checkpoint")]  # once, though it failed twice
@@ -319,7 +322,13 @@ class TestTrouble:
             return real(path, *rest, **options)
 
         monkeypatch.setattr("weft.engine.folder.open", scarce, raising=False)
-        run(make_task(epochs=200), out=tmp_path, progress=False, checkpoint_every=0.0, on_event=events.append)
+        run(
+            make_task(epochs=200),
+            out=tmp_path,
+            progress=False,
+            options=weft.RunOptions(checkpoint_every=0.0),
+            on_event=events.append,
+        )
         assert full
         lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
         assert [line["seq"] for line in lines] == [event.seq for event in events]
@@ -369,9 +378,10 @@ class TestTrouble:
             ({"progress": "loud"}, "progress='loud' must be True, False, 'auto', 'live' or 'plain'"),
             ({"out": 3}, "out=3 must be a folder"),
             ({"on_event": 3}, "on_event=3 must be a function"),
-            ({"cancel": 3}, r"cancel=3 must be a weft\.Cancel"),
-            ({"checkpoint_every": "often"}, "checkpoint_every='often' must be a number of seconds"),
-            ({"checkpoint_every": -1}, "checkpoint_every=-1 must be a number of seconds"),
+            ({"control": 3}, r"control=3 must be a weft\.Control"),
+            ({"options": {"prune": "median"}}, r"options=\{'prune': 'median'\} must be a weft\.RunOptions"),
+            ({"placement": "host"}, r"placement='host' must be a weft\.Placement"),
+            ({"options": weft.RunOptions(ranks=2), "ranks": 3}, "options= has ranks=2; give one of the two"),
         ],
     )
     def test_arguments(self, arguments, message):

@@ -23,7 +23,9 @@ def test_a_sweep_has_a_page_from_the_beginning_on(tmp_path, monkeypatch):
             pages.append((tmp_path / "report.html").read_text())
 
     sweep = weft.Sweep("demo", model=["gcn", "gat"], hidden=8, epochs=30)
-    weft.run(sweep, device="cpu", out=tmp_path, progress=False, on_event=look, checkpoint_every=0.0)
+    weft.run(
+        sweep, device="cpu", out=tmp_path, progress=False, on_event=look, options=weft.RunOptions(checkpoint_every=0.0)
+    )
     assert any('class="running"' in page for page in pages)
     assert 'class="waiting"' in pages[0]
     final = (tmp_path / "report.html").read_text()

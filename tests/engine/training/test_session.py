@@ -10,7 +10,8 @@ import pytest
 from tests.engine.training.session_worker import make_session, outcome, work
 from weft.core.decision import Decision, GroupOutline, Requests, Stop, updates_from_json
 from weft.core.errors import SpecError, TrainingError
-from weft.engine.driver import Driver, DriverOptions
+from weft.core.run_options import RunOptions
+from weft.engine.driver import Driver
 from weft.engine.session import outline_of
 
 CANCEL = Requests(frozenset({"b"}))
@@ -21,9 +22,9 @@ def by_epoch(epoch, *pairs):
     return next((asked for since, asked in reversed(pairs) if epoch >= since), Requests())
 
 
-def driven(session, *pairs, **options):
+def driven(session, *pairs, period=None, **options):
     """Drive a session in this process; the decisions that were made."""
-    driver, decisions = Driver(outline_of(session.group), DriverOptions(**options)), []
+    driver, decisions = Driver(outline_of(session.group), RunOptions(**options), period=period), []
     while not session.finished:
         updates = session.advance()
         decisions.append(driver.decide(updates, by_epoch(session.group.epoch, *pairs)))
@@ -40,7 +41,7 @@ def drive_another_process(folder, resume, ask):
     there.close()
     try:
         receive = lambda: here.recv_bytes().decode()  # noqa: E731
-        driver, decisions = Driver(GroupOutline.from_dict(json.loads(receive())), DriverOptions(period=8)), []
+        driver, decisions = Driver(GroupOutline.from_dict(json.loads(receive())), period=8), []
         while not decisions or not decisions[-1].finish:
             decisions.append(driver.decide(updates_from_json(receive()), ask(decisions)))
             here.send_bytes(decisions[-1].to_json().encode())
@@ -151,8 +152,8 @@ def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, mess
 def test_every_note_is_told_once_wherever_a_group_puts_it():
     events = []
     session = make_session(told=events.append)
-    session.group.stacks[0].notes.append("of a stack")
-    driver = Driver(outline_of(session.group), DriverOptions(period=8))
+    session.group.stacks[0].members.notes.append("of a stack")
+    driver = Driver(outline_of(session.group), period=8)
     for note in ("of the group", "later, of the group"):
         session.group._notes.append(note)  # these stand before those of its stacks
         session.apply(driver.decide(session.advance(), Requests()))

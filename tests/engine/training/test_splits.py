@@ -67,7 +67,7 @@ def test_the_mean_over_splits_is_in_result_table_and_report(tmp_path):
     page = write_sweep_report(result, tmp_path / "page.html") or (tmp_path / "page.html").read_text()
     assert "standard deviation over splits" in page
     assert "same 16 nodes" not in page
-    loaded = weft.load_result(tmp_path, graph=several())
+    loaded = weft.read(tmp_path, graph=several())
     assert loaded.settings_table()[0].mean == score.mean
     assert torch.equal(loaded["split=2"].predict(nodes="test"), result["split=2"].predict(nodes="test"))
 
@@ -106,7 +106,7 @@ def test_a_module_of_the_users_own_on_several_splits():
 def test_splits_survive_saving_and_pyg(tmp_path):
     graph = several()
     graph.save(tmp_path / "graph")
-    opened = weft.open(tmp_path / "graph", verify=True)
+    opened = weft.load(tmp_path / "graph", verify=True)
     assert opened.num_splits == opened.stats().num_splits == 3
     data = graph.to_pyg()
     assert data.train_mask.shape == (60, 3)
@@ -121,7 +121,7 @@ def test_splits_survive_saving_and_pyg(tmp_path):
     assert torch.equal(one.val, graph.split(1).val)
     spec = tmp_path / "spec.toml"
     spec.write_text(f'graph = "{tmp_path / "graph"}"\nsplits = "all"\n[train]\nepochs = 2\n')
-    assert len(run(weft.read_spec(spec))) == 3
+    assert len(run(weft.read(spec))) == 3
 
 
 def test_splits_that_are_not_there_are_one_sentence():

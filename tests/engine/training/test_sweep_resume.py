@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+import weft
 from tests.engine.small_sweeps import make_sweep, of_kind
 from weft.core.errors import SpecError, TrainingError
 from weft.core.sweep import Sweep
-from weft.engine.control import Cancel
+from weft.engine.control import Control
 from weft.engine.run import run
 from weft.runtime.checkpoint import read_checkpoint
 from weft.runtime.group import GroupRun
@@ -33,7 +34,7 @@ class TestResume:
                 raise Killed
 
         with pytest.raises(Killed):
-            run(sweep, progress=False, out=tmp_path, on_event=listen, checkpoint_every=0.0)
+            run(sweep, progress=False, out=tmp_path, on_event=listen, options=weft.RunOptions(checkpoint_every=0.0))
         assert 9 <= read_checkpoint(tmp_path / "groups" / "2").about["epoch"] < 30
         events = []
         parts = run(sweep, progress=False, out=tmp_path, resume=True, on_event=events.append)
@@ -58,7 +59,7 @@ class TestResume:
             return [name for name in running if name == "seed=1"]
 
         sweep = make_sweep(seed=[0, 1], epochs=25)
-        first = run(sweep, progress=False, out=tmp_path, prune=policy)
+        first = run(sweep, progress=False, out=tmp_path, options=weft.RunOptions(prune=policy))
         second = run(sweep, progress=False, out=tmp_path, resume=True)
         assert [member.status for member in second] == ["finished", "pruned"]
         assert second["seed=1"].history["loss"] == first["seed=1"].history["loss"]
@@ -87,6 +88,9 @@ class TestResume:
         (tmp_path / "sweep.json").write_text("{")
         with pytest.raises(SpecError, match=r"sweep\.json: damaged"):
             run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True)
+        (tmp_path / "sweep.json").write_text('{"format": 99}')
+        with pytest.raises(SpecError, match=r"sweep\.json: has format 99, and this version of Weft reads up to 1"):
+            run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True)
 
     def test_without_a_former_run_it_starts_afresh_and_says_so(self, tmp_path):
         events = []
@@ -95,9 +99,9 @@ class TestResume:
 
     def test_what_had_finished_is_not_lost_to_a_cancellation(self, tmp_path):
         sweep = Sweep(["demo", "shape:cora"], epochs=2, seed=range(2))
-        first, cancel = run(sweep, progress=False, out=tmp_path), Cancel()
-        cancel(*(task.label for task in sweep if task.graph == "demo"))
-        again = run(sweep, progress=False, out=tmp_path, resume=True, cancel=cancel)
+        first, cancel = run(sweep, progress=False, out=tmp_path), Control()
+        cancel.cancel(*(task.label for task in sweep if task.graph == "demo"))
+        again = run(sweep, progress=False, out=tmp_path, resume=True, control=cancel)
         assert again.statuses == {"finished": 4}
         for one, other in zip(first, again, strict=True):
             assert one.metrics["val_accuracy"] == other.metrics["val_accuracy"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import weft
 from tests.engine.random_module import TorchDropout
 from tests.engine.small_sweeps import make_sweep, of_kind
 from tests.graphs_for_tests import tiny_graph
@@ -16,7 +17,7 @@ from weft.batches import FeatureStore
 from weft.core.errors import InputError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
 from weft.core.task import Task
-from weft.engine.control import Cancel
+from weft.engine.control import Control
 from weft.engine.driver import Driver
 from weft.engine.run import run
 from weft.engine.session import outline_of
@@ -76,7 +77,7 @@ class TestMembers:
             [Task(graph, hidden=8, epochs=3), Task(graph, hidden=8, epochs=3, seed=1, name="b")], progress=False
         )
         assert [member.name for member in result] == ["seed=0", "b"]
-        with pytest.raises(SpecError, match="no tasks"):
+        with pytest.raises(SpecError, match="not an empty list"):
             run([])
         with pytest.raises(SpecError, match="not a list whose item 0 is 1"):
             run([1, 2])
@@ -114,7 +115,7 @@ class TestMembers:
         def policy(epoch, scores, running):
             asked.append((sorted(scores), sorted(running)))
 
-        run(Sweep(graphs, hidden=8, epochs=11, seed=[0, 1]), prune=policy, progress=False)
+        run(Sweep(graphs, hidden=8, epochs=11, seed=[0, 1]), options=weft.RunOptions(prune=policy), progress=False)
         both = [[f"{graph.name} seed={seed}" for seed in (0, 1)] for graph in graphs]
         assert asked == [(names, names) for names in both]
 
@@ -197,7 +198,7 @@ class TestEnds:
     def test_pruning_is_the_same_whenever_the_host_looks(self, monkeypatch):
         sweep = make_sweep(lr=[1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3], epochs=30)
         pruner = MedianPruner(warmup=10, every=5)
-        result = run(sweep, progress=False, prune=pruner)
+        result = run(sweep, progress=False, options=weft.RunOptions(prune=pruner))
         ended = {member.name: member.metrics["epochs_run"] for member in result}
         assert any(member.status == "pruned" for member in result)
         assert set(ended.values()) <= {10, 15, 20, 25, 30}
@@ -206,7 +207,7 @@ class TestEnds:
         assert f"pruned after epoch {ended[pruned.name]}" in pruned.message
         assert pruned.metrics["best_epoch"] <= ended[pruned.name]
         monkeypatch.setattr("weft.engine.driver.POLL_SECONDS", 0.0)
-        again = run(sweep, progress=False, prune=pruner)
+        again = run(sweep, progress=False, options=weft.RunOptions(prune=pruner))
         assert {member.name: member.metrics["epochs_run"] for member in again} == ended
 
     def test_a_policy_of_ones_own(self):
@@ -216,7 +217,7 @@ class TestEnds:
             asked.append((epoch, {name: len(values) for name, values in scores.items()}, list(running)))
             return ["seed=1"] if "seed=1" in running else []
 
-        result = run(make_sweep(seed=[0, 1], epochs=25), progress=False, prune=policy)
+        result = run(make_sweep(seed=[0, 1], epochs=25), progress=False, options=weft.RunOptions(prune=policy))
         assert result["seed=1"].metrics["epochs_run"] == 10
         assert result["seed=0"].metrics["epochs_run"] == 25
         assert asked == [
@@ -224,55 +225,55 @@ class TestEnds:
             (20, {"seed=0": 20, "seed=1": 10}, ["seed=0"]),
         ]
         with pytest.raises(SpecError, match="prune returned 'nobody'; expected names of running members: seed=0"):
-            run(make_sweep(seed=[0, 1]), progress=False, prune=lambda *_: ["nobody"])
+            run(make_sweep(seed=[0, 1]), progress=False, options=weft.RunOptions(prune=lambda *_: ["nobody"]))
         with pytest.raises(SpecError, match="prune returned 'seed=0'; expected a list of names"):
-            run(make_sweep(seed=[0, 1], epochs=11), progress=False, prune=lambda *_: "seed=0")
-        nobody = run(make_sweep(seed=[0, 1], epochs=11), progress=False, prune=lambda *_: None)
+            run(make_sweep(seed=[0, 1], epochs=11), progress=False, options=weft.RunOptions(prune=lambda *_: "seed=0"))
+        nobody = run(make_sweep(seed=[0, 1], epochs=11), progress=False, options=weft.RunOptions(prune=lambda *_: None))
         assert nobody.statuses == {"finished": 2}
 
     def test_cancelling_members_and_all(self, tmp_path):
-        cancel, events = Cancel(), []
+        cancel, events = Control(), []
 
         def listen(event):
             events.append(event)
             if event.kind == "progress":
-                cancel("seed=1")
+                cancel.cancel("seed=1")
 
-        result = run(make_sweep(seed=[0, 1, 2], epochs=40), progress=False, cancel=cancel, on_event=listen)
+        result = run(make_sweep(seed=[0, 1, 2], epochs=40), progress=False, control=cancel, on_event=listen)
         assert [member.status for member in result] == ["finished", "cancelled", "finished"]
         assert 0 < result["seed=1"].metrics["epochs_run"] < 40
         assert result["seed=1"].model is not None
-        everything = Cancel()
-        thread = threading.Thread(target=everything)
+        everything = Control()
+        thread = threading.Thread(target=everything.cancel)
         thread.start()
         thread.join()
         events.clear()
         result = run(
-            make_sweep(seed=[0, 1]), progress=False, cancel=everything, out=tmp_path / "never", on_event=events.append
+            make_sweep(seed=[0, 1]), progress=False, control=everything, out=tmp_path / "never", on_event=events.append
         )
         assert result.statuses == {"cancelled": 2}
         assert [event.kind for event in events] == ["preparing", "end", "end", "finish"]
         assert "report" not in events[-1].data
         assert not (tmp_path / "never").exists(), "nothing has begun"
-        one = Cancel()
+        one = Control()
         task = make_sweep(epochs=5000).tasks()[0]
-        alone = run(task, progress=False, cancel=one, on_event=lambda event: event.kind == "progress" and one())
+        alone = run(task, progress=False, control=one, on_event=lambda event: event.kind == "progress" and one.cancel())
         assert alone.status == "cancelled"
 
     def test_a_name_that_nobody_has_is_told(self):
-        early = Cancel()
-        early("seed=7")
+        early = Control()
+        early.cancel("seed=7")
         with pytest.raises(SpecError, match=r"cancel\('seed=7'\): no member has that name; did you mean 'seed=.'"):
-            run(make_sweep(seed=range(2)), progress=False, cancel=early)
-        late, told = Cancel(), []
+            run(make_sweep(seed=range(2)), progress=False, control=early)
+        late, told = Control(), []
 
         def listen(event):
             if event.kind == "group":
                 with pytest.raises(SpecError, match="no member has that name; they are: seed=0, seed=1") as error:
-                    late("gcn", "seed=1")
+                    late.cancel("gcn", "seed=1")
                 told.append(str(error.value))
 
-        assert run(make_sweep(seed=range(2)), progress=False, cancel=late, on_event=listen).statuses == {"finished": 2}
+        assert run(make_sweep(seed=range(2)), progress=False, control=late, on_event=listen).statuses == {"finished": 2}
         assert len(told) == 1
 
     def test_ended_members_leave(self, monkeypatch):

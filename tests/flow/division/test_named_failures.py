@@ -23,7 +23,7 @@ def test_a_failure_during_the_profile_names_its_phase(tmp_path, phase):
     task = weft.Task(graph="demo", model="sage", mode="sampled", fanout=[5, 3], batch=32, hidden=16, epochs=2)
     npu = ThreadAccelerator("npu", delay)
     with pytest.raises(TrainingError, match=f"phase '{phase}' failed while it was measured: ValueError: device lost"):
-        weft.run(task, device="cpu", hardware=npu, out=tmp_path, progress=False)
+        weft.run(task, device="cpu", options=weft.RunOptions(hardware=npu), out=tmp_path, progress=False)
     npu.stop()
     events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert events[-1] == "failed"

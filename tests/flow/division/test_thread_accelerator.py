@@ -25,7 +25,7 @@ def test_a_stopped_accelerator_is_refused(task):
     with pytest.raises(InputError, match="accelerator 'npu' was stopped"):
         npu.train(lambda: 3)
     with pytest.raises(InputError, match="accelerator 'npu' was stopped"):
-        weft.run(task, device="cpu", hardware=npu, progress=False)
+        weft.run(task, device="cpu", options=weft.RunOptions(hardware=npu), progress=False)
 
 
 @pytest.mark.timeout(60)
@@ -37,7 +37,7 @@ def test_one_that_is_stopped_during_a_run_ends_it(task):
             npu.stop()
 
     with pytest.raises((InputError, TrainingError), match="accelerator 'npu' was stopped"):
-        weft.run(task, device="cpu", hardware=npu, progress=False, on_event=stop)
+        weft.run(task, device="cpu", options=weft.RunOptions(hardware=npu), progress=False, on_event=stop)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.engine.graphs import has_batch_of_one, lone_node
+from weft.engine.graphs import lone_node
 
 TASK = {"model": "gcn", "mode": "sampled", "fanout": [2, 2], "norm": "batch", "epochs": 2, "hidden": 4}
 
@@ -30,10 +30,15 @@ def test_nodes_without_neighbours_but_themselves(edges, alone):
 
 
 @pytest.mark.parametrize(
-    ("train", "batch", "one"), [(8, 7, True), (8, 1, True), (8, 8, False), (8, 3, False), (1, 9, True)]
+    ("train", "batch", "one"), [(8, 7, True), (8, 1, True), (8, 8, False), (8, 3, False), (9, 2, True)]
 )
 def test_a_batch_of_one_node(train, batch, one):
-    assert has_batch_of_one(made(RING, train), batch) is one
+    task = weft.Task(graph=made([(0, 9), (9, 10)], train), batch=batch, **TASK)  # most have no neighbours
+    if one:
+        with pytest.raises(SpecError, match="has no neighbours"):
+            weft.plan(task, machine="cpu")
+    else:
+        weft.plan(task, machine="cpu")
 
 
 def test_batch_norm_is_refused_where_a_batch_may_be_one_node():

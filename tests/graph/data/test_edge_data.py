@@ -51,7 +51,7 @@ def test_edge_features_are_in_the_order_of_the_edges(tmp_path):
     src, dst = graph.edge_index()
     assert torch.allclose(graph.edge_attr * 60, torch.stack([src, dst], 1).float())
     graph.save(tmp_path / "graph")
-    assert torch.equal(weft.open(tmp_path / "graph", verify=True).edge_attr, graph.edge_attr)
+    assert torch.equal(weft.load(tmp_path / "graph", verify=True).edge_attr, graph.edge_attr)
     back = Graph.from_pyg(graph.to_pyg())
     assert torch.equal(back.edge_attr, graph.edge_attr)
     assert graph.stats().edge_features == 2
@@ -134,15 +134,15 @@ def test_masks_of_an_npz_are_splits_and_other_keys_are_named(tmp_path):
     mask = np.array([True, False, False])
     arrays = {"src": [0, 1], "dst": [1, 2], "x": np.eye(3), "y": [0, 1, 0]}
     np.savez(tmp_path / "g.npz", **arrays, train_mask=mask, val_mask=np.roll(mask, 1).astype(int), odd=[1])
-    graph = weft.open(tmp_path / "g.npz")
+    graph = weft.load(tmp_path / "g.npz")
     assert (graph.train.tolist(), graph.val.tolist()) == ([0], [1])
     assert graph.notes == ("g.npz: not read: odd",)
     assert "graph 'g': g.npz: not read: odd" in notes_of(graph, hidden=4)
     np.savez(tmp_path / "g.npz", **arrays, train_mask=np.stack([mask, np.roll(mask, 2)], 1))
-    assert [weft.open(tmp_path / "g.npz").split(s).train.tolist() for s in (0, 1)] == [[0], [2]]
+    assert [weft.load(tmp_path / "g.npz").split(s).train.tolist() for s in (0, 1)] == [[0], [2]]
     np.savez(tmp_path / "g.npz", **arrays, train_mask=[0, 5, 1])
     with pytest.raises(GraphError, match="other numbers than 0 and 1"):
-        weft.open(tmp_path / "g.npz")
+        weft.load(tmp_path / "g.npz")
 
 
 def test_labels_beyond_reason_are_named():

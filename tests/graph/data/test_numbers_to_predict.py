@@ -46,7 +46,7 @@ def test_several_numbers_per_node(y, tmp_path):
     assert "2 numbers to predict" in repr(graph)
     graph.verify()
     graph.save(tmp_path / "g")
-    again = weft.open(tmp_path / "g", verify=True)
+    again = weft.load(tmp_path / "g", verify=True)
     assert again.regression
     assert again.stats() == graph.stats()
     assert Graph.from_pyg(graph.to_pyg()).regression
@@ -81,7 +81,7 @@ def test_nodes_without_a_number_are_in_no_split():
 def test_kept_in_a_folder(tmp_path):
     graph = Graph.from_edges(**EDGES, y=Y, train=[0, 1], val=[3])
     graph.save(tmp_path / "g")
-    again = weft.open(tmp_path / "g")
+    again = weft.load(tmp_path / "g")
     assert again.regression
     assert torch.equal(again.y.nan_to_num(9.0), graph.y.nan_to_num(9.0))
     assert again.stats() == graph.stats()

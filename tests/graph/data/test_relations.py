@@ -53,7 +53,7 @@ def test_what_is_refused(given, message):
 def test_saved_and_read_again(tmp_path):
     graph = relational(num_relations=7)
     graph.save(tmp_path / "saved")
-    again = weft.open(tmp_path / "saved", verify=True)
+    again = weft.load(tmp_path / "saved", verify=True)
     assert again.num_relations == 7
     assert torch.equal(again.relation, graph.relation)
     assert again.stats() == graph.stats()

@@ -31,16 +31,17 @@ def test_two_ranks_with_the_kernels_of_a_gpu(monkeypatch):
     chosen = [short(case) for case in CASES if case.name in NAMES]
     assert len(chosen) == len(NAMES)
     calls = []
-    in_place = sharded_adjacency.ShardedAdjacency._aggregate_in_place
+    kernels = {"pieces": sharded_adjacency.sharded_spmm_triton, "tiles": sharded_adjacency.streamed_spmm_triton}
+
+    def noted(way):
+        return lambda *arguments: calls.append(way) or kernels[way](*arguments)
+
     with start_ranks(2, CPU, with_kernels, (chosen,), timeout=240) as here:
         monkeypatch.setattr(sharded_adjacency, "use_triton", lambda tensor: True)
-        monkeypatch.setattr(
-            sharded_adjacency.ShardedAdjacency,
-            "_aggregate_in_place",
-            lambda adj, *given: calls.append(adj.launch.way) or in_place(adj, *given),
-        )
+        monkeypatch.setattr(sharded_adjacency, "sharded_spmm_triton", noted("pieces"))
+        monkeypatch.setattr(sharded_adjacency, "streamed_spmm_triton", noted("tiles"))
         found = [train_sharded(here, case) for case in chosen]
         here.gather_objects(None)
     assert set(calls) == {"pieces", "tiles"}
-    for case, one in zip(chosen, found, strict=True):
-        torch.testing.assert_close(one["weights"], train_alone(case)["weights"], rtol=1e-4, atol=1e-5)
+    for case, trained in zip(chosen, found, strict=True):
+        torch.testing.assert_close(trained["weights"], train_alone(case)["weights"], rtol=1e-4, atol=1e-5)

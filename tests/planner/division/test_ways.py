@@ -9,8 +9,8 @@ import pytest
 from tests.planner.division.cases import times
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
-from weft.core.placement import Placement
-from weft.core.plan import PlanOptions
+from weft.core.placement import DataPlacement
+from weft.core.run_options import Placement
 from weft.core.task import Task
 from weft.planner.division import ways as ways_module
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes
@@ -21,7 +21,7 @@ STATS = GraphStats(
     "g", 2_000_000, 60_000_000, num_features=100, num_classes=10, symmetric=True, num_train=200_000, max_degree=5000,
     degree_histogram=(0, 1000, 10_000, 100_000, 500_000, 800_000, 400_000, 150_000, 30_000, 8_000, 900, 90, 10),
 )  # fmt: skip
-HOST, GPU = Placement("host", "host", overlap=True), Placement()
+HOST, GPU = DataPlacement("host", "host", overlap=True), DataPlacement()
 SLOW_GPU = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002, bytes=GB // 10)
 
 
@@ -36,7 +36,7 @@ def way(placement=HOST, bytes=4 * GB, seconds=0.4, **changes) -> Way:
 
 
 def pricing(budget=12 * GB, measured=lambda way: None, **options) -> Pricing:
-    return Pricing(STATS, profile("h200"), budget, measured, PlanOptions(**options))
+    return Pricing(STATS, profile("h200"), budget, measured, Placement(**options))
 
 
 def best(ways, budget=12 * GB, **options) -> Way:

@@ -13,9 +13,7 @@ from weft.core.errors import InputError
 from weft.core.task import Task
 from weft.runtime import compile as compiled
 from weft.runtime import group
-from weft.runtime import group as group_build
 from weft.runtime.compile import compile_stack
-from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
 
@@ -81,7 +79,7 @@ def test_a_compiled_training_is_the_same_training(model, members, run_of):
     plain, fast = run_of(model, members, **settings), run_of(model, members, **settings)
     for stack in fast.stacks:
         compile_stack(stack, evaluated=True)
-        assert stack.differentiate != stack.gradients
+        assert stack.compiled is not None
     for _ in range(6):
         plain.step()
         fast.step()
@@ -106,7 +104,7 @@ def test_what_draws_from_torchs_generator_is_not_compiled(run_of):
     (stack,) = run_of(Drawing).stacks
     with pytest.raises(InputError, match="draws from torch's generator"):
         compile_stack(stack, evaluated=False)
-    assert stack.differentiate == stack.gradients
+    assert stack.compiled is None
 
 
 def test_what_gives_other_numbers_is_not_used(monkeypatch, run_of):
@@ -114,7 +112,7 @@ def test_what_gives_other_numbers_is_not_used(monkeypatch, run_of):
     run = run_of(Masked, compiled=True)
     run.prepare()
     assert any("not compiled: compiled, it gives other numbers" in note for note in run.notes)
-    assert run.stacks[0].differentiate == run.stacks[0].gradients
+    assert run.stacks[0].compiled is None
 
 
 def test_a_compiler_that_fails_costs_a_note(monkeypatch, run_of):
@@ -157,14 +155,15 @@ def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of)
 def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch, run_of):
     tried = []
 
-    def replay(step, changed, **options):
-        tried.append(run.stacks[0].is_compiled)
-        if run.stacks[0].is_compiled:
+    def record(run, *kinds):
+        tried.append(run.stacks[0].compiled is not None)
+        if tried[-1]:
             raise torch.OutOfMemoryError
-        return Replay(step, changed, **options)
+        as_it_is(run, *kinds)
 
+    as_it_is = group.GroupRun._record
     monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: traced)
-    monkeypatch.setattr(group, "Replay", replay)
+    monkeypatch.setattr(group.GroupRun, "_record", record)
     run = run_of(Masked, compiled=True)
     run.advance(2)
     assert tried == [True, False]
@@ -173,7 +172,7 @@ def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch,
 
 def test_clusters_are_found_on_a_graph_of_the_runs_own(run_of):
     run = run_of(Masked)
-    ordered = group_build.clustered(run.graph, run.notes)
+    ordered = group.clustered(run.graph, run.notes)
     assert "clusters" in ordered.adj.nodes
     assert "clusters" not in run.graph.adj.nodes, "the user's graph is as it was"
     assert ordered.x is run.graph.x
@@ -183,9 +182,9 @@ def test_clusters_that_cannot_be_found_for_want_of_memory_cost_a_note(monkeypatc
     def too_much(adj):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(group_build, "ordered_rows", too_much)
+    monkeypatch.setattr(group, "ordered_rows", too_much)
     run, notes = run_of(Masked), []
-    assert group_build.clustered(run.graph, notes) is run.graph
+    assert group.clustered(run.graph, notes) is run.graph
     assert notes == ["rows by length: the memory was not enough to find clusters"]
 
 

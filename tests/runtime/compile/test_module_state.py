@@ -96,10 +96,10 @@ def notes_of(monkeypatch, graph):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Counts, "it changes 'calls' from call to call"),
-        (Replaces, "it reads 'last' of an earlier call, which is no buffer"),
+        (Counts, "it keeps 'calls' from call to call"),
+        (Replaces, "it keeps 'last' from call to call, which is no buffer"),
         (Decides, "it branches on numbers that change in training"),
-        (DecidesByItsOwn, "it reads 'counter' of an earlier call, which is no buffer"),
+        (DecidesByItsOwn, "it keeps 'counter' from call to call, which is no buffer"),
         (DecidesByResults, "it reads numbers back from its data"),
         (DecidesByLists, "it reads numbers back from its data"),
         (DecidesByArrays, "it reads numbers back from its data"),

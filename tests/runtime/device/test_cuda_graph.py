@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.alone import Alone
 from tests.stacks import solo_plan
 from weft.core.errors import OutOfMemoryError
+from weft.core.startup import no_collections
 from weft.core.task import Task
 from weft.engine.run import run as engine_run
 from weft.runtime.device import cuda_graph
-from weft.runtime.device.cuda_graph import Recordings, Replay, gc_disabled
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.device.process import seeded
 
 gpu = pytest.mark.gpu
@@ -40,7 +42,7 @@ def test_without_recording_it_is_a_call():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
     def fails():
-        with gc_disabled():
+        with no_collections():
             assert not gc.isenabled()
             raise KeyError
 
@@ -380,7 +382,8 @@ class TestOnTheGpu:
         settings = {"lr": 0.1, "patience": 4, "eval_every": 2, "epochs": 60}
         recorded, first = cuda_run(tiny_graph(), True, **settings)
         eager, second = cuda_run(tiny_graph(), False, **settings)
-        assert recorded.group._without_evaluation.recorded
+        assert recorded.group.recorded
+        assert not eager.group.recorded
         assert (first.end, first.best_epoch) == (second.end, second.best_epoch)
         assert torch.allclose(recorded.state.best_flat, eager.state.best_flat, atol=1e-3)
 
@@ -414,7 +417,14 @@ class TestOnTheGpu:
         task = Task(graph=tiny_graph(), hidden=8, epochs=40, norm="batch")
         whole = engine_run(task, device="cuda", progress=False)
         with pytest.raises(Enough):
-            engine_run(task, device="cuda", out=tmp_path, progress=False, on_event=listen, checkpoint_every=0.0)
+            engine_run(
+                task,
+                device="cuda",
+                out=tmp_path,
+                progress=False,
+                on_event=listen,
+                options=weft.RunOptions(checkpoint_every=0.0),
+            )
         parts = engine_run(task, device="cuda", out=tmp_path, resume=True, progress=False)
         assert torch.allclose(torch.tensor(parts.history["loss"]), torch.tensor(whole.history["loss"]), atol=1e-3)
 

@@ -30,7 +30,7 @@ def test_what_is_built_on_first_use_is_built_in_turn():
         for step in steps:
             step()
 
-    run.group_step.run_steps = beside
+    run.run_steps = beside
     run.advance(4)
     assert at_once == [2] * 3  # the first of four epochs was in turn
     run.drop([0])

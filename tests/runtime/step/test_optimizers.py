@@ -13,6 +13,7 @@ from weft.runtime.step import optimizers
 from weft.runtime.step.optimizers import Optimizer, hyper_table, update_counts
 from weft.runtime.step.parameters import Slots, first_layer_prefix, layout_of
 from weft.runtime.step.schedules import SCHEDULES, learning_rates
+from weft.runtime.step.state import State
 
 
 def two_layers():
@@ -43,11 +44,9 @@ def test_twenty_steps_like_torch(optimizer, decay, schedule):
     model = two_layers()
     layout = layout_of(model, decay)
     flat = layout.flatten(dict(model.named_parameters()))
-    flat = flat[None]
+    state = State.new([task], flat[None], {}, columns=1)
     mine = Optimizer([task], layout, task.epochs, flat.device)
-    moments = tuple(torch.zeros_like(flat) for _ in range(mine.moments))
     theirs = torch_optimizer(task, model)
-    step = torch.zeros(1, dtype=torch.int64)
     for lr in learning_rates(task):
         grads = {name: torch.randn_like(p) for name, p in model.named_parameters()}
         for name, p in model.named_parameters():
@@ -55,10 +54,10 @@ def test_twenty_steps_like_torch(optimizer, decay, schedule):
         for group in theirs.param_groups:
             group["lr"] = lr
         theirs.step()
-        mine.update(flat, layout.flatten(grads)[None], moments, step)
-        step += 1
+        mine.update(state, layout.flatten(grads)[None])
+        state.steps.add_(1)
     expected = layout.flatten(dict(model.named_parameters()))
-    assert torch.allclose(flat[0], expected, atol=2e-6), (flat - expected).abs().max()
+    assert torch.allclose(state.flat[0], expected, atol=2e-6), (state.flat - expected).abs().max()
 
 
 def test_schedules():
@@ -122,7 +121,7 @@ def test_a_first_step_with_a_beta_close_to_one_is_torchs(beta2):
     leaf.grad = grad
     torch.optim.Adam([leaf], lr=0.01, betas=task.betas).step()
     update = Optimizer([task], layout, 1, flat.device)
-    update.update(flat, grad[None], (torch.zeros_like(flat), torch.zeros_like(flat)), torch.zeros(1, dtype=torch.int64))
+    update.update(State.new([task], flat, {}, columns=1), grad[None])
     step = leaf.detach() - start[0]
     assert float((flat - start - step).norm() / step.norm()) < 1e-4
 

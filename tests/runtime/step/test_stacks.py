@@ -21,8 +21,9 @@ from tests.graphs_for_tests import tiny_graph, with_relations
 from tests.stacks import MODELS, start
 from weft.graph.graph import Graph
 from weft.runtime.device.process import seeded
+from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack
-from weft.runtime.step.stack import check_alike
+from weft.runtime.step.stack import Stack
 
 CPU = torch.device("cpu")
 
@@ -375,7 +376,7 @@ def test_tasks_that_differ_in_more_than_numbers(change, reason):
     graph = tiny_graph()
     tasks = tasks_of(graph, [{}, change], epochs=3)
     with pytest.raises(CannotStack, match=reason):
-        check_alike(tasks)
+        Stack(tasks, Inputs(graph))
     run = start(tasks, graph)
     assert len(run.stacks) == 2
     together = run.advance(3)

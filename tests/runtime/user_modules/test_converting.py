@@ -224,7 +224,7 @@ def test_convert_is_refused_where_nothing_reads_it():
 def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
     about = {"graph": small(weight=True), "seeds": (0, 1), "mode": "sampled", "batch": 8, "fanout": (3, 3)}
     (mine, notes), (plain, others) = run(model, **about), run(model, **about, convert=False)
-    assert [note for note in notes if note.startswith("converted: 1 GCNConv")]
+    assert [note for note in notes if note.startswith("converted: ") and "GCNConv" in note]
     assert not [note for note in others if "convert" in note]
     for one, other in zip(mine, plain, strict=True):
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)

@@ -265,3 +265,60 @@ def test_weights_that_a_module_changes_itself_are_not_compiled(model):
 def test_weights_that_a_module_changes_itself_are_refused_where_they_are_copies(model):
     with pytest.raises(weft.SpecError, match="changes its own weights when it is called; only precision='fp32'"):
         run(tasks_of(model, range(1), epochs=2, precision="bf16"))
+
+
+class Student(Base):
+    """Only its last layer is for the optimizer."""
+
+    def parameters(self, recurse=True):
+        return self.last.parameters(recurse)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_an_overridden_parameters_says_what_is_trained(seeds):
+    for seed, result in enumerate(run(tasks_of(Student, range(seeds)))):
+        losses, _ = plain(Student, seed)
+        assert result.history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
+        seed_all(seed)
+        untouched = Student(6, 3)
+        assert torch.equal(result.model.conv.weight, untouched.conv.weight)
+        assert not torch.equal(result.model.last.weight, untouched.last.weight)
+
+
+class Unregistered(Base):
+    def parameters(self, recurse=True):
+        return [*super().parameters(recurse), torch.zeros(3, requires_grad=True)]
+
+
+def test_parameters_that_are_not_registered_are_refused():
+    with pytest.raises(weft.SpecError, match=r"parameters\(\) of model Unregistered returns 1 tensors"):
+        run(tasks_of(Unregistered, [0]))
+
+
+class DenseAdjacency(Base):
+    """Knows how many nodes it has, and writes out of bounds on a graph with more."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.rows = torch.nn.Linear(40, o)
+
+    def forward(self, x, edge_index):
+        ones = torch.ones(edge_index.shape[1])
+        return self.rows(torch.sparse_coo_tensor(edge_index, ones, (40, 40)).to_dense()) + self.last(
+            torch.relu(x @ MAP)
+        )
+
+
+MAP = torch.linspace(-1.0, 1.0, 48).view(6, 8)
+
+
+def test_no_other_graph_than_the_users_is_given_to_a_module(monkeypatch):
+    seen, forward = [], DenseAdjacency.forward
+
+    def noted(self, x, edge_index):
+        seen.append(x.shape[0])
+        return forward(self, x, edge_index)
+
+    monkeypatch.setattr(DenseAdjacency, "forward", noted)
+    assert run(tasks_of(DenseAdjacency, [0], epochs=3)[0]).status == "finished"
+    assert set(seen) == {40}

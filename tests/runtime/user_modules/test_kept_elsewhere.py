@@ -10,6 +10,7 @@ from torch import nn
 import weft
 from tests.runtime.user_modules.odd_modules import Base, ReadsKeptActivation
 from tests.runtime.user_modules.test_exact import plain, preempted_after, run, seed_all, tasks_of
+from tests.stacks import start
 
 SEEN = [0]
 GENERATOR = np.random.default_rng(0)
@@ -206,7 +207,7 @@ def test_alone_and_side_by_side_is_a_plain_loop(model):
         assert together[seed].history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
 
 
-RESUMED = [KeptInEvaluation, Teacher, TeacherByData, TeacherFromStart, Recurrent, CountsInClosure, HiddenTeacher]
+RESUMED = [KeptInEvaluation, Teacher, TeacherByData, TeacherFromStart, Recurrent]
 
 
 @pytest.mark.parametrize("model", RESUMED)
@@ -219,21 +220,73 @@ def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
     assert resumed.history["val_loss"] == whole.history["val_loss"]
 
 
-def test_what_no_checkpoint_holds_is_refused_when_resumed(tmp_path, monkeypatch):
-    (task,) = tasks_of(CountsInGenerator, [0])
+@pytest.mark.parametrize(
+    ("model", "name"), [(CountsInGenerator, "numbers"), (CountsInClosure, "count"), (HiddenTeacher, "teachers")]
+)
+def test_what_no_checkpoint_holds_is_refused_when_resumed(model, name, tmp_path, monkeypatch):
+    (task,) = tasks_of(model, [0])
     preempted_after(6, task, tmp_path / "out", monkeypatch)
-    with pytest.raises(weft.SpecError, match="keeps 'numbers' between calls"):
+    with pytest.raises(
+        weft.SpecError, match=f"keeps '{name}' between calls, which is not plain data and in no checkpoint"
+    ):
         run(task, out=tmp_path / "out", resume=True)
 
 
+def test_a_queue_knows_what_could_not_go_on_from_a_checkpoint():
+    for model, resumable in ((CountsInClosure, False), (Teacher, True)):
+        control = weft.Control()
+        run(tasks_of(model, [0], epochs=2)[0], control=control)
+        assert control.resumable is resumable
+
+
+def reset():
+    SEEN[0] = CountsInClass.calls = 0
+    GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 @pytest.mark.parametrize(
-    ("model", "name"),
-    [(CountsInClass, r"CountsInClass\.calls"), (CountsGlobally, "SEEN"), (DrawsGlobally, "GENERATOR")],
+    ("model", "name"), [(CountsInClass, "CountsInClass.calls"), (CountsGlobally, "SEEN"), (DrawsGlobally, "GENERATOR")]
 )
+def test_what_all_models_share_trains_as_a_plain_loop_and_is_said(model, name):
+    notes = []
+    reset()
+    results = run(
+        tasks_of(model, range(2)), on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0
+    )
+    assert any(f"keeps '{name}' between calls" in note for note in notes), notes
+    for seed, result in enumerate(results):
+        reset()
+        assert result.history["loss"] == pytest.approx(plain(model, seed)[0], rel=2e-4, abs=2e-5)
+    reset()
+
+
+def test_what_all_models_share_is_refused_where_they_train_in_turn():
+    """In one group every member would change it for the others."""
+    reset()
+    tasks = tasks_of(CountsGlobally, range(2), epochs=3)
+    with pytest.raises(weft.SpecError, match="changes SEEN when it is called, which all models of a run share"):
+        start(tasks, tasks[0].graph, join="in turn")
+
+
+class ReadsGraph(Base):
+    """Only reads a graph of its file, which builds forms of itself when it is first read."""
+
+    def forward(self, x, adj):
+        return super().forward(x, FRESH.adj)
+
+
+FRESH = None
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_what_all_models_share_is_refused(model, name, seeds):
-    with pytest.raises(weft.SpecError, match=f"changes {name} when it is called, and gives other numbers"):
-        run(tasks_of(model, range(seeds)))
+def test_a_module_that_only_reads_a_graph_is_not_refused(seeds):
+    global FRESH
+    FRESH = tasks_of(Base, [0])[0].graph
+    FRESH = weft.Graph.from_edges(FRESH.adj.indices, FRESH.adj.rows(), FRESH.num_nodes, FRESH.x, FRESH.y, directed=True)
+    notes, tasks = [], tasks_of(ReadsGraph, range(seeds), epochs=3)
+    results = run(tasks, on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
+    assert [result.status for result in results] == ["finished"] * seeds
+    assert not any("between calls" in note for note in notes), notes
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -249,18 +302,13 @@ def test_what_only_its_author_reads_is_stacked_and_leaves_the_graph_alone():
     assert tasks[0].graph.x.equal(before)
 
 
-def test_variables_of_functions_are_shared_by_copies_of_an_object():
+def test_a_note_says_that_calls_before_training_advanced_a_function_of_an_object():
     seed_all(0)
-    with pytest.raises(weft.SpecError, match="changes count when it is called"):
-        run(weft.Task(graph=tasks_of(Base, [0])[0].graph, model=CountsInClosure(6, 3), epochs=2))
-
-
-def test_a_note_says_what_does_not_come_back_with_the_best_weights():
-    notes = []
-    tasks = tasks_of(CountsInGenerator, [0], epochs=2)
-    run(tasks, on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
-    note = "keeps 'numbers' between calls, which no file can hold: its training cannot be resumed"
+    notes, task = [], weft.Task(graph=tasks_of(Base, [0])[0].graph, model=CountsInClosure(6, 3), epochs=2)
+    run(task, on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
+    note = "keeps 'count' between calls, which is not plain data: it trains alone and eagerly"
     assert any(note in one for one in notes), notes
+    assert any("Weft's calls before the first epoch have advanced it" in one for one in notes), notes
 
 
 @pytest.mark.parametrize("model", [Recurrent, CountsForNobody, Teacher, KeptInEvaluation, ReadsKeptActivation])

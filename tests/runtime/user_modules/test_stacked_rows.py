@@ -15,7 +15,7 @@ from tests.graphs_for_tests import tiny_graph
 from tests.runtime.operator_names import Names
 from weft.core.plan import Plan
 from weft.nn import BatchNorm, GCNConv
-from weft.runtime import stack_check
+from weft.runtime import epoch
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.layers import StackedRows
 
@@ -101,8 +101,8 @@ def test_a_stack_of_such_modules_trains_as_each_alone():
 
 @pytest.mark.parametrize(("factor", "stacked"), [(1e9, True), (0.0, False)])
 def test_a_stack_that_is_slower_is_taken_apart_and_says_so(monkeypatch, factor, stacked, tmp_path):
-    monkeypatch.setattr(stack_check, "SLOWER", factor)
-    monkeypatch.setattr(stack_check, "WORTH_SECONDS", -1e9)
+    monkeypatch.setattr(epoch, "SLOWER", factor)
+    monkeypatch.setattr(epoch, "WORTH_SECONDS", -1e9)
     notes = []
 
     def listen(event):
@@ -123,8 +123,8 @@ def test_a_stack_that_is_slower_is_taken_apart_and_says_so(monkeypatch, factor, 
 
 
 def test_a_stack_that_was_not_timed_is_left_as_planned(monkeypatch):
-    monkeypatch.setattr(stack_check, "SLOWER", 0.0)
-    monkeypatch.setattr(stack_check, "WORTH_SECONDS", -1e9)
+    monkeypatch.setattr(epoch, "SLOWER", 0.0)
+    monkeypatch.setattr(epoch, "WORTH_SECONDS", -1e9)
     graph = tiny_graph()
     tasks = [weft.Task(graph=graph, model=Passing, seed=s, epochs=3, name=str(s)) for s in range(2)]
     plan = Plan(members=("0", "1"), join="stacked", device="cpu")
@@ -138,7 +138,7 @@ def test_a_stack_of_weft_own_models_is_not_timed():
     graph = tiny_graph()
     tasks = [weft.Task(graph=graph, model="gcn", hidden=4, seed=s, epochs=3, name=str(s)) for s in range(2)]
     run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
-    assert stack_check.slower_than_alone(run.stacks[0], run.plan) is None
+    assert epoch.slower_than_alone(run.stacks[0], run.plan) is None
 
 
 class Normed(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import weft
 from tests.serve.serving import ROOT, Queue, environment
 from weft.serve.queue_db import Submission
-from weft.serve.source_files import stamps_of, unchanged
+from weft.serve.state import stamps_of, unchanged
 
 MODEL = """
 import torch

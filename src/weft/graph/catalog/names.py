@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -40,20 +41,28 @@ FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
 
 
 def load(
-    name: str | os.PathLike[str],
+    graph: str | os.PathLike[str],
+    /,
     *,
     root: str | os.PathLike[str] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    **reading: Any,
 ) -> Graph:
     """The graph of a name or a path, on a device; ``root`` is a data folder to look in first.
 
-    ``seed`` counts for generated graphs only.
+    ``seed`` counts for generated graphs only. ``reading``: options of the reader of a file, such as ``directed=False``
+    (:func:`weft.graph.readers.read`).
     """
-    if not isinstance(name, (str, os.PathLike)):
-        raise GraphError(f"weft.load takes the name or path of a graph, such as 'demo', not {name!r}")
-    text = os.fspath(name)
+    if not isinstance(graph, (str, os.PathLike)):
+        raise GraphError(f"weft.load takes the name or path of a graph, such as 'demo', not {graph!r}")
+    text = os.fspath(graph)
     kind, colon, rest = text.partition(":")
+    named = text == "demo" or (colon and kind in ("shape", "planted", *FETCHERS))
+    path_like = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
+    is_file = not named and (path_like or readers.is_graph_file(text) or os.path.exists(text))
+    if reading and not is_file:
+        raise GraphError(f"weft.load({text!r}): {next(iter(reading))}= is read with files only; leave it out")
     if text == "demo":
         return readers.read(DEMO, name="demo").to(device)
     if colon and kind == "shape":
@@ -71,9 +80,8 @@ def load(
     folders = data_folders(root)
     if colon and kind in FETCHERS:
         return FETCHERS[kind](rest, folders[0]).to(device)
-    path_like = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
-    if path_like or readers.is_graph_file(text) or os.path.exists(text):
-        return readers.read(Path(text).expanduser()).to(device)
+    if is_file:
+        return readers.read(Path(text).expanduser(), **reading).to(device)
     path = found_in(folders, text)
     if path is not None:
         return readers.read(path).to(device)

@@ -91,7 +91,10 @@ def bag_of_words(
     if not 0.0 < density <= 0.5:
         raise GraphError(f"density={density} must lie in (0, 0.5]; leave it out for dense features")
     device = classes.device
-    counts = _word_counts(classes.numel(), num_features, density, seed, device)
+    mean = max(1, round(density * num_features))
+    low, high = (mean + 1) // 2, mean + mean // 2
+    bits = hash_range(stream_key(seed, Stream.WORD_COUNT), 0, classes.numel(), device)
+    counts = below(bits, high - low + 1).add_(low).clamp_(max=num_features).to(torch.int32)
     words = torch.arange(num_features, dtype=torch.int64, device=device)
     popularity = Popularity.of(10**6 // (words // num_classes + 4), words % num_classes, num_classes)
     own_topic = signal + (1.0 - signal) / num_classes
@@ -100,13 +103,6 @@ def bag_of_words(
     indptr, indices = directed_csr(counts, num_features, draw, loops=True)
     values = torch.ones(indices.numel(), dtype=dtype, device=device)
     return SparseFeatures(Adjacency(indptr, indices, num_features, weight=values))
-
-
-def _word_counts(num_nodes: int, num_features: int, density: float, seed: int, device: torch.device | str) -> Tensor:
-    mean = max(1, round(density * num_features))
-    bits = hash_range(stream_key(seed, Stream.WORD_COUNT), 0, num_nodes, device)
-    low, high = (mean + 1) // 2, mean + mean // 2
-    return below(bits, high - low + 1).add_(low).clamp_(max=num_features).to(torch.int32)
 
 
 # ---- Plant classes, observe some of them, and choose the nodes to train and test on
@@ -157,9 +153,9 @@ def same_class_rate(homophily: float, num_classes: int, noise: float) -> float:
         raise GraphError(f"homophily={homophily} must lie in 0..1: the share of edges inside one class")
     if num_classes < 2:
         return 1.0
-    others = num_classes - 1
-    inside = (1 - noise) ** 2 + noise**2 / others
-    across = 2 * (1 - noise) * noise / others + noise**2 * (num_classes - 2) / others**2
+    rest = num_classes - 1
+    inside = (1 - noise) ** 2 + noise**2 / rest
+    across = 2 * (1 - noise) * noise / rest + noise**2 * (num_classes - 2) / rest**2
     rate = (homophily - across) / (inside - across)
     if rate > 1.0:
         raise GraphError(
@@ -176,7 +172,18 @@ def split_nodes(split: SplitRule, labels: Tensor, seed: int) -> tuple[Tensor, Te
     """
     order = permutation(seed, Stream.SPLIT, labels.shape[0], labels.device)
     if split == PLANETOID:
-        return _planetoid(order, labels)
+        num_nodes, num_classes = labels.numel(), int(labels.max()) + 1
+        per_class = max(1, min(PER_CLASS, num_nodes // (4 * num_classes)))
+        by_class = order[torch.sort(labels[order], stable=True).indices]
+        counts = torch.bincount(labels, minlength=num_classes)
+        rank = torch.arange(num_nodes, device=labels.device) - (torch.cumsum(counts, 0) - counts)[labels[by_class]]
+        train = by_class[rank < per_class]
+        taken = torch.zeros(num_nodes, dtype=torch.bool, device=labels.device)
+        taken[train] = True
+        rest = order[~taken[order]]
+        val = min(PLANETOID_VAL, rest.numel() // 3)
+        test = min(PLANETOID_TEST, rest.numel() - val)
+        return (train.sort().values, *_cut(rest, [val, test]))
     if isinstance(split, str) or len(split) != 3:
         raise GraphError(f"split={split!r}: give 'planetoid', three shares or three numbers of nodes")
     return _cut(order, split_sizes(split, labels.shape[0]))
@@ -190,21 +197,6 @@ def split_sizes(split: tuple[float, float, float], num_nodes: int) -> list[int]:
     if not any(isinstance(part, int) for part in split) and abs(sum(split) - 1.0) < 1e-9:
         sizes[2] = num_nodes - sizes[0] - sizes[1]
     return sizes
-
-
-def _planetoid(order: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    num_nodes, num_classes = labels.numel(), int(labels.max()) + 1
-    per_class = max(1, min(PER_CLASS, num_nodes // (4 * num_classes)))
-    by_class = order[torch.sort(labels[order], stable=True).indices]
-    counts = torch.bincount(labels, minlength=num_classes)
-    rank = torch.arange(num_nodes, device=labels.device) - (torch.cumsum(counts, 0) - counts)[labels[by_class]]
-    train = by_class[rank < per_class]
-    taken = torch.zeros(num_nodes, dtype=torch.bool, device=labels.device)
-    taken[train] = True
-    rest = order[~taken[order]]
-    val = min(PLANETOID_VAL, rest.numel() // 3)
-    test = min(PLANETOID_TEST, rest.numel() - val)
-    return (train.sort().values, *_cut(rest, [val, test]))
 
 
 def _cut(order: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
@@ -260,25 +252,6 @@ def citation(
     A seed gives the same graph on every device, features bit for bit. Memory beyond the result: directed
     graphs are built in chunks (about 6 GiB on a GPU); undirected ones need about 60 bytes per entry.
     """
-    _check(num_nodes, num_edges, num_features, label_noise)
-    groups = min(MULTILABEL_GROUPS, num_nodes) if multilabel else num_classes
-    noise = 0.0 if multilabel else label_noise
-    classes = planted_classes(num_nodes, groups, skew=class_skew, seed=seed, device=device)
-    same = coin_side(same_class_rate(homophily, groups, noise))
-    wire = _wire_directed if directed else _wire_undirected
-    indptr, indices = wire(classes, groups, num_edges, exponent, max_degree, same, seed)
-    relation = None
-    if relations:
-        relation = relation_ids(indptr, indices, relations, symmetric=not directed, seed=seed)
-    y = observed_tasks(classes, num_classes, seed) if multilabel else observed_labels(classes, groups, noise, seed)
-    x = _features(classes, num_features, groups, feature_signal, density, dtype, seed)
-    train, val, test = split_nodes(split, y, seed)
-    adj = Adjacency(indptr, indices, symmetric=not directed)
-    counts = {"num_classes": num_classes, "num_relations": relations}
-    return Graph(adj, x, y, train, val, test, relation, name, **counts)
-
-
-def _check(num_nodes: int, num_edges: int, num_features: int, label_noise: float) -> None:
     if num_nodes < 2:
         raise GraphError(f"num_nodes={num_nodes} must be at least 2")
     if num_edges < 0 or num_features < 0:
@@ -289,75 +262,63 @@ def _check(num_nodes: int, num_edges: int, num_features: int, label_noise: float
     if num_edges > room // 2:
         raise GraphError(
             f"num_edges={num_edges} would fill more than half of the {room} places between {num_nodes} nodes; "
-            f"ask for at most {room // 2} or for more nodes"
+            f"choose at most {room // 2}, or more nodes"
         )
+    groups = min(MULTILABEL_GROUPS, num_nodes) if multilabel else num_classes
+    noise = 0.0 if multilabel else label_noise
+    classes = planted_classes(num_nodes, groups, skew=class_skew, seed=seed, device=device)
+    same = coin_side(same_class_rate(homophily, groups, noise))
+    most = degree_limit(num_nodes, num_edges, max_degree)
+    if not directed:  # a node draws about half of its edges and is drawn for the others
+        rate = same / COIN_SIDES
+        most = hub_draws(num_nodes, num_edges // 2, exponent=exponent, max_degree=most, num_classes=groups, same=rate)
+    degrees, weights = _degrees(classes, num_edges, exponent, most, seed, directed)
+    sides = torch.full((groups,), same, dtype=torch.int64, device=classes.device)
+    draw = planted_draw(classes, Popularity.of(weights, classes, groups), sides, num_nodes, seed, Stream.EDGE)
+    del weights
+    wired = directed_csr(degrees, num_nodes, draw, loops=False) if directed else undirected_csr(degrees, draw)
+    indptr, indices = wired
+    relation = None
+    if relations:
+        relation = relation_ids(indptr, indices, relations, symmetric=not directed, seed=seed)
+    y = observed_tasks(classes, num_classes, seed) if multilabel else observed_labels(classes, groups, noise, seed)
+    x: Tensor | SparseFeatures | None = None
+    if num_features and density is None:
+        signal = DENSE_SIGNAL if feature_signal is None else feature_signal
+        x = dense_features(classes, num_features, groups, signal=signal, dtype=dtype, seed=seed)
+    elif num_features:
+        signal = WORD_SIGNAL if feature_signal is None else feature_signal
+        x = bag_of_words(classes, num_features, groups, density=density, signal=signal, dtype=dtype, seed=seed)
+    train, val, test = split_nodes(split, y, seed)
+    adj = Adjacency(indptr, indices, symmetric=not directed)
+    counts = {"num_classes": num_classes, "num_relations": relations}
+    return Graph(adj, x, y, train, val, test, relation, name, **counts)
 
 
 def degree_limit(num_nodes: int, num_edges: int, max_degree: int | None) -> int:
     """The largest degree to aim for: the given one, by default about ``10 * sqrt(E)``, at most 3/4 N."""
     limit = 3 * (num_nodes - 1) // 4
     mean = -(-num_edges // num_nodes)
-    wanted = max_degree if max_degree is not None else max(8, 2 * mean, round(10 * num_edges**0.5))
+    goal = max_degree if max_degree is not None else max(8, 2 * mean, round(10 * num_edges**0.5))
     if max_degree is not None and max_degree * num_nodes < num_edges:
         raise GraphError(f"max_degree={max_degree} is below the mean degree {num_edges / num_nodes:.1f}; raise it")
-    return max(1, mean, min(wanted, limit))
+    return max(1, mean, min(goal, limit))
 
 
-def _wire_directed(
-    classes: Tensor, groups: int, num_edges: int, exponent: float, max_degree: int | None, same: int, seed: int
+def _degrees(
+    classes: Tensor, num_edges: int, exponent: float, most: int, seed: int, directed: bool
 ) -> tuple[Tensor, Tensor]:
+    """What every node draws ``[N]``, at most ``most``, and the weights by which it is drawn ``[N]``."""
     num_nodes, device = classes.numel(), classes.device
-    top = degree_limit(num_nodes, num_edges, max_degree)
+    pairs = num_edges if directed else num_edges // 2
     degrees = power_law(
-        num_nodes, num_edges, exponent=exponent, max_degree=top, seed=seed, stream=Stream.DEGREE, device=device
+        num_nodes, pairs, exponent=exponent, max_degree=most, seed=seed, stream=Stream.DEGREE, device=device
     )
+    if not directed:  # drawn in proportion to what it draws
+        return degrees, degrees if pairs >= num_nodes else degrees + 1
     weights = power_law(
         num_nodes, max(num_edges, num_nodes), exponent=OUT_EXPONENT,
         max_degree=OUT_SPREAD * max(1, -(-num_edges // num_nodes)),
         seed=seed, stream=Stream.OUT_DEGREE, device=device,
     )  # fmt: skip
-    draw = _class_draw(classes, groups, weights, same, seed)
-    del weights
-    return directed_csr(degrees, num_nodes, draw, loops=False)
-
-
-def _wire_undirected(
-    classes: Tensor, groups: int, num_edges: int, exponent: float, max_degree: int | None, same: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    num_nodes, device = classes.numel(), classes.device
-    top = degree_limit(num_nodes, num_edges, max_degree)
-    # A node draws about half of its edges and is drawn for the others, in proportion to what it draws.
-    hub = hub_draws(
-        num_nodes, num_edges // 2, exponent=exponent, max_degree=top,
-        num_classes=groups, same=same / COIN_SIDES,
-    )  # fmt: skip
-    owned = power_law(
-        num_nodes, num_edges // 2, exponent=exponent, max_degree=hub,
-        seed=seed, stream=Stream.DEGREE, device=device,
-    )  # fmt: skip
-    weights = owned if num_edges // 2 >= num_nodes else owned + 1
-    return undirected_csr(owned, _class_draw(classes, groups, weights, same, seed))
-
-
-def _class_draw(classes: Tensor, groups: int, weights: Tensor, same: int, seed: int):
-    sides = torch.full((groups,), same, dtype=torch.int64, device=classes.device)
-    popularity = Popularity.of(weights, classes, groups)
-    return planted_draw(classes, popularity, sides, classes.numel(), seed, Stream.EDGE)
-
-
-def _features(
-    classes: Tensor,
-    num_features: int,
-    groups: int,
-    signal: float | None,
-    density: float | None,
-    dtype: torch.dtype,
-    seed: int,
-) -> Tensor | SparseFeatures | None:
-    if num_features == 0:
-        return None
-    if density is None:
-        strength = DENSE_SIGNAL if signal is None else signal
-        return dense_features(classes, num_features, groups, signal=strength, dtype=dtype, seed=seed)
-    share = WORD_SIGNAL if signal is None else signal
-    return bag_of_words(classes, num_features, groups, density=density, signal=share, dtype=dtype, seed=seed)
+    return degrees, weights

@@ -1,4 +1,4 @@
-"""R-MAT: recursive quadrants, the skewed graph without communities that graph benchmarks use."""
+"""Two classic generators: R-MAT, skewed and without communities, and the stochastic block model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from weft.graph.generate.citation import dense_features, split_nodes
 from weft.graph.generate.draws import (
     COIN_BITS,
     COIN_SIDES,
-    Propose,
     Stream,
     below,
     coin_side,
@@ -56,53 +55,47 @@ def rmat(
     at the beginning. A node's class is the stretch of the matrix it fell into before that. A seed gives the
     same graph on every device.
     """
-    _check(num_nodes, num_edges, num_classes, (a, b, c))
-    wanted = num_edges if directed else num_edges // 2
-    need = torch.tensor([wanted], device=device)
-    propose = _quadrant_proposer(num_nodes, (a, b, c), directed, seed)
-    keys = distinct_keys(need, torch.zeros_like(need), propose, torch.zeros_like)
-    place = torch.arange(num_nodes, device=device)
-    if scramble:
-        place = permutation(seed, Stream.SCRAMBLE, num_nodes, device)
-        keys = _renumbered(keys, place, num_nodes, directed)
-    indptr, indices = keys_csr(keys, num_nodes) if directed else symmetric_csr(keys, num_nodes)
-    classes = torch.empty(num_nodes, dtype=torch.int32, device=device)
-    classes[place] = (torch.arange(num_nodes, device=device) * num_classes // num_nodes).to(torch.int32)
-    x = None
-    if num_features:
-        x = dense_features(classes, num_features, num_classes, signal=feature_signal, dtype=dtype, seed=seed)
-    y = classes.to(torch.int64)
-    adj = Adjacency(indptr, indices, symmetric=not directed)
-    return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=num_classes)
-
-
-def _check(num_nodes: int, num_edges: int, num_classes: int, quadrants: tuple[float, float, float]) -> None:
     if num_nodes < 2:
         raise GraphError(f"num_nodes={num_nodes} must be at least 2")
     if not 1 <= num_classes <= num_nodes:
         raise GraphError(f"num_classes={num_classes} must lie in 1..{num_nodes}, the number of nodes")
-    if min(quadrants) < 0.0 or sum(quadrants) > 1.0:
-        raise GraphError(f"a, b, c = {quadrants}: probabilities of three quadrants, with a sum of at most 1")
+    if min(a, b, c) < 0.0 or a + b + c > 1.0:
+        raise GraphError(f"a, b, c = {(a, b, c)}: probabilities of three quadrants, with a sum of at most 1")
     room = num_nodes * (num_nodes - 1)
     if not 0 <= num_edges <= room // 2:
         raise GraphError(
             f"num_edges={num_edges} must lie in 0..{room // 2}, half of the places between {num_nodes} nodes"
         )
 
+    def keys_of(rows: Tensor, cols: Tensor) -> Tensor:
+        if not directed:
+            rows, cols = torch.minimum(rows, cols), torch.maximum(rows, cols)
+        return rows.mul_(num_nodes).add_(cols)
 
-def _quadrant_proposer(num_nodes: int, quadrants: tuple[float, float, float], directed: bool, seed: int) -> Propose:
     def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
         if attempt < RECURSIVE_ROUNDS:
-            rows, cols = _recurse(slots, (num_nodes - 1).bit_length(), quadrants, seed, attempt)
+            rows, cols = _recurse(slots, (num_nodes - 1).bit_length(), (a, b, c), seed, attempt)
         else:
             bits = (hash_(stream_key(seed, Stream.EDGE, attempt, which), slots.clone()) for which in (0, 1))
             rows, cols = (below(part, num_nodes) for part in bits)
         fits = (rows < num_nodes) & (cols < num_nodes) & (rows != cols)
-        if not directed:
-            rows, cols = torch.minimum(rows, cols), torch.maximum(rows, cols)
-        return rows.mul_(num_nodes).add_(cols)[fits]
+        return keys_of(rows, cols)[fits]
 
-    return propose
+    need = torch.tensor([num_edges if directed else num_edges // 2], device=device)
+    keys = distinct_keys(need, torch.zeros_like(need), propose, torch.zeros_like)
+    number = torch.arange(num_nodes, device=device)
+    if scramble:
+        number = permutation(seed, Stream.SCRAMBLE, num_nodes, device)
+        keys = sort_values(keys_of(number[keys // num_nodes], number[keys % num_nodes]))
+    indptr, indices = keys_csr(keys, num_nodes) if directed else symmetric_csr(keys, num_nodes)
+    classes = torch.empty(num_nodes, dtype=torch.int32, device=device)
+    classes[number] = (torch.arange(num_nodes, device=device) * num_classes // num_nodes).to(torch.int32)
+    x = None
+    if num_features:
+        x = dense_features(classes, num_features, num_classes, signal=feature_signal, dtype=dtype, seed=seed)
+    y = classes.to(torch.int64)
+    adj = Adjacency(indptr, indices, symmetric=not directed)
+    return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=num_classes)
 
 
 def _recurse(
@@ -122,16 +115,6 @@ def _recurse(
         rows.mul_(2).add_(lower)
         cols.mul_(2).add_(right)
     return rows, cols
-
-
-def _renumbered(keys: Tensor, place: Tensor, num_nodes: int, directed: bool) -> Tensor:
-    rows, cols = place[keys // num_nodes], place[keys % num_nodes]
-    if not directed:
-        rows, cols = torch.minimum(rows, cols), torch.maximum(rows, cols)
-    return sort_values(rows.mul_(num_nodes).add_(cols))
-
-
-# ---- The stochastic block model with a fixed number of edges inside and between blocks.
 
 
 def sbm(
@@ -154,11 +137,31 @@ def sbm(
     is its block, nodes are numbered block after block, features are as in :func:`citation`. A seed gives the
     same graph on every device.
     """
-    sizes = _checked(block_sizes, p_in, p_out)
+    sizes = [int(size) for size in block_sizes]
+    if not sizes or min(sizes) < 1:
+        raise GraphError(f"block_sizes={sizes}: give at least one block, of at least 1 node each")
+    for value, argument in ((p_in, "p_in"), (p_out, "p_out")):
+        if not 0.0 <= value <= 1.0:
+            raise GraphError(f"{argument}={value} must lie in 0..1: it is the probability of an edge")
     num_nodes, blocks = sum(sizes), torch.tensor(sizes, device=device)
     classes = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32, device=device), blocks)
-    need = torch.tensor(_pair_counts(sizes, p_in, p_out), device=device)
-    propose = _pair_proposer(offsets(blocks), classes, num_nodes, seed)
+    # Edges inside each block (owner b), and last those between blocks (owner len(sizes)).
+    inside = [size * (size - 1) // 2 for size in sizes]
+    across = num_nodes * (num_nodes - 1) // 2 - sum(inside)
+    need = torch.tensor([*(round(p_in * pairs) for pairs in inside), round(p_out * across)], device=device)
+    begins = offsets(blocks)
+    first = torch.cat([begins[:-1], begins.new_zeros(1)])
+    width = torch.cat([begins.diff(), begins.new_full((1,), num_nodes)])
+
+    def end(owners: Tensor, slots: Tensor, attempt: int, which: int) -> Tensor:
+        bits = hash_(stream_key(seed, Stream.EDGE, attempt, which), slots)
+        return below(bits, width[owners]).add_(first[owners])
+
+    def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
+        left, right = (end(owners, slots.clone(), attempt, which) for which in (0, 1))
+        fits = (left != right) & ((classes[left] != classes[right]) == (owners == len(sizes)))
+        low, high = torch.minimum(left, right), torch.maximum(left, right)
+        return low.mul_(num_nodes).add_(high)[fits]
 
     def owner_of(keys: Tensor) -> Tensor:
         low, high = classes[keys // num_nodes], classes[keys % num_nodes]
@@ -171,40 +174,3 @@ def sbm(
         x = dense_features(classes, num_features, len(sizes), signal=feature_signal, dtype=dtype, seed=seed)
     y = classes.to(torch.int64)
     return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=len(sizes))
-
-
-def _checked(block_sizes: Sequence[int], p_in: float, p_out: float) -> list[int]:
-    sizes = [int(size) for size in block_sizes]
-    if not sizes or min(sizes) < 1:
-        raise GraphError(f"block_sizes={sizes}: give at least one block, of at least 1 node each")
-    for value, name in ((p_in, "p_in"), (p_out, "p_out")):
-        if not 0.0 <= value <= 1.0:
-            raise GraphError(f"{name}={value} must lie in 0..1: it is the probability of an edge")
-    return sizes
-
-
-def _pair_counts(sizes: Sequence[int], p_in: float, p_out: float) -> list[int]:
-    """Edges inside each block, and last those between blocks."""
-    inside = [size * (size - 1) // 2 for size in sizes]
-    total = sum(sizes) * (sum(sizes) - 1) // 2
-    return [*(round(p_in * pairs) for pairs in inside), round(p_out * (total - sum(inside)))]
-
-
-def _pair_proposer(begins: Tensor, classes: Tensor, num_nodes: int, seed: int) -> Propose:
-    """Pairs of a block (owner b) or of two blocks (the last owner), uniform; others are rejected."""
-    num_blocks = begins.numel() - 1
-    first = torch.cat([begins[:-1], begins.new_zeros(1)])
-    width = torch.cat([begins.diff(), begins.new_full((1,), num_nodes)])
-
-    def end(owners: Tensor, slots: Tensor, attempt: int, which: int) -> Tensor:
-        bits = hash_(stream_key(seed, Stream.EDGE, attempt, which), slots)
-        return below(bits, width[owners]).add_(first[owners])
-
-    def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
-        one, other = (end(owners, slots.clone(), attempt, which) for which in (0, 1))
-        across = owners == num_blocks
-        fits = (one != other) & ((classes[one] != classes[other]) == across)
-        low, high = torch.minimum(one, other), torch.maximum(one, other)
-        return low.mul_(num_nodes).add_(high)[fits]
-
-    return propose

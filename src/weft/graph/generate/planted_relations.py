@@ -10,7 +10,6 @@ Shapes: N nodes, C classes and hub kinds, R relations, F features.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.generate.citation import bell_noise, class_centres, observed_labels, planted_classes, split_nodes
@@ -44,56 +43,38 @@ def planted_relations(
     A seed gives the same graph on every device.
     """
     relations = num_classes if num_relations is None else num_relations
-    _check(num_nodes, num_classes, relations, hubs_per_kind, random_edges)
+    if relations < num_classes:
+        raise GraphError(
+            f"num_relations={relations} must be at least num_classes={num_classes}: as many tell the class"
+        )
+    for value, term in (
+        (num_classes - 1, "num_classes - 1"),
+        (num_nodes - num_classes + 1, "nodes beyond one per class"),
+    ):
+        if value < 1:
+            raise GraphError(f"{term} = {value} must be at least 1")
+    if hubs_per_kind < 1 or random_edges < 0:
+        raise GraphError(f"hubs_per_kind={hubs_per_kind} must be at least 1, random_edges={random_edges} not negative")
     classes = planted_classes(num_nodes, num_classes, skew=0.0, seed=seed, device=device).to(torch.int64)
-    told = _telling_edges(classes, num_classes, hubs_per_kind, seed)
-    noise = _random_edges(num_nodes, relations, random_edges, seed, device)
-    src, dst, relation = (torch.cat(parts) for parts in zip(told, noise, strict=True))
+    # One edge per node and kind of hub, which tells the class, and random ones.
+    kinds, nodes = torch.arange(num_classes, device=device), torch.arange(num_nodes, device=device)
+    bits = hash_range(stream_key(seed, Stream.EDGE), 0, num_nodes * num_classes, device).view(num_nodes, num_classes)
+    hub = num_nodes + (classes[:, None] + kinds) % num_classes * hubs_per_kind + below(bits, hubs_per_kind)
+    noise_src, noise_relation = (
+        below(hash_range(stream_key(seed, stream), 0, num_nodes * random_edges, device), bound)
+        for stream, bound in ((Stream.SCRAMBLE, num_nodes), (Stream.RELATION, relations))
+    )
+    src = torch.cat([hub.flatten(), noise_src])
+    dst = torch.cat([nodes.repeat_interleave(num_classes), nodes.repeat_interleave(random_edges)])
+    relation = torch.cat([kinds.repeat(num_nodes), noise_relation])
     hubs = num_classes * hubs_per_kind
     labels = observed_labels(classes, num_classes, label_noise, seed)
     y = torch.cat([labels, labels.new_full((hubs,), -1)])
-    x = _features(num_nodes, num_classes, hubs_per_kind, num_features, feature_signal, seed, device)
+    # Noise, and on hubs the centre of their kind.
+    x = bell_noise(0, (num_nodes + hubs) * num_features, seed, device).view(-1, num_features)
+    x[num_nodes:] += class_centres(num_classes, num_features, feature_signal, seed, device).repeat_interleave(
+        hubs_per_kind, 0
+    )
     parts = dict(zip(("train", "val", "test"), split_nodes(split, labels, seed), strict=True))
     counts = {"num_nodes": num_nodes + hubs, "num_classes": num_classes, "num_relations": relations}
     return Graph.from_edges(src, dst, relation=relation, x=x, y=y, name=name, **parts, **counts)
-
-
-def _check(nodes: int, classes: int, relations: int, hubs: int, random_edges: int) -> None:
-    if relations < classes:
-        raise GraphError(f"num_relations={relations} must be at least num_classes={classes}: as many tell the class")
-    for value, what in ((classes - 1, "num_classes - 1"), (nodes - classes + 1, "nodes beyond one per class")):
-        if value < 1:
-            raise GraphError(f"{what} = {value} must be at least 1")
-    if hubs < 1 or random_edges < 0:
-        raise GraphError(f"hubs_per_kind={hubs} must be at least 1, random_edges={random_edges} not negative")
-
-
-def _telling_edges(classes: Tensor, kinds: int, hubs: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``(src, dst, relation)``: one edge per node and kind."""
-    nodes, device = classes.numel(), classes.device
-    relation = torch.arange(kinds, device=device).expand(nodes, kinds)
-    kind = (classes[:, None] + relation) % kinds
-    bits = hash_range(stream_key(seed, Stream.EDGE), 0, nodes * kinds, device).view(nodes, kinds)
-    src = nodes + kind * hubs + below(bits, hubs)
-    dst = torch.arange(nodes, device=device)[:, None].expand(nodes, kinds)
-    return src.flatten(), dst.flatten(), relation.flatten()
-
-
-def _random_edges(
-    nodes: int, relations: int, count: int, seed: int, device: torch.device | str
-) -> tuple[Tensor, Tensor, Tensor]:
-    src, relation = (
-        below(hash_range(stream_key(seed, stream), 0, nodes * count, device), bound)
-        for stream, bound in ((Stream.SCRAMBLE, nodes), (Stream.RELATION, relations))
-    )
-    return src, torch.arange(nodes, device=device).repeat_interleave(count), relation
-
-
-def _features(
-    nodes: int, kinds: int, hubs: int, features: int, signal: float, seed: int, device: torch.device | str
-) -> Tensor:
-    """Noise, and on hubs the centre of their kind."""
-    x = bell_noise(0, (nodes + kinds * hubs) * features, seed, device).view(-1, features)
-    centres = class_centres(kinds, features, signal, seed, device)
-    x[nodes:] += centres.repeat_interleave(hubs, 0)
-    return x

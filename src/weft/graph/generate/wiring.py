@@ -1,4 +1,6 @@
-"""Wire degrees, classes and popularity into CSR: distinct sources per row, directed or undirected.
+"""Wire degrees, classes and popularity into CSR, with power-law degrees and relation numbers.
+
+Sources of a row are distinct; a graph is directed or undirected.
 
 Shapes: N rows, M columns, E stored entries, C classes.
 """
@@ -14,7 +16,6 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.generate.draws import (
     Popularity,
-    Propose,
     Stream,
     below,
     distinct_keys,
@@ -65,22 +66,18 @@ def directed_csr(
     indices = torch.empty(num_edges, dtype=torch.int32, device=degrees.device)
     for begin, end in row_chunks(indptr, chunk):
         need = degrees[begin:end].to(torch.int64)
-        propose = _row_proposer(begin, num_cols, draw, loops)
+
+        def propose(owners: Tensor, slots: Tensor, attempt: int, first_row: int = begin) -> Tensor:
+            rows = owners + first_row
+            cols = draw(rows, slots, attempt)
+            keys = owners.to(torch.int64).mul_(num_cols).add_(cols)
+            return keys if loops else keys[cols != rows]
+
         keys = distinct_keys(need, indptr[begin:end], propose, lambda keys: keys // num_cols)
         start = int(indptr[begin])
         indices[start : start + keys.numel()] = keys.remainder_(num_cols)
         del keys
     return indptr.to(offset_dtype(num_edges)), indices
-
-
-def _row_proposer(first_row: int, num_cols: int, draw: Draw, loops: bool) -> Propose:
-    def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
-        rows = owners + first_row
-        cols = draw(rows, slots, attempt)
-        keys = owners.to(torch.int64).mul_(num_cols).add_(cols)
-        return keys if loops else keys[cols != rows]
-
-    return propose
 
 
 def row_chunks(indptr: Tensor, chunk: int) -> Iterator[tuple[int, int]]:
@@ -104,30 +101,19 @@ def undirected_csr(owned: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
 
     def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
         partners = draw(owners, slots, attempt)
-        keep = partners != owners
-        return _pair_keys(owners[keep], partners[keep], num_nodes)
+        apart = partners != owners
+        owners, partners = owners[apart], partners[apart]
+        low, high = torch.minimum(owners, partners), torch.maximum(owners, partners)
+        # (low * N + high) * 2 + (the owner is the high one)
+        return low.to(torch.int64).mul_(num_nodes).add_(high).mul_(2).add_(owners > partners)
+
+    def owner_of(keys: Tensor) -> Tensor:
+        pairs = keys >> 1
+        return torch.where((keys & 1).bool(), pairs % num_nodes, pairs // num_nodes)
 
     need = owned.to(torch.int64)
-    keys = distinct_keys(
-        need,
-        offsets(need)[:-1],
-        propose,
-        lambda keys: _pair_owner(keys, num_nodes),
-        tag_bits=1,
-        pass_on=PASS_ON_ROUNDS,
-    )
+    keys = distinct_keys(need, offsets(need)[:-1], propose, owner_of, tag_bits=1, pass_on=PASS_ON_ROUNDS)
     return symmetric_csr(keys.bitwise_right_shift_(1), num_nodes)
-
-
-def _pair_keys(owners: Tensor, partners: Tensor, num_nodes: int) -> Tensor:
-    """``(low * N + high) * 2 + (the owner is the high one)``."""
-    low, high = torch.minimum(owners, partners), torch.maximum(owners, partners)
-    return low.to(torch.int64).mul_(num_nodes).add_(high).mul_(2).add_(owners > partners)
-
-
-def _pair_owner(keys: Tensor, num_nodes: int) -> Tensor:
-    pairs = keys >> 1
-    return torch.where((keys & 1).bool(), pairs % num_nodes, pairs // num_nodes)
 
 
 def symmetric_csr(pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -172,28 +158,6 @@ def degree_histogram(num_nodes: int, total: int, *, exponent: float, max_degree:
 
     No node has degree 0 unless there are fewer edges than nodes.
     """
-    _check(num_nodes, total, exponent, max_degree)
-    low = 1 if total >= num_nodes else 0
-    reach = _reach(exponent, low, max_degree)
-    near, far = 1e-9, 1.0
-    while _sum(_histogram(num_nodes, far, reach, low)) < total and far < 1e18:
-        far *= 4.0
-    for _ in range(BISECTIONS):
-        middle = (near * far) ** 0.5
-        if _sum(_histogram(num_nodes, middle, reach, low)) < total:
-            near = middle
-        else:
-            far = middle
-    return _settle(_histogram(num_nodes, near, reach, low), total, low)
-
-
-def _reach(exponent: float, low: int, max_degree: int) -> np.ndarray:
-    """The last rank, in units of r0, whose degree reaches d, for d in ``low + 1 .. max_degree``."""
-    degrees = np.arange(low + 1, max_degree + 1, dtype=np.float64)
-    return (degrees / max_degree) ** (1.0 - exponent) - 1.0
-
-
-def _check(num_nodes: int, total: int, exponent: float, max_degree: int) -> None:
     if exponent <= 1.0:
         raise GraphError(f"exponent={exponent}: a power-law exponent must be above 1 (real graphs: 2 to 3.5)")
     if max_degree < 1:
@@ -203,22 +167,20 @@ def _check(num_nodes: int, total: int, exponent: float, max_degree: int) -> None
             f"{num_nodes} nodes of degree at most {max_degree} cannot hold {total} edges: "
             f"raise max_degree above {total / num_nodes:.1f}"
         )
-
-
-def _histogram(num_nodes: int, r0: float, reach: np.ndarray, low: int) -> np.ndarray:
-    """Nodes per degree for one r0."""
-    at_least = np.zeros(low + reach.size + 2, dtype=np.int64)
-    at_least[: low + 1] = num_nodes
-    at_least[low + 1 : -1] = np.minimum(np.floor(r0 * reach) + 1.0, num_nodes).astype(np.int64)
-    return at_least[:-1] - at_least[1:]
-
-
-def _sum(counts: np.ndarray) -> int:
-    return int(np.dot(counts, np.arange(counts.size)))
-
-
-def _settle(counts: np.ndarray, total: int, low: int) -> np.ndarray:
-    """Moves as few nodes as possible to a neighbouring degree until the sum is exact."""
+    low = 1 if total >= num_nodes else 0
+    # The last rank, in units of r0, whose degree reaches d, for d in ``low + 1 .. max_degree``.
+    reach = (np.arange(low + 1, max_degree + 1, dtype=np.float64) / max_degree) ** (1.0 - exponent) - 1.0
+    near, far = 1e-9, 1.0
+    while _sum(_histogram(num_nodes, far, reach, low)) < total and far < 1e18:
+        far *= 4.0
+    for _ in range(BISECTIONS):
+        middle = (near * far) ** 0.5
+        if _sum(_histogram(num_nodes, middle, reach, low)) < total:
+            near = middle
+        else:
+            far = middle
+    counts = _histogram(num_nodes, near, reach, low)
+    # Move as few nodes as possible to a neighbouring degree until the sum is exact.
     missing = total - _sum(counts)
     while missing > 0:
         degree = int(np.argmax(counts[:-1]))
@@ -233,6 +195,18 @@ def _settle(counts: np.ndarray, total: int, low: int) -> np.ndarray:
         counts[lowered] += 1
         missing += degree - lowered
     return counts
+
+
+def _histogram(num_nodes: int, r0: float, reach: np.ndarray, low: int) -> np.ndarray:
+    """Nodes per degree for one r0."""
+    at_least = np.zeros(low + reach.size + 2, dtype=np.int64)
+    at_least[: low + 1] = num_nodes
+    at_least[low + 1 : -1] = np.minimum(np.floor(r0 * reach) + 1.0, num_nodes).astype(np.int64)
+    return at_least[:-1] - at_least[1:]
+
+
+def _sum(counts: np.ndarray) -> int:
+    return int(np.dot(counts, np.arange(counts.size)))
 
 
 def hub_draws(num_nodes: int, pairs: int, *, exponent: float, max_degree: int, num_classes: int, same: float) -> int:
@@ -266,11 +240,6 @@ def relation_shares(num_relations: int) -> np.ndarray:
     """The share of the edges that each relation has ``[R]``, in proportion to ``1 / (r + 1)``."""
     parts = 1.0 / np.arange(1, num_relations + 1)
     return parts / parts.sum()
-
-
-def relation_sizes(num_relations: int, num_edges: int) -> tuple[int, ...]:
-    """About how many edges each relation has."""
-    return tuple(np.rint(relation_shares(num_relations) * num_edges).astype(int).tolist()) if num_relations else ()
 
 
 def relation_ids(indptr: Tensor, indices: Tensor, num_relations: int, *, symmetric: bool, seed: int) -> Tensor:

@@ -134,7 +134,8 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: cached=True keeps the edges of its first call; convert=True converts it")
     if getattr(layer, "aggr", None) == "max" and not draws:
         raise SpecError(
-            f"{kind.__name__}: aggr='max' divides the gradient of equal neighbours in another way; convert=True converts it"
+            f"{kind.__name__}: aggr='max' divides the gradient of equal neighbours in another way; convert=True "
+            "converts it"
         )
     rate = _attention_dropout(_template(layer))
     if rate and not draws:

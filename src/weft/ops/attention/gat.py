@@ -78,11 +78,11 @@ def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr: Pack
     scores = leaky_relu(argument, slope)
     alpha = segment_softmax(scores, csr)
     mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
-    kept = alpha if mask is None else alpha * mask
+    dropped = alpha if mask is None else alpha * mask
     positive = (argument > 0).to(acc)
     gathered = x.index_select(-3, cols).to(acc)
-    out = segment_sum((kept[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
-    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    out = segment_sum((dropped[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    out_plus = segment_sum(((dropped * positive)[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
     alpha_plus = segment_sum(alpha * positive, csr)
     return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, csr)
 
@@ -110,10 +110,10 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, cs
     mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
     gathered = grad.index_select(-3, rows).to(acc)
     dots = (gathered * x.index_select(-3, cols).to(acc)).sum(-1)
-    kept = alpha if mask is None else alpha * mask
-    d_score = kept * dots - alpha * delta.index_select(-2, rows)
+    dropped = alpha if mask is None else alpha * mask
+    d_score = dropped * dots - alpha * delta.index_select(-2, rows)
     d_argument = torch.where(argument > 0, d_score, d_score * slope)
-    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, kept[..., None] * gathered)
+    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, dropped[..., None] * gathered)
     grad_a = a_src.new_zeros(a_src.shape, dtype=acc).index_add(-2, cols, d_argument)
     return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
 
@@ -126,13 +126,6 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR, training: 
     if cpu.serves(x, a_src, a_dst):
         return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, csr)
     return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr)
-
-
-def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
-    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` are the forward's results."""
-    out, out_plus, alpha_plus, log_sum = saved
-    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
-    return *_backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr, back), grad_a_dst
 
 
 def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
@@ -293,9 +286,10 @@ def _packed_backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope,
             grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
         )
         return result
-    saved = (out, out_plus, alpha_plus, log_sum)
-    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
-    for into, value in zip((into_x, into_src, into_dst), grads, strict=True):
+    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+    matrices = unpack_csr(csr), unpack_csr(back)
+    grad_x, grad_a_src = _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, *matrices)
+    for into, value in ((into_x, grad_x), (into_src, grad_a_src), (into_dst, grad_a_dst)):
         into.copy_(value)
     return result
 

@@ -256,8 +256,8 @@ def attention_forward_triton(
     if not out.numel():
         return out, out_plus, alpha_plus, log_sum
     if launch is None and not suits_one_pass(x.dtype, D, csr.num_edges * H, limits_of(x.device)):
-        given = x, a_src, a_dst, slope, rate, clock, site, csr, training
-        forward_in_two_passes(*given, (out, out_plus, alpha_plus, log_sum), limit)
+        arguments = x, a_src, a_dst, slope, rate, clock, site, csr, training
+        forward_in_two_passes(*arguments, (out, out_plus, alpha_plus, log_sum), limit)
         return out, out_plus, alpha_plus, log_sum
     (x, s_x), (a_src, s_src), (a_dst, s_dst) = spaced_rows(x, 2), spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
     bounds = score_bounds(a_src, s_src, log_sum)

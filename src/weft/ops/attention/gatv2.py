@@ -389,16 +389,16 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
     acc = scores.dtype
     alpha = (scores - log_sum.index_select(-2, rows)).exp()
     mask = coefficient_mask(rate, clock, site, csr.num_edges, x_src.shape[-2])
-    kept = alpha if mask is None else alpha * mask
+    dropped = alpha if mask is None else alpha * mask
     grad_e = grad.index_select(-3, rows).to(acc)
     dots = (grad_e * x_src.index_select(-3, cols).to(acc)).sum(-1)
-    d_score = kept * dots - alpha * delta.index_select(-2, rows)
+    d_score = dropped * dots - alpha * delta.index_select(-2, rows)
     slope_e = torch.where(argument > 0, 1.0, slope).to(acc)
     d_argument = d_score[..., None] * slope_e * att[..., None, :, :].to(acc)
     grad_att = (d_score[..., None] * argument * slope_e).sum(-3).sum_to_size(att.shape)
     grad_dst = x_dst.new_zeros(x_dst.shape, dtype=acc).index_add(-3, rows, d_argument)
     grad_src = x_src.new_zeros(x_src.shape, dtype=acc)
-    grad_src = grad_src.index_add(-3, cols, d_argument + kept[..., None] * grad_e)
+    grad_src = grad_src.index_add(-3, cols, d_argument + dropped[..., None] * grad_e)
     return grad_src.to(x_src.dtype), grad_dst.to(x_dst.dtype), grad_att.to(att.dtype)
 
 

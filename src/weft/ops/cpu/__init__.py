@@ -197,10 +197,10 @@ def attention_v2_backward(
     T = math.prod(lead)
     shares = count_shares(T * E * H * (4 * D + 16))
     d_score = grad.new_empty(T, E, H)
-    kept, partial_att = torch.empty_like(d_score), grad.new_zeros(shares, *lead, H, D)
+    coefficients, partial_att = torch.empty_like(d_score), grad.new_zeros(shares, *lead, H, D)
     grad_src, grad_dst = torch.empty_like(x_src), torch.empty_like(x_dst)
     inputs = (grad.data_ptr(), x_src.data_ptr(), x_dst.data_ptr(), att.data_ptr(), H * D if att.dim() > 2 else 0)
-    edges = (d_score.data_ptr(), kept.data_ptr())
+    edges = (d_score.data_ptr(), coefficients.data_ptr())
     sizes = (slope, T, N, M, E, H, D, like(grad.dtype))
     if grad_dst.numel():
         arguments = (

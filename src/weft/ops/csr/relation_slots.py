@@ -92,54 +92,42 @@ def slot_arrays(adj: Adjacency, pairs: int, existing: Tensor | None = None) -> S
     """Build for at most ``pairs`` pairs, with nothing read back; of the edges only the first ``existing [1]`` count."""
     rows, relations = adj.num_rows, adj.num_relations
     assert adj.relation is not None
+
+    def numbers(count: int) -> Tensor:
+        return torch.arange(count, device=adj.device)
+
     key = adj.relation.long() * rows + adj.rows()
-    beyond = relations * rows  # the key of what is not there
+    beyond = relations * rows  # the key of what does not exist
     if existing is not None:
-        key = torch.where(_numbers(adj.num_edges, adj) < existing, key, beyond)
+        key = torch.where(numbers(adj.num_edges) < existing, key, beyond)
     key, order = torch.sort(key, stable=True)
-    pair_key, pair_of_edge = _pairs(key, pairs, beyond)
+    fresh = torch.ones_like(key)
+    fresh[1:] = key[1:] != key[:-1]
+    pair_of_edge = torch.where(key < beyond, fresh.cumsum(0) - 1, pairs)  # edges that do not exist: pair P
+    # Edges of a pair write the same number, so the order of the writes does not count.
+    pair_key = key.new_full((pairs + 1,), beyond).scatter_(0, pair_of_edge, key)[:pairs]
     size, chunks = chunk_rows(pairs, relations), num_chunks(pairs, relations)
-    starts = torch.searchsorted(pair_key, _numbers(relations + 1, adj) * rows)  # first pair of every relation
-    chunk_starts = _offsets((starts.diff() + size - 1) // size)
+    starts = torch.searchsorted(pair_key, numbers(relations + 1) * rows)  # first pair of every relation
+    per_relation = (starts.diff() + size - 1) // size
+    chunk_starts = torch.cat([per_relation.new_zeros(1), per_relation.cumsum(0)])
     relation_of_pair = (pair_key // rows).clamp(max=relations)
-    slot = chunk_starts[relation_of_pair] * size + _numbers(pairs, adj) - starts[relation_of_pair]
+    slot = chunk_starts[relation_of_pair] * size + numbers(pairs) - starts[relation_of_pair]
     slot = torch.where(pair_key < beyond, slot, chunks * size)
-    every_slot = _numbers(chunks * size + 1, adj)
+    every_slot = numbers(chunks * size + 1)
     slot_of_edge = torch.cat([slot, slot.new_full((1,), chunks * size)])[pair_of_edge]
     row_of_pair = torch.where(pair_key < beyond, pair_key % rows, rows)
     by_row, pair_order = torch.sort(row_of_pair, stable=True)
-    chunk_relation = torch.searchsorted(chunk_starts[1:].contiguous(), _numbers(chunks, adj), right=True)
+    chunk_relation = torch.searchsorted(chunk_starts[1:].contiguous(), numbers(chunks), right=True)
+    by_edge, by_pair = offset_dtype(adj.num_edges), offset_dtype(pairs)
     return SlotArrays(
-        means=(_short(torch.searchsorted(slot_of_edge, every_slot), adj.num_edges), adj.indices[order]),
+        means=(torch.searchsorted(slot_of_edge, every_slot).to(by_edge), adj.indices[order]),
         collect=(
-            _short(torch.searchsorted(by_row, _numbers(rows + 1, adj)), pairs),
+            torch.searchsorted(by_row, numbers(rows + 1)).to(by_pair),
             slot[pair_order].clamp(max=chunks * size - 1).to(torch.int32),
         ),
         spread=(
-            _short(torch.searchsorted(slot, every_slot), pairs),
+            torch.searchsorted(slot, every_slot).to(by_pair),
             row_of_pair.clamp(max=rows - 1).to(torch.int32),
         ),
         chunk_relation=chunk_relation.clamp(max=relations - 1).to(torch.int32),
     )
-
-
-def _pairs(key: Tensor, pairs: int, beyond: int) -> tuple[Tensor, Tensor]:
-    """``(key of every pair [P], pair of every edge [E])`` of ascending edge keys; edges that are not there: pair P."""
-    fresh = torch.ones_like(key)
-    fresh[1:] = key[1:] != key[:-1]
-    pair = torch.where(key < beyond, fresh.cumsum(0) - 1, pairs)
-    # Edges of a pair write the same number, so the order of the writes does not count.
-    return key.new_full((pairs + 1,), beyond).scatter_(0, pair, key)[:pairs], pair
-
-
-def _numbers(count: int, adj: Adjacency) -> Tensor:
-    return torch.arange(count, device=adj.device)
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    """``[R + 1]`` from the counts ``[R]``."""
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _short(offsets: Tensor, most: int) -> Tensor:
-    return offsets.to(offset_dtype(most))

@@ -348,9 +348,9 @@ def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
 @_op.register_fake
 def _fake(x, weight, bias, eps, *epilogue):
     shape = (*x.shape[:-2], x.shape[-1])
-    kept = accumulate_dtype(x.dtype)
+    acc = accumulate_dtype(x.dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return out, x.new_empty(shape, dtype=kept), x.new_empty(shape, dtype=kept)
+    return out, x.new_empty(shape, dtype=acc), x.new_empty(shape, dtype=acc)
 
 
 @_backward_op.register_fake

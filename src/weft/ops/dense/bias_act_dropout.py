@@ -256,10 +256,6 @@ def bias_act_dropout_backward_bias_triton(
 ACTIVATIONS = ("none", "relu", "elu")
 
 
-def _activate(x: Tensor, act: str) -> Tensor:
-    return relu(x) if act == "relu" else elu(x) if act == "elu" else x
-
-
 def _per_task(values: Tensor, x: Tensor, lead: int) -> Tensor:
     """Reshape ``values [..lead.., *rest]`` so that its leading dimensions broadcast against ``x``."""
     return values.reshape(*values.shape[:lead], *(1,) * (x.dim() - values.dim()), *values.shape[lead:])
@@ -280,7 +276,7 @@ def bias_act_dropout_torch(
 ) -> Tensor:
     """Reference."""
     out = x if bias is None else x + (_per_task(bias, x, bias.dim() - 1) if bias.dim() > 1 else bias)
-    out = _activate(out, act)
+    out = relu(out) if act == "relu" else elu(out) if act == "elu" else out
     return out if rate is None else (out * _mask(x, rate, clock, site, parts)).to(x.dtype)
 
 

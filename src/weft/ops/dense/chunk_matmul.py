@@ -26,10 +26,10 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 def _weight_gradient(x: Tensor, grad: Tensor, chunks: int) -> Tensor:
     """``x^T grad`` chunk by chunk: ``[C, I, O]``, with a leading T if ``x`` or ``grad`` has one."""
-    left, right = (t.unflatten(-2, (chunks, -1)) for t in (x, grad))
+    inputs, gradients = (t.unflatten(-2, (chunks, -1)) for t in (x, grad))
     if x.dim() == 2 and grad.dim() == 3:
-        return _apart(torch.bmm(left.mT, _together(right)), grad.shape[0])
-    return torch.matmul(left.mT, right)
+        return _apart(torch.bmm(inputs.mT, _together(gradients)), grad.shape[0])
+    return torch.matmul(inputs.mT, gradients)
 
 
 def _together(parts: Tensor) -> Tensor:

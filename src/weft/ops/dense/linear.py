@@ -77,11 +77,6 @@ def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
     return bias_act_dropout_torch(out, bias, act, rate, clock, site)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W^T`` by the fastest implementation for the shape; cuBLAS takes a transposed weight as it lies."""
-    return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
-
-
 def _suits_triton(x: Tensor, weight: Tensor, finished: bool = False) -> bool:
     """Whether Weft's kernel is faster than cuBLAS: many rows of float32 through a narrow layer.
 
@@ -177,8 +172,8 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
     x = _rows(x, in_dims[2], grad)
     grads = linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
     # Gradients that were not requested are empty, without a task dimension: add one.
-    kept = (wants_in, wants_x, True, True)
-    return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, kept, strict=True)), (0, 0, 0, 0)
+    requested = (wants_in, wants_x, True, True)
+    return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, requested, strict=True)), (0, 0, 0, 0)
 
 
 @custom_op(
@@ -220,7 +215,9 @@ def _linear_backward(ctx, grad):
     wants_x, wants_weight, wants_bias, wants_add = ctx.needs_input_grad[:4]
     grad = grad.contiguous()
     if torch.is_grad_enabled() and out is None:  # for a second derivative
-        grad_x, grad_weight, grad_bias = _differentiable_gradients(grad, x, weight, ctx.bias_shape)
+        grad_x = (grad @ weight).sum_to_size(x.shape)
+        grad_weight = weight_grad_torch(grad, x).sum_to_size(weight.shape)
+        grad_bias = None if ctx.bias_shape is None else grad.sum(-2).sum_to_size(ctx.bias_shape)
         return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
     if wants_weight and _fuses_backward(grad, x, weight, wants_x, out is not None):
         grad_add, grad_x, grad_weight, grad_bias = linear_backward(
@@ -235,12 +232,6 @@ def _linear_backward(ctx, grad):
         grad_x = product(grad, weight.transpose(-2, -1)).sum_to_size(x.shape)
     grad_weight = weight_grad(grad, x) if wants_weight else None
     return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
-
-
-def _differentiable_gradients(grad: Tensor, x: Tensor, weight: Tensor, bias_shape: torch.Size | None):
-    """``(grad_x, grad_W, grad_b)`` of a plain product by torch's own operators."""
-    grad_x, grad_weight = (grad @ weight).sum_to_size(x.shape), weight_grad_torch(grad, x).sum_to_size(weight.shape)
-    return grad_x, grad_weight, None if bias_shape is None else grad.sum(-2).sum_to_size(bias_shape)
 
 
 _linear_op.register_autograd(_linear_backward, setup_context=_linear_setup)
@@ -260,7 +251,8 @@ def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
 @custom_op("weft::product", mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
 def product(x, weight):
     """``x [..., N, I]`` times ``weight [..., O, I]`` transposed, ``[..., N, O]``; serves backward passes."""
-    return _product(x, weight)
+    # The fastest implementation for the shape; cuBLAS takes a transposed weight as it lies.
+    return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
 
 
 @product.register_fake

@@ -48,7 +48,7 @@ def _linear_kernel(
     DROP: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr,
     BE: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of BO outputs; with BE > 0 all outputs, the last of them in a narrow tile beside, so that x is read once.
+    """A tile of BO outputs; with BE > 0 all outputs, the last of them in a second, narrow one, so that x is read once.
 
     Inputs up to WHOLE are processed in steps of BK, the few after them in a narrow one.
     """
@@ -95,7 +95,7 @@ def _linear_kernel(
 
 @dataclass(frozen=True)
 class LinearLaunch:
-    """Launch parameters: rows and outputs per tile, inputs per step, warps, stages, outputs of a narrow tile beside it."""
+    """Launch parameters: rows and outputs per tile, inputs per step, warps, stages, outputs of a second, narrow tile."""
 
     block_rows: int
     block_out: int
@@ -108,8 +108,8 @@ class LinearLaunch:
 def choose_launch(num_in: int, num_out: int) -> LinearLaunch:
     """One step for a narrow input, steps of 32 for a wide one (measured, see the module's docstring).
 
-    A few outputs more than 64 (4 heads of 16 and their scores) are computed in a narrow tile beside: 169,343 rows, 128 to 72,
-    0.073 ms on an H200 against 0.100 in two tiles of 64.
+    A few outputs more than 64 (4 heads of 16 and their scores) are computed in a second, narrow tile: 169,343 rows,
+    128 to 72, 0.073 ms on an H200 against 0.100 in two tiles of 64.
     """
     block_out = max(16, next_power_of_2(num_out))
     whole, extra = whole_inputs(num_in), extra_outputs(num_out)
@@ -126,7 +126,7 @@ def whole_inputs(num_in: int) -> int:
 
 
 def extra_outputs(num_out: int) -> int:
-    """Width of a narrow tile beside one of 64 that takes all outputs; 0 if it would not be faster."""
+    """Width of a narrow tile after one of 64 that takes all outputs; 0 if it would not be faster."""
     return 16 if 64 < num_out <= 80 else 0
 
 
@@ -345,7 +345,7 @@ def _weight_grad_kernel(
 ):  # fmt: skip
     """One tile of the result over one range of rows; the ranges are added afterwards in a fixed order.
 
-    With BE > 0 a tile has all outputs, the last of them in a narrow one beside it, so that x is read once.
+    With BE > 0 a tile has all outputs, the last of them in a second, narrow one, so that x is read once.
     """
     # The widths are constants: a stride known only at run time would cost the loads their alignment.
     tiles_i: tl.constexpr = (I + BI - 1) // BI
@@ -387,7 +387,7 @@ class WeightGradLaunch:
     num_warps: int = 4
     num_stages: int = 3
     precision: str = "ieee"  # of float32 products
-    block_extra: int = 0  # outputs of a narrow tile beside
+    block_extra: int = 0  # outputs of a second, narrow tile
 
 
 def choose_weight_grad_launch(

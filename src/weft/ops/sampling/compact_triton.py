@@ -105,6 +105,7 @@ class Compactor:
 
     def __init__(self, num_nodes: int, device: torch.device, launch: CompactLaunch | None = None) -> None:
         self.num_nodes, self.launch = num_nodes, launch or CompactLaunch()
+        self._options = {"BLOCK": self.launch.block, "num_warps": self.launch.num_warps}
         self.table = torch.full((max(num_nodes, 1),), EMPTY, dtype=torch.int32, device=device)
 
     def capacity(self, seeds: int, fanouts: list[int]) -> int:
@@ -117,14 +118,11 @@ class Compactor:
     def _grid(self, size: int) -> tuple[int]:
         return (triton.cdiv(max(size, 1), self.launch.block),)
 
-    def _options(self) -> dict[str, int]:
-        return {"BLOCK": self.launch.block, "num_warps": self.launch.num_warps}
-
     def begin(self, seeds: Tensor) -> None:
         """Enter the seeds ``[S]`` int32; the first of equal seeds counts."""
         if seeds.numel():
             grid = self._grid(seeds.numel())
-            _mark_seeds_kernel[grid](self.table, seeds, seeds.numel(), **self._options())
+            _mark_seeds_kernel[grid](self.table, seeds, seeds.numel(), **self._options)
 
     def assign(self, sample: HopSample, offset: int, nodes: Tensor, num_before: Tensor) -> tuple[Tensor, Tensor]:
         """``(indices [P], num_after [1])`` of a sample whose first slots are in the table, shifted by ``offset``."""
@@ -133,18 +131,18 @@ class Compactor:
         if slots == 0:
             return indices, num_before.clone()
         flags = torch.empty_like(sample.sources)
-        grid, options = self._grid(slots), self._options()
+        grid, options = self._grid(slots), self._options
         _flag_kernel[grid](self.table, sample.sources, total, slots, offset, flags, **options)
         ranks = flags.cumsum(0, dtype=torch.int32)
-        given = (self.table, sample.sources, total, slots, offset, ranks, num_before)
-        _assign_kernel[grid](*given, nodes, num_after, indices, **options)
+        arguments = (self.table, sample.sources, total, slots, offset, ranks, num_before)
+        _assign_kernel[grid](*arguments, nodes, num_after, indices, **options)
         return indices, num_after
 
     def label(self, nodes: Tensor, num_before: Tensor, num_after: Tensor, *, reset: bool) -> None:
         """Enter the new nodes, or remove the whole batch from the table."""
         if nodes.numel():
             grid = self._grid(nodes.numel())
-            _label_kernel[grid](self.table, nodes, num_before, num_after, nodes.numel(), reset, **self._options())
+            _label_kernel[grid](self.table, nodes, num_before, num_after, nodes.numel(), reset, **self._options)
 
 
 def sample_hops_triton(
@@ -182,8 +180,8 @@ def sample_hops_triton(
         else:
             assert relations is not None, "a fan-out per relation needs rows per relation"
             slots = relations.slots(fanout, seeds.numel(), nodes.numel())
-            given = (nodes, num_rows, relations.on_device[fanout], max(fanout), clock, number)
-            sample = launch_sample_relations(relations.rows, *given, slots=slots, **marks)
+            arguments = (nodes, num_rows, relations.on_device[fanout], max(fanout), clock, number)
+            sample = launch_sample_relations(relations.rows, *arguments, slots=slots, **marks)
         larger = torch.empty(room, dtype=torch.int32, device=seeds.device)
         larger[: nodes.numel()] = nodes
         local, num_nodes = compactor.assign(sample, offset, larger, num_rows)

@@ -94,8 +94,8 @@ def _partition_kernel(
 
 def sort_by_degree(indptr: Tensor, seeds: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
     """``(order [S], num_high [1])``: rows by descending degree, and how many reach the threshold."""
-    place = seeds.long()
-    degree = indptr[place + 1] - indptr[place]
+    row = seeds.long()
+    degree = indptr[row + 1] - indptr[row]
     ordered, order = torch.sort(degree.to(torch.int32), descending=True, stable=True)
     return order, (ordered >= threshold).sum(dtype=torch.int32).reshape(1)
 

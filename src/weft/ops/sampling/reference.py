@@ -152,8 +152,10 @@ def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
         raise GraphError(f"seeds must be a vector of node ids, not {seeds.dtype} of shape {list(seeds.shape)}")
     wrong = (seeds < 0) | (seeds >= num_nodes)
     if bool(wrong.any()):
-        place = int(wrong.nonzero()[0, 0])
-        raise GraphError(f"seed {int(seeds[place])} at position {place} must be a node id from 0 to {num_nodes - 1}")
+        position = int(wrong.nonzero()[0, 0])
+        raise GraphError(
+            f"seed {int(seeds[position])} at position {position} must be a node id from 0 to {num_nodes - 1}"
+        )
     return seeds.to(torch.int32).contiguous()
 
 
@@ -268,9 +270,9 @@ def relabel_torch(seeds: Tensor, sources: Tensor) -> Relabelled:
     together = torch.cat([seeds, sources]).to(torch.int32)
     values, inverse = torch.unique(together, return_inverse=True)
     first = torch.full((values.numel(),), together.numel(), dtype=torch.int64, device=together.device)
-    places = torch.arange(together.numel(), device=together.device)
-    first.scatter_reduce_(0, inverse, places, "amin")
-    new = (first[inverse] == places) & (places >= seeds.numel())
-    kept = new | (places < seeds.numel())  # a seed keeps its row even if it is repeated
-    local = kept.cumsum(0) - 1
-    return Relabelled(together[kept], local[first[inverse[seeds.numel() :]]].to(torch.int32))
+    positions = torch.arange(together.numel(), device=together.device)
+    first.scatter_reduce_(0, inverse, positions, "amin")
+    new = (first[inverse] == positions) & (positions >= seeds.numel())
+    numbered = new | (positions < seeds.numel())  # a seed keeps its row even if it is repeated
+    local = numbered.cumsum(0) - 1
+    return Relabelled(together[numbered], local[first[inverse[seeds.numel() :]]].to(torch.int32))

@@ -97,8 +97,7 @@ def launch_sample_relations(
     edges = torch.empty(max(slots, 1), dtype=torch.int64, device=device)
     if capacity:
         grid = (triton.cdiv(capacity * relations, COUNT_BLOCK),)
-        given = (rows, num_rows, fanouts)
-        _count_relations_kernel[grid](graph.indptr, *given, counts, capacity, COUNT_BLOCK, relations)
+        _count_relations_kernel[grid](graph.indptr, rows, num_rows, fanouts, counts, capacity, COUNT_BLOCK, relations)
     out_indptr = counts.cumsum(0, dtype=torch.int32)
     if capacity:
         launch = choose_launch(most)

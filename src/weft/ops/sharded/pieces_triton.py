@@ -177,7 +177,7 @@ def add_pieces_kernel(
     tl.store(at, total.to(out.dtype.element_ty), mask=valid[:, None] & in_f[None, :])
 
 
-# ---- Copy remote rows to a staging area, by few programs, so that the sums beside them have the rest of the GPU
+# ---- Copy remote rows to a staging area, by few programs, so that concurrent sums have the rest of the GPU
 #
 # Shapes: T tasks, h remote rows, F features, G peers.
 

@@ -6,7 +6,7 @@ rows last. Every piece writes a partial row of its own; a second kernel adds the
 order. So nothing is atomic, and a run has the same bits as the next.
 
 Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
-Nobody may write there meanwhile; the caller's barriers see to that.
+No rank may write there meanwhile; the caller's barriers ensure that.
 
 Five schedules. Two read a remote row once per edge, as the paper does:
 
@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.core.settings import WAYS
+from weft.core.settings import SHARDED_KERNELS
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import cdiv, triton_acc
 from weft.ops.sharded.pieces_triton import (
@@ -69,8 +69,8 @@ class ShardedLaunch:
     way: str = "pieces"
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise InputError(f"sharded_spmm: way={self.way!r} must be one of {', '.join(WAYS)}")
+        if self.way not in SHARDED_KERNELS:
+            raise InputError(f"sharded_spmm: way={self.way!r} must be one of {', '.join(SHARDED_KERNELS)}")
         for name, least, most in (("ps", 0, 32), ("dist", 1, 16), ("warps", 1, 16)):
             value = getattr(self, name)
             if not least <= value <= most:
@@ -161,7 +161,7 @@ TILE_ROWS = 1 << 17  # of a tile on average, at least: below, a launch more cost
 def tile_shares(count: int) -> list[float]:
     """The shares of ``count`` tiles, the largest first."""
     whole = count * (count + 1) / 2
-    return [(count - place) / whole for place in range(count)]
+    return [(count - tile) / whole for tile in range(count)]
 
 
 def tile_count(rows: int) -> int:
@@ -254,7 +254,7 @@ class _Call:
         )  # fmt: skip
 
     def sum_pairs(self, partial: Tensor, with_local: bool) -> None:
-        """Remote pieces, read where they lie, with as many local ones beside them or alone."""
+        """Remote pieces, read where they lie, together with as many local ones, or alone."""
         csr, pairs = self.csr, max(self.num_remote, self.num_local if with_local else 0)
         if pairs:
             tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
@@ -264,7 +264,7 @@ class _Call:
                 partial, self.num_local, self.num_remote, self.own, HAS_LOCAL=with_local, **constants,
             )  # fmt: skip
 
-    def fetch_beside_local(self, staging: Tensor, partial: Tensor) -> None:
+    def fetch_during_local(self, staging: Tensor, partial: Tensor) -> None:
         """Remote rows to the staging area, and local pieces while they are on their way."""
         units = max(cdiv(self.num_halo, self.ps), self.num_local)
         if units:
@@ -282,12 +282,12 @@ class _Call:
         """Chunks of remote rows on a stream of their own; local pieces, and remote ones of chunks that are there."""
         rows, here = self.csr.chunk_rows, None
         arrived: list[Any] = []
-        beside: Any = nullcontext()
+        copying: Any = nullcontext()
         if self.x.is_cuda:
             here, side = torch.cuda.current_stream(self.x.device), copying_stream(self.x.device.index or 0)
             side.wait_stream(here)
-            beside = torch.cuda.stream(side)
-        with beside:
+            copying = torch.cuda.stream(side)
+        with copying:
             for first, last in itertools.pairwise(rows):
                 self.copy_rows(staging, first, last)
                 arrived += [] if here is None else [side.record_event()]
@@ -337,26 +337,21 @@ def sharded_spmm_triton(
         call = _Call(x_TNF, table, counts, csr, launch)
         size = call.tasks * (call.num_local + call.num_remote) * num_features
         partial = x.new_empty(max(size, 1), dtype=accumulate_dtype(x.dtype)) if scratch is None else scratch
-        _sum_all(call, schedule, partial, staging)
+        shape = (call.tasks, call.num_halo, num_features)
+        if schedule in PER_EDGE:
+            if schedule == "apart":
+                call.sum_local(partial)
+            call.sum_pairs(partial, with_local=schedule == "interleaved")
+        else:
+            rows = x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
+            if schedule == "pipelined":
+                call.pipeline(rows, partial)
+            elif schedule == "fetch_first":
+                call.copy_rows(rows, 0, call.num_halo)
+                call.sum_local(partial)
+                call.sum_staged(rows, partial)
+            else:
+                call.fetch_during_local(rows, partial)
+                call.sum_staged(rows, partial)
         call.add(partial, row_scale, out)
     return out.reshape(*lead, csr.num_rows, num_features)
-
-
-def _sum_all(call: _Call, schedule: str, partial: Tensor, staging: Tensor | None) -> None:
-    """Every piece, into its partial row."""
-    if schedule in PER_EDGE:
-        if schedule == "apart":
-            call.sum_local(partial)
-        call.sum_pairs(partial, with_local=schedule == "interleaved")
-        return
-    shape = (call.tasks, call.num_halo, call.features)
-    rows = call.x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
-    if schedule == "pipelined":
-        call.pipeline(rows, partial)
-        return
-    if schedule == "fetch_first":
-        call.copy_rows(rows, 0, call.num_halo)
-        call.sum_local(partial)
-    else:
-        call.fetch_beside_local(rows, partial)
-    call.sum_staged(rows, partial)

@@ -4,16 +4,16 @@ The remote rows are cut into tiles of consecutive rows. A stream of its own copi
 each row once. Meanwhile the plain SpMM sums the local edges, and then adds the edges of every tile that has arrived.
 Tiles are added in their order, whenever they arrive: a run has the same bits as the next.
 
-A tile of which most rows are needed is copied whole, by the copy engine: at the full rate of the link, and beside sums
-that hardly notice (training beside such copies took 1.09 times as long on an H200, beside reads over PCIe by kernels
-4.1 times: benchmarks/results/division.json). Of other tiles a kernel reads the rows that are needed.
+A tile of which most rows are needed is copied whole, by the copy engine: at the full rate of the link, while
+sums hardly slow down (training took 1.09 times as long during such copies on an H200, and 4.1 times as long during
+reads over PCIe by kernels: benchmarks/results/division.json). Of other tiles a kernel reads the rows that are needed.
 
 Shapes: T tasks, n own rows, F features, s rows of a tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +91,9 @@ def streamed_spmm_triton(
     size = tasks * csr.staged_rows * features
     memory = x.new_empty(size) if staging is None else staging[:size]
     if total.numel():
-        parts = list(_parts(memory, csr.tiles, tasks, features))
+        sizes = [tasks * tile.rows * features for tile in csr.tiles]
+        areas = memory.split(sizes) if sizes else ()
+        parts = [area.view(tasks, tile.rows, features) for area, tile in zip(areas, csr.tiles, strict=True)]
         rows_of = [peer.reshape(tasks, *peer.shape[-2:]) for peer in peers]
         # Both are read on the other stream: they live until this one has waited for the last tile.
         table = address_table(rows_of, x.device) if any(tile.needed is not None for tile in csr.tiles) else None
@@ -104,15 +106,6 @@ def streamed_spmm_triton(
     return total.to(x.dtype).reshape(*lead, num_rows, features)
 
 
-def _parts(memory: Tensor, tiles: Sequence[Tile], tasks: int, features: int) -> Iterator[Tensor]:
-    """Room for each tile ``[T, s, F]``."""
-    first = 0
-    for tile in tiles:
-        size = tasks * tile.rows * features
-        yield memory[first : first + size].view(tasks, tile.rows, features)
-        first += size
-
-
 def _fetch(
     x: Tensor,
     peers: Sequence[Tensor],
@@ -122,25 +115,20 @@ def _fetch(
     overlap: bool,
 ) -> list[Any]:
     """Begin to copy all tiles; an event per tile, None where there is nothing to wait for."""
-    side, beside = None, nullcontext()
+    side, copying = None, nullcontext()
     if x.is_cuda and overlap:
         side = copying_stream(x.device.index or 0)
         side.wait_stream(torch.cuda.current_stream(x.device))
-        beside = torch.cuda.stream(side)  # type: ignore[assignment]
+        copying = torch.cuda.stream(side)  # type: ignore[assignment]
     arrived = []
-    with beside:
+    with copying:
         for tile, part in zip(tiles, parts, strict=True):
-            _copy(peers[tile.owner], tile, part, table)
+            if tile.needed is None:
+                for task in range(part.shape[0]):  # each a run of bytes, which the copy engine takes
+                    part[task].copy_(peers[tile.owner][task, tile.first : tile.last], non_blocking=True)
+            else:
+                assert table is not None
+                owner = torch.full_like(tile.needed, tile.owner)
+                copy_rows_triton(part, *table, owner, tile.needed, 0, tile.rows)
             arrived.append(None if side is None else side.record_event())
     return arrived
-
-
-def _copy(peer: Tensor, tile: Tile, part: Tensor, table: tuple[Tensor, Tensor] | None) -> None:
-    """The rows of a tile to ``part [T, s, F]``."""
-    if tile.needed is None:
-        for task in range(part.shape[0]):  # each a run of bytes, which the copy engine takes
-            part[task].copy_(peer[task, tile.first : tile.last], non_blocking=True)
-        return
-    assert table is not None
-    owner = torch.full_like(tile.needed, tile.owner)
-    copy_rows_triton(part, *table, owner, tile.needed, 0, tile.rows)

@@ -102,15 +102,9 @@ def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, csr: PackedC
                 BR=block_rows, BE=block_edges, BH=next_power_of_2(heads), num_warps=4,
             )  # fmt: skip
         pieces.append((maximum, total))
-    return _merge_stats(pieces, csr, softmax=other_TEH is None)
-
-
-def _merge_stats(pieces, csr: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]:
-    """Scatter the items' results to their rows; those of a hub are merged in a fixed order."""
-    work = csr.work
+    # Scatter the items' results to their rows; those of a hub are merged in a fixed order.
     (heavy_max, heavy_sum), (light_max, light_sum) = pieces
-    tasks, _, heads = heavy_sum.shape
-    partials = work.hub_of_partial.numel()
+    partials, softmax = work.hub_of_partial.numel(), other_TEH is None
     maximum = heavy_sum.new_empty(tasks, csr.num_rows, heads)
     total = torch.empty_like(maximum)
     if softmax:
@@ -119,23 +113,17 @@ def _merge_stats(pieces, csr: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]
     total[:, work.light_row.long()] = light_sum
     total[:, work.heavy_row[partials:].long()] = heavy_sum[:, partials:]
     if partials:
-        hub = work.hub_of_partial.long()
-        part_sum = heavy_sum[:, :partials]
+        hub, part_sum = work.hub_of_partial.long(), heavy_sum[:, :partials]
         if softmax:
             part_max = heavy_max[:, :partials]
             hub_max = part_max.new_full((tasks, work.hub_row.numel(), heads), -torch.inf)
             hub_max = scatter_extreme(hub_max, hub, part_max, "amax")
             maximum[:, work.hub_row.long()] = hub_max
             part_sum = part_sum * (part_max - hub_max[:, hub]).exp()
-        total[:, work.hub_row.long()] = _sum_runs(part_sum, work.hub_ptr)
+        parts, offsets = part_sum.movedim(1, 0).contiguous(), work.hub_ptr.long()
+        summed = torch.segment_reduce(parts, "sum", offsets=offsets, axis=0, unsafe=True)  # without atomics
+        total[:, work.hub_row.long()] = summed.movedim(0, 1)
     return maximum, total
-
-
-def _sum_runs(values: Tensor, offsets: Tensor) -> Tensor:
-    """Sum ``values [T, P, H]`` over the runs given by ``offsets [B+1]``, without atomics."""
-    return torch.segment_reduce(
-        values.movedim(1, 0).contiguous(), "sum", offsets=offsets.long(), axis=0, unsafe=True
-    ).movedim(0, 1)
 
 
 def _edge_softmax_triton(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:

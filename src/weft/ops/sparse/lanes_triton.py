@@ -134,10 +134,10 @@ def spaced_rows(value: Tensor, keep: int) -> tuple[Tensor, int]:
     A slice of columns of a wider contiguous matrix needs no copy; anything else is made contiguous.
     """
     row = value.shape[value.dim() - keep :]
-    dense = [row[place + 1 :].numel() for place in range(keep)]
+    dense = [row[dim + 1 :].numel() for dim in range(keep)]
     lead = value.dim() - keep
     spacing = value.stride(lead - 1) if lead else 0
-    even = all(value.stride(place) == value.stride(place + 1) * value.shape[place + 1] for place in range(lead - 1))
+    even = all(value.stride(dim) == value.stride(dim + 1) * value.shape[dim + 1] for dim in range(lead - 1))
     if list(value.stride()[lead:]) == dense and even and spacing >= row.numel():
         return value, spacing
     return value.contiguous(), row.numel()

@@ -40,10 +40,10 @@ def order_rows(adj: Adjacency) -> None:
     """
     if adj.indices.is_meta or "clusters" in adj.nodes:
         return
-    found = clusters(adj).cpu()
+    cluster = clusters(adj).cpu()
     if adj.indices.is_cuda:
         torch.cuda.empty_cache()  # before the result is allocated, or it would fragment the memory that is released
-    adj.nodes["clusters"] = found.to(adj.device)
+    adj.nodes["clusters"] = cluster.to(adj.device)
 
 
 # Derived forms that do not depend on the order of rows.
@@ -61,8 +61,8 @@ def ordered_rows(adj: Adjacency) -> Adjacency:
 def _ordered(adj: Adjacency) -> Adjacency:
     factors = {"weight": adj.weight, "row_scale": adj.row_scale, "col_scale": adj.col_scale}
     other = Adjacency(adj.indptr, adj.indices, adj.num_cols, symmetric=adj.symmetric, perm=adj.perm, **factors)
-    known = adj.structure._derived
-    other._derived = {key: known[key] for key in ORDERLESS if key in known}
+    derived = adj.structure._derived
+    other._derived = {key: derived[key] for key in ORDERLESS if key in derived}
     other.nodes = {name: value for name, value in adj.nodes.items() if name != "clusters"}
     other.relation, other.num_relations, other.edge_attr = adj.relation, adj.num_relations, adj.edge_attr
     order_rows(other)
@@ -81,11 +81,11 @@ def clusters(adj: Adjacency) -> Tensor:
     scale = (degrees + 1).float().rsqrt()
     near = Adjacency(adj.indptr, adj.indices, row_scale=scale, col_scale=scale)  # its own cache of derived forms
     hubs = torch.sort(degrees, descending=True, stable=True).indices[:count]
-    found = _best_column(_reached(near, hubs), adj)
+    cluster = _best_column(_reached(near, hubs), adj)
     for _ in range(REFINED):
-        found = _best_column(_neighbours(near, found, count), adj)
-    place = chain(_edges_between(near, found, count).tolist())
-    return torch.tensor(place, dtype=torch.int32, device=adj.device)[found]
+        cluster = _best_column(_neighbours(near, cluster, count), adj)
+    order = chain(_edges_between(near, cluster, count).tolist())
+    return torch.tensor(order, dtype=torch.int32, device=adj.device)[cluster]
 
 
 def chain(edges: list[list[float]]) -> list[int]:
@@ -94,28 +94,28 @@ def chain(edges: list[list[float]]) -> list[int]:
     It starts with the largest; next comes the one that has most of its edges with the last.
     """
     size = [max(sum(row), 1.0) for row in edges]
-    place = [0] * len(edges)
-    left = set(range(len(edges)))
-    last = max(left, key=lambda cluster: (size[cluster], -cluster))
+    position = [0] * len(edges)
+    remaining = set(range(len(edges)))
+    last = max(remaining, key=lambda cluster: (size[cluster], -cluster))
     for at in range(len(edges)):
-        place[last] = at
-        left.discard(last)
+        position[last] = at
+        remaining.discard(last)
         shared = edges[last]
-        last = max(left, key=lambda cluster: (shared[cluster] / size[cluster], -cluster), default=last)
-    return place
+        last = max(remaining, key=lambda cluster: (shared[cluster] / size[cluster], -cluster), default=last)
+    return position
 
 
 def _best_column(blocks: Iterable[Tensor], adj: Adjacency) -> Tensor:
     """The column of all ``blocks [N, 16]`` in which a row has most, relative to the column's sum: ``[N]`` int64."""
     best = torch.zeros(adj.num_rows, device=adj.device)
-    found = torch.zeros(adj.num_rows, dtype=torch.int64, device=adj.device)
+    chosen = torch.zeros(adj.num_rows, dtype=torch.int64, device=adj.device)
     for block, x in enumerate(blocks):
         x /= x.sum(0, dtype=torch.float64).clamp(min=1e-30).float()
         value, column = x.max(1)
         better = value > best  # the first of equal ones
-        best, found = torch.where(better, value, best), torch.where(better, column + block * BLOCK, found)
+        best, chosen = torch.where(better, value, best), torch.where(better, column + block * BLOCK, chosen)
         del x
-    return found
+    return chosen
 
 
 def _reached(near: Adjacency, hubs: Tensor) -> Iterator[Tensor]:
@@ -129,10 +129,10 @@ def _reached(near: Adjacency, hubs: Tensor) -> Iterator[Tensor]:
         yield x
 
 
-def _neighbours(near: Adjacency, found: Tensor, count: int) -> Iterator[Tensor]:
+def _neighbours(near: Adjacency, cluster: Tensor, count: int) -> Iterator[Tensor]:
     """The weight of every node's neighbours in each of ``count`` clusters, a block ``[N, 16]`` at a time."""
     for first in range(0, count, BLOCK):
-        yield _product(near, _inside(found, first))
+        yield _product(near, _inside(cluster, first))
 
 
 def _product(near: Adjacency, x: Tensor) -> Tensor:
@@ -141,21 +141,21 @@ def _product(near: Adjacency, x: Tensor) -> Tensor:
     return out.addcmul_(x, (near.row_scale * near.col_scale)[:, None])
 
 
-def _inside(found: Tensor, first: int) -> Tensor:
+def _inside(cluster: Tensor, first: int) -> Tensor:
     """Whether a node is in the clusters ``first .. first + 15``: ``[N, 16]`` of 0 and 1."""
-    ids = torch.arange(first, first + BLOCK, device=found.device)
-    return (found[:, None] == ids).float()
+    ids = torch.arange(first, first + BLOCK, device=cluster.device)
+    return (cluster[:, None] == ids).float()
 
 
-def _edges_between(near: Adjacency, found: Tensor, count: int) -> Tensor:
+def _edges_between(near: Adjacency, cluster: Tensor, count: int) -> Tensor:
     """Edges into cluster a from cluster b ``[K, K]`` float64: integers, so that sums are exact in any order."""
     ones = torch.ones_like(near.row_scale)
     plain = near.scaled(row_scale=ones, col_scale=ones)  # factors of 1: the same kernel as for all other products
     tables = []
     for first in range(0, count, BLOCK):
-        table = torch.zeros(count, BLOCK, dtype=torch.float64, device=found.device)
-        from_here = spmm(plain, _inside(found, first))
-        for rows, clusters_of in zip(from_here.split(COUNTED_ROWS), found.split(COUNTED_ROWS), strict=True):
+        table = torch.zeros(count, BLOCK, dtype=torch.float64, device=cluster.device)
+        from_here = spmm(plain, _inside(cluster, first))
+        for rows, clusters_of in zip(from_here.split(COUNTED_ROWS), cluster.split(COUNTED_ROWS), strict=True):
             table.index_add_(0, clusters_of, rows.double())
         tables.append(table)
     return torch.cat(tables, 1)[:, :count]

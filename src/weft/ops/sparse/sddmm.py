@@ -68,9 +68,9 @@ def sddmm_triton(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
 def sddmm_torch(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     """Reference: gather both ends of every edge, multiply, sum."""
     acc = accumulate_dtype(a.dtype)
-    left = a.index_select(-2, csr.rows()).to(acc)
-    right = b.index_select(-2, csr.indices.long()).to(acc)
-    return (left * right).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
+    at_destination = a.index_select(-2, csr.rows()).to(acc)
+    at_source = b.index_select(-2, csr.indices.long()).to(acc)
+    return (at_destination * at_source).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
 
 
 @custom_op(

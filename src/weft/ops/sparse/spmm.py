@@ -260,19 +260,14 @@ def spmm_torch(
     x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, csr: PackedCSR
 ) -> Tensor:
     """Reference: gather every edge's row, scale it, add it to its destination."""
-    messages = _messages(x, weight, col_scale, csr)
-    out = messages.new_zeros(*x.shape[:-2], csr.num_rows, x.shape[-1])
-    out = out.index_add(-2, csr.rows(), messages)
-    return (out if row_scale is None else out * row_scale[:, None]).to(x.dtype)
-
-
-def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, csr: PackedCSR) -> Tensor:
-    """``[..., E, F]`` in the accumulation type."""
     cols = csr.indices.long()
     messages = x.index_select(-2, cols).to(accumulate_dtype(x.dtype))
     if col_scale is not None:
         messages = messages * col_scale[cols][:, None]
-    return messages if weight is None else messages * weight[..., None]
+    messages = messages if weight is None else messages * weight[..., None]
+    out = messages.new_zeros(*x.shape[:-2], csr.num_rows, x.shape[-1])
+    out = out.index_add(-2, csr.rows(), messages)
+    return (out if row_scale is None else out * row_scale[:, None]).to(x.dtype)
 
 
 @custom_op(
@@ -312,16 +307,12 @@ def _spmm_backward(ctx, grad):
             weight_back = weight.index_select(-1, unpack_csr(back).perm)
         grad_x = _spmm_op(grad, weight_back, col_scale, row_scale, back, csr, weight)
     if ctx.wants_weight:
-        grad_weight = _grad_weight(grad, x, weight, row_scale, col_scale, csr, back)
+        # d weight[e] = <row_scale[i] grad[i], col_scale[j] x[j]>, summed over tasks that share the weight
+        scaled_grad = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
+        scaled_x = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
+        dots = edge_dot(scaled_grad, scaled_x, 1, csr, back).squeeze(-1)
+        grad_weight = dots.sum_to_size(weight.shape).to(weight.dtype)
     return grad_x, grad_weight, None, None, [None] * len(csr), [None] * len(back), None
-
-
-def _grad_weight(grad, x, weight, row_scale, col_scale, csr, back):
-    """d weight[e] = <row_scale[i] grad[i], col_scale[j] x[j]>, summed over tasks that share the weight."""
-    left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
-    right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
-    dots = edge_dot(left, right, 1, csr, back).squeeze(-1)
-    return dots.sum_to_size(weight.shape).to(weight.dtype)
 
 
 _spmm_op.register_autograd(_spmm_backward, setup_context=_spmm_setup)

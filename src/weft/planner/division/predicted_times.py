@@ -6,7 +6,7 @@ from weft.core.cost import Cost
 from weft.core.division import INSIDE, INTERFERENCE, PhaseTime, PhaseTimes
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import Placement
+from weft.core.placement import DataPlacement
 from weft.core.task import Task
 from weft.planner.transfers import (
     HOST_SECONDS_AN_EDGE,
@@ -30,7 +30,7 @@ INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
 
 def predicted_times(
-    task: Task, stats: GraphStats, machine: Machine, placement: Placement, training: Cost, steps: int
+    task: Task, stats: GraphStats, machine: Machine, placement: DataPlacement, training: Cost, steps: int
 ) -> PhaseTimes:
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
     traffic = BatchTraffic.of(task, stats, placement)
@@ -64,13 +64,13 @@ def _bus(machine: Machine) -> float:
     return link.bytes_per_second if link is not None else machine.copy_bandwidth
 
 
-def _sampling(traffic: BatchTraffic, placement: Placement, machine: Machine, hops: int) -> float:
+def _sampling(traffic: BatchTraffic, placement: DataPlacement, machine: Machine, hops: int) -> float:
     edges = sum(traffic.batch.edges)
     over_bus = traffic.edges_by_gpu(OVER_PCIE * _bus(machine)) if placement.topology != "gpu" else 0.0
     return edges * SAMPLED_BYTES / machine.copy_bandwidth + batch_launches(hops) * machine.replay_seconds + over_bus
 
 
-def _reading(traffic: BatchTraffic, placement: Placement, machine: Machine) -> float:
+def _reading(traffic: BatchTraffic, placement: DataPlacement, machine: Machine) -> float:
     whole = traffic.batch.nodes * traffic.row_bytes
     near = {"gpu": 1.0, "cached": traffic.hits}.get(placement.features, 0.0)
     on_device = near * whole / (ON_DEVICE * machine.copy_bandwidth)

@@ -14,8 +14,8 @@ from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import Placement
-from weft.core.plan import PlanOptions
+from weft.core.placement import DataPlacement
+from weft.core.run_options import Placement
 from weft.core.settings import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
@@ -50,7 +50,7 @@ class Way:
     """
 
     task: Task
-    placement: Placement
+    placement: DataPlacement
     training: Cost
     device_bytes: int
     members: int = 1
@@ -88,7 +88,7 @@ class Way:
         rough = "about " if self.rough else ""
         return f"{rough}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
 
-    def elsewhere(self, placement: Placement, stats: GraphStats) -> Way:
+    def elsewhere(self, placement: DataPlacement, stats: GraphStats) -> Way:
         """About what it would take with features and edges elsewhere, without a dry run of its own."""
         size = self.device_bytes - self.placement.cache_bytes
         size += batch_bytes(self.task, stats) * (placement.overlap - self.placement.overlap)
@@ -108,13 +108,13 @@ def batch_bytes(task: Task, stats: GraphStats) -> int:
     return most * (row_bytes(task, stats) + 4) + 8 * edges
 
 
-def without_cache(placement: Placement) -> Placement:
+def without_cache(placement: DataPlacement) -> DataPlacement:
     """The same with everything in host memory and nothing of it cached."""
     features, topology = ("host" if tier == "cached" else tier for tier in (placement.features, placement.topology))
     return replace(placement, features=features, topology=topology, cache_bytes=0)
 
 
-def strategy_of(options: PlanOptions) -> tuple[str, float | None]:
+def strategy_of(options: Placement) -> tuple[str, float | None]:
     """The strategy of divisions that the option ``division`` selects, and the share of the device if it is given."""
     if options.division is None or isinstance(options.division, str):
         return options.division or "elastic", None
@@ -132,7 +132,7 @@ class Pricing:
     machine: Machine
     budget: int
     measured: Callable[[Way], PhaseTimes | None] = lambda way: None
-    options: PlanOptions = field(default_factory=PlanOptions)
+    options: Placement = field(default_factory=Placement)
     _times: dict[Way, tuple[PhaseTimes, bool]] = field(default_factory=dict)
     _divided: dict[tuple[Way, int], Way | None] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ class Pricing:
         """With the best division in which the host has a part; None if there is no room for its batches."""
         times, measured = self._phase_times(way)
         size, device = batch_bytes(way.task, self.stats), self._device_buffer(way)
-        pinned = int(PINNED_SHARE * self.machine.host_bytes // max(size, 1)) - 1
+        pinned = int(PINNED_SHARE * self.machine.host.memory_bytes // max(size, 1)) - 1
         if not device or pinned < 1:
             return None
         limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, *strategy_of(self.options))

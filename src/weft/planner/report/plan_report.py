@@ -17,7 +17,8 @@ from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.plan import Plan, PlanOptions, object_obstacle, read_task
+from weft.core.plan import Plan, object_obstacle, read_task
+from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -162,7 +163,7 @@ class PlanReport:
     graphs: tuple[str, ...] = ()
     work: Task | Sweep | None = None
     compile_seconds: float = 0.0
-    options: PlanOptions = field(default=PlanOptions(), compare=False)
+    options: RunOptions = field(default=RunOptions(), compare=False)
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -1,6 +1,10 @@
-"""Replay: capture a function of static tensors once as a CUDA graph, then launch it as a whole.
+"""Replay: capture a function of static tensors once as a CUDA graph, then launch it as a whole; and Weft's streams.
 
 On small graphs an epoch is all launch overhead; replaying it as one graph is worth an order of magnitude.
+
+Streams are made once per process. Libraries keep memory for every stream they have been called on, for good: cuBLAS
+32 MiB per thread and stream on an H200. Torch returns 32 streams in turn, so a process that took a new one for every
+capture would end up holding a gigabyte of workspaces, outside of any budget.
 """
 
 from __future__ import annotations
@@ -9,33 +13,76 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.startup import no_collections
-from weft.runtime.device.streams import recording_stream
 
-# ---- Disable Python's garbage collection while a CUDA graph is captured or a step is traced.
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """No garbage is collected inside, by any thread.
-
-    A collection could free an older CUDA graph, which breaks a capture in progress. And while a step is traced,
-    hundreds of small objects trigger collections that scan every live object and find nothing.
-    """
-    with no_collections():
-        yield
-
-
+SIDE_STREAMS = 4
+FIRST = -1  # priority of a stream whose kernels go before those of others
 COMPILING = 0.3  # a first run that takes longer has compiled something
 _ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # whose capture could not be ended
+
+Steps = Sequence[Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Weft's streams of a device.
+
+    ``recording``: for every warm-up and every capture. ``side``: for work inside of a step that may overlap.
+    ``fetching``: the next batch is sampled and fetched there while the current one trains. ``urgent``: for capturing
+    what other streams run next to; its kernels keep their priority in a replay.
+    """
+
+    recording: torch.cuda.Stream
+    side: tuple[torch.cuda.Stream, ...]
+    fetching: torch.cuda.Stream
+    urgent: torch.cuda.Stream
+
+
+def streams_of(device: torch.device | None = None) -> Streams:
+    """The streams of ``device`` (None: the current one)."""
+    index = None if device is None else device.index
+    return _streams(torch.cuda.current_device() if index is None else index)
+
+
+@cache
+def _streams(index: int) -> Streams:
+    # All at once, since consecutive streams of torch are distinct.
+    recording, *side, fetching = [torch.cuda.Stream(index) for _ in range(2 + SIDE_STREAMS)]
+    return Streams(recording, tuple(side), fetching, torch.cuda.Stream(index, priority=FIRST))
+
+
+class ConcurrentSteps:
+    """Run the steps of several stacks concurrently, on the side streams in turn, joined at the end.
+
+    In a capture they become branches of one CUDA graph, so that kernels too small to fill the device share it. No
+    kernels are generated or compiled beyond those of the stacks alone. What the steps build on first use (transposes,
+    work lists) must exist before: one stream does not wait for another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, steps: Steps) -> None:
+        current = torch.cuda.current_stream(self._device)
+        side = streams_of(self._device).side
+        used = side[: len(steps)]
+        for stream in used:
+            stream.wait_stream(current)
+        for index, step in enumerate(steps):
+            with torch.cuda.stream(side[index % SIDE_STREAMS]):
+                step()
+        for stream in used:
+            current.wait_stream(stream)
 
 
 class Replay:
@@ -82,13 +129,32 @@ class Replay:
         return None if self._graph is None else self._graph.pool()
 
     def warm_up(self) -> None:
-        """Run ``fn`` eagerly until nothing is left to be compiled or built."""
+        """Run ``fn`` eagerly until nothing is left to be compiled or built, on the capture stream.
+
+        Workspaces that libraries keep for that stream then exist, outside of the graph's own pool. A compiler leaves
+        frames in reference cycles, which hold the tensors of a launch through their callers: they are collected.
+        """
+
+        def run(side: torch.cuda.Stream) -> None:
+            side.wait_stream(torch.cuda.current_stream())
+            # Nothing is collected meanwhile, so all new objects are of the youngest generation: only those are scanned.
+            with torch.cuda.stream(side), no_collections():
+                begin = time.perf_counter()
+                self._fn()
+                compiled = time.perf_counter() - begin > COMPILING
+                if compiled:
+                    gc.collect(0)
+                if compiled or not self._never_waits:
+                    with _waiting_is_an_error():  # a second time: whatever the first had to wait for is there by now
+                        self._fn()
+            torch.cuda.current_stream().wait_stream(side)
+
         # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
         with _ONE_AT_A_TIME:  # what is allocated here must not end up in another thread's capture
             torch.cuda.empty_cache()
             saved = [tensor.clone() for tensor in self._changed]
             try:
-                self._attempt(self._warm_up)
+                self._attempt(run)
             finally:
                 for tensor, before in zip(self._changed, saved, strict=True):
                     tensor.copy_(before)
@@ -96,18 +162,20 @@ class Replay:
     def capture(self, pool: Any = None) -> None:
         """Record ``fn``, warmed up, unless that has failed; ``pool``: that of another one, whose memory it shares.
 
-        A warm-up takes memory beside the pool. So where several share one, all are warmed up before any is captured.
+        A warm-up takes memory in addition to the pool. So where several share one, all are warmed up before any is
+        captured.
         """
         if self.reason is not None:
             return
-        graph, place = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
+        graph, handle = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
 
         def record(side: torch.cuda.Stream) -> None:
             try:
-                with gc_disabled(), torch.cuda.graph(graph, pool=place, stream=side):
+                # A collection could free an older CUDA graph, which breaks a capture in progress.
+                with no_collections(), torch.cuda.graph(graph, pool=handle, stream=side):
                     self._fn()
             except BaseException:
-                _give_up(graph, place)
+                _give_up(graph, handle)
                 raise
             self._graph = graph
 
@@ -122,39 +190,15 @@ class Replay:
         with _ONE_AT_A_TIME:
             random, stream = torch.cuda.get_rng_state(), torch.cuda.current_stream()
             try:
-                work(self._stream or recording_stream())
+                work(self._stream or streams_of().recording)
             except BaseException as error:
-                self._break_off(stream)
+                torch.cuda.set_stream(stream)  # end a broken capture
+                torch.cuda.synchronize()
                 if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.reason = str(error).strip().splitlines()[0]
             finally:
                 torch.cuda.set_rng_state(random)
-
-    @staticmethod
-    def _break_off(stream: torch.cuda.Stream) -> None:
-        """End a broken capture: wait for the device, and restore the caller's stream."""
-        torch.cuda.set_stream(stream)
-        torch.cuda.synchronize()
-
-    def _warm_up(self, side: torch.cuda.Stream) -> None:
-        """Compile kernels, fill caches and build derived matrices before the capture, on the capture stream.
-
-        Workspaces that libraries keep for that stream then exist, outside of the graph's own pool. A compiler leaves
-        frames in reference cycles, which hold the tensors of a launch through their callers: they are collected.
-        """
-        side.wait_stream(torch.cuda.current_stream())
-        # Nothing is collected meanwhile, so all new objects are of the youngest generation: those alone are looked at.
-        with torch.cuda.stream(side), gc_disabled():
-            begin = time.perf_counter()
-            self._fn()
-            compiled = time.perf_counter() - begin > COMPILING
-            if compiled:
-                gc.collect(0)
-            if compiled or not self._never_waits:
-                with _waiting_is_an_error():  # a second time: whatever the first had to wait for is there by now
-                    self._fn()
-        torch.cuda.current_stream().wait_stream(side)
 
 
 class Recordings:
@@ -167,47 +211,43 @@ class Recordings:
     def add(self, *new: Replay, warm: bool = True) -> None:
         """Warm all of ``new`` up, then capture them; :attr:`reasons` says why any could not be, which then run eagerly.
 
-        ``warm=False``: another one of the same shapes has been. If there is no room for the warm-up beside the pool,
-        that is given back, and captured anew after the warm-up.
+        ``warm=False``: another one of the same shapes has been. If there is no room for the warm-up next to the pool,
+        the pool is released, and captured anew after the warm-up.
         """
         short = False
         try:
-            self._warm_up(new if warm else ())
-            self._capture(new)
+            self._warm_up_and_capture(new if warm else (), new)
         except torch.OutOfMemoryError:
             short = bool(self._all)
             if not short:
                 raise
         if short:  # only here no frame holds what the failed attempt has allocated
-            for one in (*self._all, *new):
-                one.forget()
+            for replay in (*self._all, *new):
+                replay.forget()
             self._pool = None
-            self._warm_up(new if warm else ())
-            self._capture((*self._all, *new))
+            self._warm_up_and_capture(new if warm else (), (*self._all, *new))
         self._all += new
+
+    def _warm_up_and_capture(self, cold: Iterable[Replay], replays: Iterable[Replay]) -> None:
+        for replay in cold:
+            if replay.reason is None:
+                replay.warm_up()
+        for replay in replays:
+            replay.capture(self._pool)
+            self._pool = replay.pool or self._pool
 
     @property
     def reasons(self) -> list[str]:
         """Why some run eagerly, each reason once."""
-        return list(dict.fromkeys(one.reason for one in self._all if one.reason is not None))
-
-    def _warm_up(self, replays: Iterable[Replay]) -> None:
-        for one in replays:
-            if one.reason is None:
-                one.warm_up()
-
-    def _capture(self, replays: Iterable[Replay]) -> None:
-        for one in replays:
-            one.capture(self._pool)
-            self._pool = one.pool or self._pool
+        return list(dict.fromkeys(replay.reason for replay in self._all if replay.reason is not None))
 
 
 def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """Let torch forget a capture that failed, if it could not be ended: torch itself ends only one that went well.
 
-    Its allocators ask every capture under way, by the address of its graph, whether an allocation belongs to it. So
-    they would read memory that is gone, and never give cached memory back again. The graph stays for good: of the
-    allocator of pinned memory a capture cannot be ended here.
+    Its allocators check every capture under way, by the address of its graph, whether an allocation belongs to it. So
+    they would read freed memory, and never give cached memory back again. The graph stays for good: a capture of the
+    allocator of pinned memory cannot be ended here.
     """
     try:
         graph.pool()

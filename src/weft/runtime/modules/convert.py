@@ -2,9 +2,11 @@
 
 A layer is converted if its class is exactly PyG's (no subclass), its settings are in the table of
 :data:`weft.nn.pyg.layers.TEMPLATES`, and the installed PyG is one of :data:`TESTED`: for these a test compares outputs
-and gradients with PyG's own in float64 (``tests/nn/pyg/test_proven.py``). Nothing is tried in a run. Attention that drops coefficients draws other masks when it is converted, so only ``convert=True`` converts it.
-Over sampled batches on a GPU nothing is converted either, unless the user requests it: a converted layer sorts the
-edges of every batch, which takes longer than what it gains.
+and gradients with PyG's own in float64 (``tests/nn/pyg/test_proven.py``). Nothing is tried in a run.
+
+Attention that drops coefficients draws other masks when it is converted, so only ``convert=True`` converts it. Over
+sampled batches on a GPU nothing is converted either, unless the user requests it: a converted layer sorts the edges of
+every batch, which takes longer than what it gains.
 """
 
 from __future__ import annotations
@@ -50,22 +52,25 @@ class Converted:
 class BuiltStack:
     """Tasks that train in one step: ``members``, their places among the tasks of the group, row by row.
 
-    ``converted``: None if nothing was tried, as for built-in models and over ranks.
+    ``converted``: None for built-in models and over ranks; ``unsaved``: what keeps its training from being resumed,
+    empty if nothing.
     """
 
     members: tuple[int, ...]
     converted: Converted | None = None
+    unsaved: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         converted = None if self.converted is None else self.converted.to_dict()
-        return {"members": list(self.members), "converted": converted}
+        return {"members": list(self.members), "converted": converted, "unsaved": self.unsaved}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BuiltStack:
         """The inverse of :meth:`to_dict`."""
         converted = data.get("converted")
-        return cls(tuple(data["members"]), None if converted is None else Converted.from_dict(converted))
+        decided = None if converted is None else Converted.from_dict(converted)
+        return cls(tuple(data["members"]), decided, data.get("unsaved", ""))
 
 
 def stacks_of(about: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
@@ -80,7 +85,7 @@ def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
 
 def stack_of_one(about: Mapping[str, Any], member: int) -> dict[str, Any]:
     """The same entry for a member of the group that goes on alone; empty if there is none."""
-    found = [BuiltStack((0,), one.converted) for one in stacks_of(about) if member in one.members]
+    found = [BuiltStack((0,), one.converted, one.unsaved) for one in stacks_of(about) if member in one.members]
     return described(found) if found else {}
 
 

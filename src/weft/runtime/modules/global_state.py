@@ -8,13 +8,17 @@ training that follows must find all of it as it was.
 from __future__ import annotations
 
 import functools
+import random
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from weft.runtime.modules.state import has_values, same_numbers
@@ -23,6 +27,7 @@ LIBRARIES = ("torch", "torch_geometric", "weft", "numpy", "builtins")  # whose s
 DEPTH = 3  # functions that functions call, and containers in containers
 MOST = 1000  # items of a container that are looked into
 COPIED = 1 << 18  # numbers of a tensor: writes to larger ones through .data are not noticed
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 CACHED = type(functools.lru_cache(lambda: None))
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 CONTAINERS = (list, deque, set, dict, OrderedDict, defaultdict, Counter, *WEAK)
@@ -35,12 +40,13 @@ class GlobalsSnapshot:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        kinds = {kind: None for module in model.modules() for kind in type(module).__mro__ if not _is_library(kind)}
+        kinds = {kind: None for module in model.modules() for kind in type(module).__mro__ if not is_library(kind)}
         self._classes = list(kinds)
         self._files = {kind.__module__ for kind in self._classes}
         self._variables = self._found()
         self._contents: dict[int, tuple[str, Any, Any]] = {}
         self._tensors: dict[int, tuple[str, Tensor, int, Tensor | None]] = {}
+        self._generators: dict[int, tuple[str, Any, Any]] = {}
         for (_, key), (table, value) in self._variables.items():
             name = f"{table.__name__}.{key}" if isinstance(table, type) else key
             self._note(name, value, DEPTH)
@@ -58,11 +64,14 @@ class GlobalsSnapshot:
         for name, tensor, version, copy in self._tensors.values():
             if tensor._version != version or (copy is not None and not same_numbers(tensor.detach(), copy)):
                 found.append(name)
+        found += [name for name, one, state in self._generators.values() if str(_drawn(one)) != str(state)]
         return list(dict.fromkeys(found))
 
     def restore(self) -> None:
         """Give variables and containers what they had; variables that have come since are removed."""
         for place, (table, value) in self._found().items():
+            if _cache_in(value) is not None:
+                continue  # see fresh_caches
             if place not in self._variables:
                 delattr(table, place[1]) if isinstance(table, type) else table.pop(place[1])
             elif self._variables[place][1] is not value:
@@ -75,6 +84,11 @@ class GlobalsSnapshot:
         for _, tensor, _, copy in self._tensors.values():
             if copy is not None and not same_numbers(tensor.detach(), copy):
                 tensor.data.copy_(copy)
+        for _, generator, state in self._generators.values():
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            else:
+                getattr(generator, "setstate" if isinstance(generator, random.Random) else "set_state")(state)
 
     @contextmanager
     def fresh_caches(self) -> Iterator[None]:
@@ -111,6 +125,8 @@ class GlobalsSnapshot:
         if isinstance(value, Tensor) and has_values(value) and not value.is_inference():
             copy = value.detach().clone() if value.numel() <= COPIED else None
             self._tensors[id(value)] = name, value, value._version, copy
+        if isinstance(value, GENERATORS):
+            self._generators[id(value)] = name, value, _drawn(value)
         own = type(value) in CONTAINERS or (hasattr(value, "__dict__") and type(value).__module__ in self._files)
         if not own or not depth or id(value) in self._contents or isinstance(value, (type, nn.Module)):
             return
@@ -120,7 +136,8 @@ class GlobalsSnapshot:
             self._note(name, item, depth - 1)
 
 
-def _is_library(thing: Any) -> bool:
+def is_library(thing: Any) -> bool:
+    """Whether a class or function comes from a library, whose state is not a user's."""
     return (getattr(thing, "__module__", None) or "builtins").split(".")[0] in LIBRARIES
 
 
@@ -150,7 +167,7 @@ def _globals_of(function: types.FunctionType, depth: int) -> dict[tuple[int, str
         called = _function_in(value)
         if value is function or isinstance(value, types.ModuleType):
             continue
-        if called is not None and depth and not _is_library(called):
+        if called is not None and depth and not is_library(called):
             found |= _globals_of(called, depth - 1)
         if called is None or _cache_in(value) is not None:
             found[id(function.__globals__), name] = function.__globals__, value
@@ -167,6 +184,13 @@ def _held_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     defaults, names = function.__defaults__ or (), function.__code__.co_varnames[: function.__code__.co_argcount]
     yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
+
+
+def _drawn(generator: Any) -> Any:
+    """The state of a random generator."""
+    if isinstance(generator, np.random.Generator):
+        return deepcopy(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def _content(thing: Any) -> Any:

@@ -335,6 +335,11 @@ class StateReader:
             try:
                 trees[name] = encoder.encode(name, value)
             except NotPlain as error:
+                if name.startswith(f"{EXTRA}:"):
+                    raise SpecError(
+                        f"get_extra_state of model {type(self._model).__name__} returns a {error}; return numbers, "
+                        "strings, tensors, arrays, and lists, tuples, dicts and sets of them"
+                    ) from None
                 opaque[name] = str(error)
                 encoder.tensors = {n: t for n, t in encoder.tensors.items() if n.rpartition(":")[0] != name}
         self._last = encoder.copied
@@ -342,11 +347,13 @@ class StateReader:
 
     def _registered(self) -> Iterator[tuple[str, Any]]:
         """Parameters that do not train, buffers that calls made, and what ``get_extra_state`` returns."""
+        registered = (*self._model.named_parameters(), *self._model.named_buffers())
+        held = {id(tensor) for name, tensor in registered if name in self._held}  # under all of their names
         for prefix, module in self._model.named_modules():
             start = f"{prefix}." if prefix else ""
             for kind in ("_parameters", "_buffers"):
                 for key, tensor in getattr(module, kind).items() if CLOCK not in module._buffers else ():
-                    if tensor is not None and start + key not in self._held:
+                    if tensor is not None and id(tensor) not in held:
                         yield f"{kind}:{start}{key}", _Registered(tensor)
             scripted = isinstance(module, torch.jit.ScriptModule)
             if type(module).get_extra_state is not nn.Module.get_extra_state and not scripted:
@@ -388,7 +395,9 @@ class _Encoder:
         number = len(self._seen)
         self._seen[id(value)] = number, value  # kept alive, so that no other value has its id
         if isinstance(value, Tensor):
-            return {**self._tensor(name, value), "number": number}
+            tree = self._tensor(name, value)
+            tree["number"] = number
+            return tree
         if kind is np.ndarray:
             return {"is": "array", "number": number, **self._array(name, value)}
         if kind is torch.Size:
@@ -412,6 +421,7 @@ class _Encoder:
             return {"is": "weight", "name": owner, "view": self._memory.view(owner, value)}
         grad = value.requires_grad if isinstance(value, nn.Parameter) else None
         tree: dict[str, Any] = {"is": "tensor", "host": value.device.type == "cpu", "parameter": grad}
+        tree |= {"registered": True} if registered else {}
         if value.layout is torch.sparse_coo:
             parts, tree["coalesced"] = [value._indices(), value._values()], value.is_coalesced()
         elif value.layout in COMPRESSED:
@@ -484,8 +494,8 @@ def restore_state(model: nn.Module, state: ModuleState, exact: bool = True) -> N
             module = model.get_submodule(owner)
         except AttributeError:
             raise SpecError(
-                f"model {type(model).__name__} has no part {owner!r} before it is called, and the saved {key!r} belongs "
-                "to it: make it in the constructor"
+                f"model {type(model).__name__} has no part {owner!r} before it is called, and the saved {key!r} "
+                "belongs to it: make it in the constructor"
             ) from None
         if kind == EXTRA:
             module.set_extra_state(decoder(tree))
@@ -575,11 +585,11 @@ class _Decoder:
             return torch.sparse_compressed_tensor(*parts, tree["size"], **options)
         value = self._stored(tree, device)
         alike = isinstance(template, Tensor) and (template.shape, template.dtype) == (value.shape, value.dtype)
-        if alike and template.layout is torch.strided and template.device == value.device and "view" not in tree:
-            registered = any(template is own for own in self._memory._tensors.values())
-            if registered or self._memory.owner(template) is None:
-                template.data.copy_(value)
-                return template
+        alike = alike and template.device == value.device and "view" not in tree
+        alike = alike and template.layout is torch.strided and 0 not in template.stride()  # no number lies there twice
+        if alike and ("registered" in tree or self._memory.owner(template) is None):
+            template.data.copy_(value)
+            return template
         return value if tree["parameter"] is None else nn.Parameter(value, tree["parameter"])
 
     def _stored(self, tree: dict[str, Any], device: torch.device) -> Tensor:
@@ -612,7 +622,8 @@ def restore_python_generators(states: Mapping[str, Any]) -> None:
 def with_tensors(state: ModuleState, tensors: Mapping[str, Tensor]) -> ModuleState:
     """``state`` with these buffers, which a ``state_dict`` leaves out."""
     trees = {
-        f"_buffers:{n}": {"is": "tensor", "host": False, "parameter": None, "at": f"_buffers:{n}:"} for n in tensors
+        f"_buffers:{n}": {"is": "tensor", "host": False, "parameter": None, "registered": True, "at": f"_buffers:{n}:"}
+        for n in tensors
     }
     named = {f"_buffers:{name}:": tensor.detach().clone() for name, tensor in tensors.items()}
     return replace(state, trees={**state.trees, **trees}, tensors={**state.tensors, **named})

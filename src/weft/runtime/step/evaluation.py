@@ -159,13 +159,14 @@ class Evaluation:
         self._sizes = [sizes[name] for name in self.splits]
         self._rows = torch.cat([listed[name] for name in self.splits])
         self._own_sizes = [listed[name].numel() for name in self.splits]
-        target = source.labels().index_select(0, self._rows)
-        self._target = self._whole(target, 0)
+        self._target = self._of_all_ranks(source.labels().index_select(0, self._rows), 0)
         self._targets = self._target.split(self._sizes)
         self.objective, self._own_metric, self._label = objective, own_metric, metric
         self._metric = METRICS["accuracy" if own_metric is not None else metric]
+        # Whether loss and metric are Weft's own, and the loss of a split is a mean over its rows.
+        self._plain = objective.per_row is not None and own_metric is None
         if not self._plain:
-            self._whole_labels, self._by_split = source.labels(), [listed[name] for name in self.splits]
+            self._labels, self._by_split = source.labels(), [listed[name] for name in self.splits]
         self._scores = None
         one_rank = self._reduce.ranks == 1
         if self._metric is accuracy and not multilabel and use_triton(self._rows) and one_rank and self._plain:
@@ -173,32 +174,7 @@ class Evaluation:
         self.columns = [f"{split}_loss" for split in self.splits]
         self.columns += [f"{split}_{metric}" for split in self.splits]
 
-    @property
-    def _plain(self) -> bool:
-        """Whether loss and metric are Weft's own, and the loss of a split is a mean over its rows."""
-        return self.objective.per_row is not None and self._own_metric is None
-
-    def _open(self, output: Any) -> Tensor:
-        """The row by calling objective and metric for the rows of every split."""
-        losses = [self._loss(output, rows) for rows in self._by_split]
-        return torch.stack(losses + [self._score(output, rows) for rows in self._by_split], -1)
-
-    def _loss(self, output: Any, rows: Tensor) -> Tensor:
-        given = output if self.objective.own else logits_and_extra(output)[0]
-        return self.objective.loss(given, self._whole_labels, rows).float()
-
-    def _score(self, output: Any, rows: Tensor) -> Tensor:
-        if self._own_metric is not None:
-            return self._own_metric(output, self._whole_labels, rows)
-        logits = first_tensor(output)
-        if logits is None or logits.dim() != 3:
-            raise SpecError(
-                f"metric={self._label!r} needs logits; the model returned {kind_of(output)}: give metric= "
-                "a function of your own"
-            )
-        return self._metric(logits.index_select(-2, rows).float(), self._whole_labels.index_select(0, rows))
-
-    def _whole(self, values: Tensor, dim: int) -> Tensor:
+    def _of_all_ranks(self, values: Tensor, dim: int) -> Tensor:
         """The rows of all ranks, split by split; ``values`` has those of this rank in the same order."""
         if self._reduce.ranks == 1:
             return values
@@ -209,8 +185,9 @@ class Evaluation:
         if self._scores is not None:
             return self._scores(logits)
         if not self._plain:
-            return self._open(logits)
-        chosen = self._whole(logits.index_select(-2, self._rows).float(), -2)
+            return self._by_calls(logits)
+        chosen = logits.index_select(-2, self._rows).float()
+        chosen = chosen if self._reduce.ranks == 1 else self._of_all_ranks(chosen, -2)
         assert self.objective.per_row is not None
         losses = self.objective.per_row(chosen, self._target)
         if self._metric is accuracy:
@@ -222,12 +199,29 @@ class Evaluation:
         means = [part.mean(-1) for part in losses.split(self._sizes, -1)]
         return torch.stack(means + [self._metric(part, target) for part, target in parts], -1)
 
+    def _by_calls(self, output: Any) -> Tensor:
+        """The row by calling objective and metric for the rows of every split."""
+        measured = output if self.objective.own else logits_and_extra(output)[0]
+        losses = [self.objective.loss(measured, self._labels, rows).float() for rows in self._by_split]
+        if self._own_metric is not None:
+            return torch.stack(losses + [self._own_metric(output, self._labels, rows) for rows in self._by_split], -1)
+        logits = first_tensor(output)
+        if logits is None or logits.dim() != 3:
+            raise SpecError(
+                f"metric={self._label!r} needs logits; the model returned {kind_of(output)}: give metric= "
+                "a function of your own"
+            )
+        scores = [
+            self._metric(logits.index_select(-2, rows).float(), self._labels.index_select(0, rows))
+            for rows in self._by_split
+        ]
+        return torch.stack(losses + scores, -1)
+
 
 # ---- Book-keeping at the end of an epoch: the history, the best weights so far, and whether to stop.
 #
 # Two implementations with the same result: by comparisons on the device, which a CUDA graph can replay, and on the
-# host,
-# which is faster if the state is there anyway (a tensor operation costs more than the arithmetic).
+# host, which is faster if the state is there anyway (a tensor operation costs more than the arithmetic).
 #
 # Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
 
@@ -239,16 +233,19 @@ NEVER = 1 << 40  # epochs of patience without a limit
 class Bookkeeper:
     """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
     of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64: what members may
-    differ in, patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
+    differ in, patience in epochs, epochs between evaluations, epochs in all; ``host_rules`` is the same on the host.
 
-    A group evaluates when one of its members is due; for the others only the training loss is recorded.
+    A group evaluates when one of its members is due; for the other members only the training loss is recorded.
+    ``sign`` makes more of the watched metric better; ``lowest`` is below every score that is defined.
     """
 
     losses: int
     watched: int | None
     rules: Tensor
     host_rules: tuple[tuple[int, int, int], ...]
-    metric: str = "accuracy"
+    metric: str
+    sign: float
+    lowest: float
 
     @classmethod
     def of(
@@ -256,17 +253,8 @@ class Bookkeeper:
     ) -> Bookkeeper:
         """The bookkeeper of a stack of ``tasks``."""
         host_rules = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
-        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules, metric)
-
-    @property
-    def sign(self) -> float:
-        """What makes more of the watched metric better."""
-        return -1.0 if self.metric in LOWER else 1.0
-
-    @property
-    def lowest(self) -> float:
-        """Below every score that is defined."""
-        return -1.0 if self.metric in BOUNDED else -FLOAT_MAX
+        sign, lowest = -1.0 if metric in LOWER else 1.0, -1.0 if metric in BOUNDED else -FLOAT_MAX
+        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules, metric, sign, lowest)
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
@@ -283,51 +271,35 @@ class Bookkeeper:
         state.history[:, :, 0].index_copy_(1, state.first_epoch, losses[:, None])
         _count(state, steps)
 
-    # ---- on the host ---------------------------------------------------------------------------------
-
     def on_host(self, state: State, rows: Tensor, steps: int) -> None:
         """With Python's numbers."""
         step, values = int(state.first_epoch), rows.tolist()
-        wants = [evaluates_at(step, wish) for wish in self.host_rules]
-        if all(wants):
+        due = [evaluates_at(step, every, epochs) for _, every, epochs in self.host_rules]
+        if all(due):
             state.history[:, step] = rows
-        else:
-            self._write_some(state, step, rows, wants)
-        standing = zip(state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist(), strict=True)
-        for member, (end, best_epoch, best_score) in enumerate(standing):
-            if wants[member] and step < end:
-                self._judge(state, member, step, values[member], best_epoch, best_score)
+        else:  # all training losses, and everything else of the members that are due
+            state.history[:, step, 0] = rows[:, 0]
+            for member, is_due in enumerate(due):
+                if is_due:
+                    state.history[member, step] = rows[member]
+        ends, best_epochs, best_scores = state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist()
+        for member, row in enumerate(values):
+            if not due[member] or step >= ends[member]:
+                continue
+            healthy = all(map(math.isfinite, row[: self.losses]))
+            score = math.inf if self.watched is None else self.sign * row[self.watched]
+            score = self.lowest if math.isnan(score) else score  # undefined ranks below every defined one
+            best_epoch = best_epochs[member]
+            if healthy and (self.watched is None or score > best_scores[member]):
+                state.best_epoch[member] = best_epoch = step
+                if self.watched is not None:
+                    state.best_score[member] = score
+                state.best_flat[member].copy_(state.evaluated[member])
+                for name, buffer in state.buffers.items():
+                    state.best_buffers[name][member].copy_(buffer[member])
+            if not healthy or step - best_epoch >= self.host_rules[member][0]:
+                state.end[member] = step + 1
         _count(state, steps)
-
-    def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
-        """All training losses, and everything else of the members that are due."""
-        state.history[:, step, 0] = rows[:, 0]
-        for member, wants_it in enumerate(wants):
-            if wants_it:
-                state.history[member, step] = rows[member]
-
-    def _judge(
-        self, state: State, member: int, step: int, row: list[float], best_epoch: int, best_score: float
-    ) -> None:
-        healthy = all(map(math.isfinite, row[: self.losses]))
-        score = math.inf if self.watched is None else self.sign * row[self.watched]
-        score = self.lowest if math.isnan(score) else score  # undefined ranks below every defined one
-        if healthy and (self.watched is None or score > best_score):
-            best_epoch = step
-            self._keep(state, member, step, score)
-        if not healthy or step - best_epoch >= self.host_rules[member][0]:
-            state.end[member] = step + 1
-
-    def _keep(self, state: State, member: int, step: int, score: float) -> None:
-        """The weights of ``member`` are its best so far."""
-        state.best_epoch[member] = step
-        if self.watched is not None:
-            state.best_score[member] = score
-        state.best_flat[member].copy_(state.evaluated[member])
-        for name, buffer in state.buffers.items():
-            state.best_buffers[name][member].copy_(buffer[member])
-
-    # ---- on the device -------------------------------------------------------------------------------
 
     def on_device(self, state: State, rows: Tensor, steps: int) -> None:
         """With tensors alone."""
@@ -363,10 +335,9 @@ class Bookkeeper:
         return better
 
 
-def evaluates_at(step: int, wish: tuple[int, int, int]) -> bool:
-    """Whether a member is due for evaluation after epoch ``step`` (counted from 0)."""
-    _, every, epochs = wish
-    return (step + 1) % every == 0 or step + 1 == epochs
+def evaluates_at(epoch: int, every: int, epochs: int) -> bool:
+    """Whether a member is due for evaluation after ``epoch`` (counted from 0)."""
+    return (epoch + 1) % every == 0 or epoch + 1 == epochs
 
 
 def _count(state: State, steps: int) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
-from torch.utils._pytree import tree_leaves
 
 from weft import ops
 from weft.batches.source import Batch, StackSplits
@@ -25,137 +25,39 @@ from weft.graph.graph import Graph
 from weft.runtime.device.process import generator_states, same_draws
 from weft.runtime.modules.settings import import_from
 
-# ---- Losses that Weft knows by name besides plain cross-entropy: with class weights, and of regression.
-#
-# Shapes: T members, N nodes, M rows, C classes, D numbers to predict; ``logits [..., N, C]``.
+Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
+PerRow = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> a loss per row
+REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-PerRow = Callable[[Tensor, Tensor], Tensor]
-
-
-def class_weights_of(
-    tasks: Sequence[Task], labels: Tensor, train: Tensor, classes: int, device: torch.device
-) -> Tensor:
-    """The weights of every member ``[T, C]``; ``"balanced"``: inverse to how often a class is among ``train``."""
-    return torch.stack([_weights(task, labels, train, classes, device) for task in tasks])
-
-
-def _weights(task: Task, labels: Tensor, train: Tensor, classes: int, device: torch.device) -> Tensor:
-    if isinstance(task.class_weights, tuple):
-        if len(task.class_weights) != classes:
-            raise SpecError(
-                f"task {task.label!r}: class_weights has {len(task.class_weights)} numbers for {classes} classes of "
-                f"graph {task.graph_name!r}; give one per class"
-            )
-        return torch.tensor(task.class_weights, device=device)
-    if labels.is_meta:
-        return torch.ones(classes, device=device)
-    counts = torch.bincount(labels.index_select(0, train.to(labels.device)), minlength=classes).to(device)
-    return torch.where(counts > 0, counts.sum() / (classes * counts.clamp(min=1)), 0.0).float()
-
-
-def weighted_cross_entropy(weights: Tensor, smoothing: Tensor | None) -> Loss:
-    """``F.cross_entropy(logits[rows], labels[rows], weight, label_smoothing=...)`` of every member.
-
-    ``weights [T, C]``, ``smoothing [T]``: a weighted mean over rows, by the weights of their classes.
-    """
-
-    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        log_p, target = logits.index_select(-2, rows).float().log_softmax(-1), labels.index_select(0, rows)
-        of_rows = weights.index_select(-1, target)  # [T, M]
-        right = log_p.gather(-1, target.expand(log_p.shape[:-1])[..., None]).squeeze(-1)
-        total, found = of_rows.sum(-1), -(of_rows * right).sum(-1)
-        if smoothing is None:
-            return found / total
-        uniform = -(log_p * weights[:, None]).sum((-2, -1)) / log_p.shape[-1]
-        return ((1 - smoothing) * found + smoothing * uniform) / total
-
-    return loss
-
-
-def errors(output: Tensor, target: Tensor) -> Tensor:
-    """What every number is off by ``[..., M, D]``, for ``output [..., M, D]``, ``target [M, D]`` or ``[M]``."""
-    return output - (target[:, None] if target.dim() == 1 else target)
-
-
-def squared_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """The squared error of every row, a mean over its numbers ``[..., M]``."""
-    return errors(logits, target).square().mean(-1)
-
-
-def absolute_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """The absolute error of every row, a mean over its numbers."""
-    return errors(logits, target).abs().mean(-1)
-
-
-def huber_rows(delta: Tensor) -> PerRow:
-    """Huber's loss of every row; ``delta [T]``: half the square below it, a straight line above."""
-
-    def rows(logits: Tensor, target: Tensor) -> Tensor:
-        error, width = errors(logits, target).abs(), delta[:, None, None]
-        return torch.where(error < width, 0.5 * error.square(), width * (error - 0.5 * width)).mean(-1)
-
-    return rows
-
-
-def regression_rows(name: str, tasks: Sequence[Task], device: torch.device) -> PerRow:
-    """The error of every row by the name of an objective."""
-    if name == "huber":
-        return huber_rows(torch.tensor([task.huber_delta for task in tasks], device=device))
-    return squared_rows if name == "mse" else absolute_rows
-
-
-def mean_of_rows(per_row: PerRow) -> Loss:
-    """The mean over the rows of a batch."""
-
-    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
-
-    return loss
-
-
-# ---- What a model returns: logits alone, logits with an auxiliary loss, or anything that a user's own objective
-# takes.
+# ---- What a model returns: logits, logits with an auxiliary loss, or anything that a user's objective takes.
 #
 # Shapes: T members, N nodes, C classes.
 
 
 def with_member(output: Any) -> Any:
     """What one member's model returned, with a leading dimension of one member."""
-    return output[None] if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, lambda one: one[None], output)
+    return output[None] if isinstance(output, Tensor) else pytree.tree_map_only(Tensor, lambda t: t[None], output)
 
 
 def of_member(output: Any, row: int) -> Any:
     """One member's part of what a stack returned, floating-point numbers in float32."""
-    return pytree.tree_map_only(Tensor, lambda one: _wide(one[row]), output)
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
-
-
-def members_of(output: Any) -> int:
-    """T: how many members ``output`` has a leading row for."""
-    return next(one.shape[0] for one in pytree.tree_leaves(output) if isinstance(one, Tensor))
+    return pytree.tree_map_only(
+        Tensor, lambda tensor: tensor[row].float() if tensor.is_floating_point() else tensor[row], output
+    )
 
 
 def logits_and_extra(output: Any, label: str = "") -> tuple[Tensor, Tensor | None]:
     """Logits ``[T, N, C]`` and the auxiliary loss ``[T]`` of ``(logits, loss)``, None without one."""
     if isinstance(output, Tensor):
         return output, None
-    pair = isinstance(output, (tuple, list)) and len(output) == 2 and all(isinstance(one, Tensor) for one in output)
+    pair = isinstance(output, (tuple, list)) and len(output) == 2 and all(isinstance(part, Tensor) for part in output)
     if not pair or output[1].dim() != output[0].dim() - 2:
-        raise SpecError(not_logits(output, label))
+        start = f"task {label!r}: " if label else ""
+        raise SpecError(
+            f"{start}the model returned {kind_of(output)}; expected logits, or (logits, loss) with an auxiliary loss "
+            "of no dimensions; for anything else give objective= and metric= functions that read it"
+        )
     return output[0], output[1].float()
-
-
-def not_logits(output: Any, label: str) -> str:
-    """The complaint about an output that only a user's own objective could read."""
-    start = f"task {label!r}: " if label else ""
-    return (
-        f"{start}the model returned {kind_of(output)}; expected logits, or (logits, loss) with an auxiliary loss of no "
-        "dimensions; for anything else give objective= and metric= functions that read it"
-    )
 
 
 def kind_of(output: Any) -> str:
@@ -179,23 +81,19 @@ def as_one(output: Any) -> Tensor:
     """All numbers of an output in one tensor, to compare it with another."""
     if isinstance(output, Tensor):
         return output
-    found = [one.reshape(-1) for one in pytree.tree_leaves(output) if isinstance(one, Tensor)]
-    real = [torch.view_as_real(one).reshape(-1) if one.is_complex() else one for one in found]
-    return torch.cat([one.float() for one in real]) if real else torch.zeros(0)
+    tensors = [leaf.reshape(-1) for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    real = [torch.view_as_real(t).reshape(-1) if t.is_complex() else t for t in tensors]
+    return torch.cat([t.float() for t in real]) if real else torch.zeros(0)
 
 
 # ---- Users' own functions in a training loop: find them, call them for every member, check what they return.
-#
-# Shapes: T members, N nodes, M rows.
-
-Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
 
 
 def function_of(task: Task, setting: str) -> Callable[..., Any]:
     """The function of the user's own that ``setting`` is, or that it names as ``"file.py:function"``."""
     value = getattr(task, setting)
-    found: Callable[..., Any] = import_from(task.label, setting, value) if isinstance(value, str) else value
-    return found
+    function: Callable[..., Any] = import_from(task.label, setting, value) if isinstance(value, str) else value
+    return function
 
 
 class OwnMeasure:
@@ -208,8 +106,8 @@ class OwnMeasure:
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
         self.function: Measure = function_of(task, setting)
-        own = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
-        training = [name for name, one in own if one.requires_grad]
+        parameters = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
+        training = [name for name, parameter in parameters if parameter.requires_grad]
         if training and setting == "objective":
             raise SpecError(
                 f"task {task.label!r}: objective {self.name} has parameters of its own ({', '.join(training)}), which "
@@ -218,27 +116,46 @@ class OwnMeasure:
 
     def __call__(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         """The number of every member ``[T]``."""
-        found = [self._one(of_member(output, row), labels, rows) for row in range(members_of(output))]
-        return torch.stack(found)
+        members = next(leaf.shape[0] for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+        return torch.stack([self._of_member(of_member(output, row), labels, rows) for row in range(members)])
 
-    def _one(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
+    def _of_member(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         value = self.function(output, labels, rows)
         if self._setting == "metric" and isinstance(value, (int, float)):
             return torch.tensor(float(value), device=labels.device)
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             what = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise SpecError(f"task {self._label!r}: {self._setting} {self.name} returned {what}; expected one number")
-        if self._setting == "objective" and not value.requires_grad and torch.is_grad_enabled():
-            self._check_followed(output)
-        return value.reshape(()).float()
-
-    def _check_followed(self, output: Any) -> None:
-        """A :class:`SpecError` for a loss without a gradient, of an output that has one."""
-        if any(isinstance(one, Tensor) and one.requires_grad for one in tree_leaves(output)):
+        if (
+            self._setting == "objective"
+            and not value.requires_grad
+            and torch.is_grad_enabled()
+            and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))
+        ):
             raise SpecError(
                 f"task {self._label!r}: objective {self.name} returned a number that autograd cannot follow back to "
                 "the model's output; compute it with torch, without detach, item or no_grad"
             )
+        return value.reshape(()).float()
+
+
+# ---- Objectives by name.
+#
+# Shapes: T members, N nodes, M rows, C classes, D numbers to predict; ``logits [..., N, C]``.
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)`` to report.
+
+    ``per_row`` is None for a loss that is no mean over rows: the loss of a split is then that of its rows. ``own``: it
+    is a function of the user's own, which receives whatever the model returned.
+    """
+
+    name: str
+    loss: Callable[[Any, Tensor, Tensor], Tensor]
+    per_row: PerRow | None
+    own: bool = False
 
 
 def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
@@ -249,44 +166,9 @@ def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
     return log_p.gather(-2, index).squeeze(-2).neg()
 
 
-def multilabel_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """Binary cross-entropy of every row, mean over its labels ``[..., M]``; ``target [M, C]`` 0/1."""
-    target = target.expand(logits.shape)
-    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
-
-
-@dataclass(frozen=True)
-class Objective:
-    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)`` to report.
-
-    ``per_row`` is None for a loss that is no mean over rows: the loss of a split is then that of its rows. ``own``: it
-    is a function of the user's own, which is given whatever the model returned.
-    """
-
-    name: str
-    loss: Callable[[Any, Tensor, Tensor], Tensor]
-    per_row: Callable[[Tensor, Tensor], Tensor] | None
-    own: bool = False
-
-
-def _multiclass(smoothing: Tensor | None) -> Objective:
-    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        chosen = logits.index_select(-2, rows).float()
-        uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
-        right = multiclass_rows(chosen, labels.index_select(0, rows))
-        share = smoothing[..., None]
-        return ((1 - share) * right + share * uniform).mean(-1)
-
-    loss = ops.cross_entropy_rows if smoothing is None else smoothed
-    return Objective("multiclass", loss, multiclass_rows)
-
-
-def _multilabel() -> Objective:
-    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        chosen = logits.index_select(-2, rows).float()
-        return multilabel_rows(chosen, labels.index_select(0, rows)).mean(-1)
-
-    return Objective("multilabel", loss, multilabel_rows)
+def errors(output: Tensor, target: Tensor) -> Tensor:
+    """What every number is off by ``[..., M, D]``, for ``output [..., M, D]``, ``target [M, D]`` or ``[M]``."""
+    return output - (target[:, None] if target.dim() == 1 else target)
 
 
 def objective_of_stack(
@@ -300,27 +182,78 @@ def objective_of_stack(
         own = OwnMeasure(tasks[0], "objective")
         return Objective(own.name, own, None, own=True)
     for task in tasks:
-        _check(task, graph)
-    if graph.regression:
-        return _regression(tasks, device)
-    if graph.multilabel:
-        return _multilabel()
+        _check_objective(task, graph)
+    if not graph.regression and not graph.multilabel:
+        return _multiclass(tasks, graph, device, graph.train if train is None else train)
+    name = objective_name(tasks[0], graph.multilabel, graph.regression)
+    delta = torch.tensor([task.huber_delta for task in tasks], device=device) if name == "huber" else None
+
+    def per_row(logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of every row, a mean over its numbers or labels ``[..., M]``."""
+        if name == "multilabel":
+            target = target.expand(logits.shape)
+            return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+        error = errors(logits, target)
+        if name == "huber":  # half the square below delta, a straight line above
+            size, width = error.abs(), delta[:, None, None]
+            return torch.where(size < width, 0.5 * size.square(), width * (size - 0.5 * width)).mean(-1)
+        return (error.square() if name == "mse" else error.abs()).mean(-1)
+
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
+
+    return Objective(name, loss, per_row)
+
+
+def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor) -> Objective:
+    """Cross-entropy, with label smoothing ``[T]`` and class weights ``[T, C]`` if the tasks have them."""
     numbers = [task.label_smoothing for task in tasks]
     smoothing = torch.tensor(numbers, device=device) if any(numbers) else None
+
+    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits.index_select(-2, rows).float()
+        uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
+        right = multiclass_rows(chosen, labels.index_select(0, rows))
+        share = smoothing[..., None]
+        return ((1 - share) * right + share * uniform).mean(-1)
+
     if tasks[0].class_weights is None:
-        return _multiclass(smoothing)
-    rows = graph.train if train is None else train
-    weights = class_weights_of(tasks, graph.y, rows, graph.num_classes, device)
-    return Objective("multiclass", weighted_cross_entropy(weights, smoothing), None)
+        return Objective("multiclass", ops.cross_entropy_rows if smoothing is None else smoothed, multiclass_rows)
+    members, classes = [], graph.num_classes
+    for task in tasks:
+        if isinstance(task.class_weights, tuple) and len(task.class_weights) != classes:
+            raise SpecError(
+                f"task {task.label!r}: class_weights has {len(task.class_weights)} numbers for {classes} classes of "
+                f"graph {task.graph_name!r}; give one per class"
+            )
+        if isinstance(task.class_weights, tuple):
+            members.append(torch.tensor(task.class_weights, device=device))
+        elif graph.y.is_meta:
+            members.append(torch.ones(classes, device=device))
+        else:  # "balanced": inverse to how often a class is among the training nodes
+            labels = graph.y.index_select(0, train.to(graph.y.device))
+            counts = torch.bincount(labels, minlength=classes).to(device)
+            members.append(torch.where(counts > 0, counts.sum() / (classes * counts.clamp(min=1)), 0.0).float())
+    weights = torch.stack(members)
+
+    def weighted(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """``F.cross_entropy(logits[rows], labels[rows], weight, label_smoothing=...)`` of every member.
+
+        A weighted mean over rows, by the weights of their classes.
+        """
+        log_p, target = logits.index_select(-2, rows).float().log_softmax(-1), labels.index_select(0, rows)
+        of_rows = weights.index_select(-1, target)  # [T, M]
+        right = log_p.gather(-1, target.expand(log_p.shape[:-1])[..., None]).squeeze(-1)
+        total, loss = of_rows.sum(-1), -(of_rows * right).sum(-1)
+        if smoothing is None:
+            return loss / total
+        uniform = -(log_p * weights[:, None]).sum((-2, -1)) / log_p.shape[-1]
+        return ((1 - smoothing) * loss + smoothing * uniform) / total
+
+    return Objective("multiclass", weighted, None)
 
 
-def _regression(tasks: Sequence[Task], device: torch.device) -> Objective:
-    name = objective_name(tasks[0], multilabel=False, regression=True)
-    per_row = regression_rows(name, tasks, device)
-    return Objective(name, mean_of_rows(per_row), per_row)
-
-
-def _check(task: Task, graph: Graph) -> None:
+def _check_objective(task: Task, graph: Graph) -> None:
     kind, expected = _suited(graph)
     name = objective_name(task, graph.multilabel, graph.regression)
     if name not in expected:
@@ -364,18 +297,14 @@ def check_metric(task: Task, name: str, graph: Graph) -> None:
         )
 
 
-# ---- Try users' own objective and metric before the first epoch: whether they are functions of what they are given.
-
-REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
-
-
 def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.device) -> str | None:
     """Call ``measured()``, which calls the functions, twice; why its step can neither be stacked nor captured, or None.
 
     A :class:`SpecError` if the second call gives other numbers: the functions are also called in evaluations, so what
     they keep between calls would not be what it is in a plain loop.
     """
-    names = ", ".join(_named(task))
+    own = [setting for setting in ("objective", "metric") if task.has_own(setting)]
+    names = ", ".join(f"{setting} {function_name(getattr(task, setting))}" for setting in own)
     before = generator_states(device)
     with same_draws(device) as moved:
         first = measured().detach().clone()
@@ -399,23 +328,18 @@ def check_reads_output_alone(loss: Callable[[Any], Tensor], output: Any, task: T
     Such are those of a model that was given as an object, of which a copy is trained: a penalty on them would be a
     constant.
     """
-    if not all(one is None or isinstance(one, (Tensor, int, float, str)) for one in pytree.tree_leaves(output)):
+    if not all(isinstance(leaf, (Tensor, int, float, str, NoneType)) for leaf in pytree.tree_leaves(output)):
         return
     try:
-        found = loss(pytree.tree_map_only(Tensor, Tensor.detach, output))
+        losses = loss(pytree.tree_map_only(Tensor, Tensor.detach, output))
     except Exception:  # it may differentiate the output by itself
         return
-    if found.requires_grad:
+    if losses.requires_grad:
         raise SpecError(
             f"task {task.label!r}: objective {function_name(task.objective)} reads weights other than through what the "
             "model returns; Weft trains a copy of the model and no other weights: let the model return what the loss "
             "needs, (logits, loss) for a penalty, or read them under torch.no_grad() if they are constant"
         )
-
-
-def _named(task: Task) -> list[str]:
-    own = [setting for setting in ("objective", "metric") if task.has_own(setting)]
-    return [f"{setting} {function_name(getattr(task, setting))}" for setting in own]
 
 
 def check_ranks(task: Task, mean_of_rows: bool, own_metric: bool, ranks: int) -> None:
@@ -435,14 +359,10 @@ def check_ranks(task: Task, mean_of_rows: bool, own_metric: bool, ranks: int) ->
             )
 
 
-# ---- StackLoss: the mean training loss of a stack's members, each over the training rows of its split.
-#
-# Shapes: T members, N nodes, C classes.
-
-
 class StackLoss:
-    """What the models of ``tasks`` returned and a batch -> losses ``[T]``; over ranks, this rank's part of them.
+    """The mean training loss of a stack's members, each over the training rows of its split.
 
+    What the models of ``tasks`` returned and a batch -> losses ``[T]``; over ranks, this rank's part of them.
     ``objective``: of all members; ``objectives``: one per split, or that one if all members have the same split.
     """
 
@@ -451,37 +371,35 @@ class StackLoss:
     ) -> None:
         self._label, self._splits, self._ranks = tasks[0].label, splits, ranks
         self.objective = objective_of_stack(tasks, graph, device)
-        own = [([tasks[place] for place in part.positions], part.split.train) for part in splits.parts]
-        by_split = [objective_of_stack(some, graph, device, train) for some, train in own]
+        parts = [([tasks[index] for index in part.positions], part.split.train) for part in splits.parts]
+        by_split = [objective_of_stack(some, graph, device, train) for some, train in parts]
         self.objectives = by_split or [self.objective]
 
     def __call__(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows."""
         if not self._splits.parts:
             return self._by(self.objective, output, batch)
-        return self._splits.compute(output, lambda number, own: self._of_split(number, own, batch))
 
-    def _of_split(self, number: int, output: Any, batch: Batch) -> Tensor:
-        train = self._splits.parts[number].split.train
-        return self._by(self.objectives[number], output, replace(batch, rows=train))
+        def of_split(number: int, part: Any) -> Tensor:
+            rows = self._splits.parts[number].split.train
+            return self._by(self.objectives[number], part, replace(batch, rows=rows))
+
+        return self._splits.compute(output, of_split)
 
     def _by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
         if objective.own:
             return objective.loss(output, batch.y, batch.rows)
         logits, extra = logits_and_extra(output, self._label)
-        losses = self._of_logits(objective, logits, batch)
-        return losses if extra is None else losses + self._checked_extra(extra)
-
-    def _checked_extra(self, extra: Tensor) -> Tensor:
+        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
+            losses = logits.index_select(-2, batch.rows).sum((-2, -1))
+        else:
+            losses = objective.loss(logits, batch.y, batch.rows)
+            losses = losses if self._ranks == 1 else losses * batch.share
+        if extra is None:
+            return losses
         if self._ranks > 1:
             raise SpecError(
                 f"task {self._label!r}: the model returns a loss of its own, which {self._ranks} "
                 "ranks cannot share; train it on one rank"
             )
-        return extra
-
-    def _of_logits(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
-        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
-            return logits.index_select(-2, batch.rows).sum((-2, -1))
-        losses = objective.loss(logits, batch.y, batch.rows)
-        return losses if self._ranks == 1 else losses * batch.share
+        return losses + extra

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
-from weft.capture.observer import is_dry_run
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings import identity
@@ -26,12 +25,21 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.epilogue import BatchNorm, LayerNorm
+from weft.nn.pyg.convert import possible_swaps
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
 from weft.runtime.modules.build import as_written, build_model, was_compiled
 from weft.runtime.modules.convert import Converted, conversion_of, convert
 from weft.runtime.modules.copying import copy_module
-from weft.runtime.modules.settings import check_call, check_edges, given_of_edges, in_words, model_errors, unread_edges
+from weft.runtime.modules.settings import (
+    call_style,
+    check_call,
+    check_edges,
+    given_of_edges,
+    in_words,
+    model_errors,
+    unread_edges,
+)
 from weft.runtime.modules.state import (
     ModuleState,
     StateReader,
@@ -57,6 +65,7 @@ from weft.runtime.step.parameters import (
 from weft.runtime.step.state import State
 
 if TYPE_CHECKING:
+    from weft.runtime.modules.global_state import GlobalsSnapshot
     from weft.runtime.step.preflight import Calls, Findings
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
@@ -468,10 +477,15 @@ class Members:
         self.alone: Calls | None = None
         self.converted: Converted | None = None
         self._reader: StateReader | None = None
+        self.globals: GlobalsSnapshot | None = None  # if its numbers depend on what it changes outside
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        dry_run, self._to_try = inputs.device.type == "meta" or is_dry_run(), []
+        dry_run, self._to_try = inputs.device.type == "meta", []
+        if self.is_users and not dry_run:
+            from weft.capture.observer import is_dry_run  # a run of named models imports nothing of it
+
+            dry_run = is_dry_run()
         if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
             self._to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
         as_pyg = self.builder.sparse and takes_edges(self.model)
@@ -558,7 +572,9 @@ class Members:
             self.layout = self.layout.without_decay(findings.without_gradient)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
-            self._marks = opaque_marks(self.model, names)
+            owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}
+            undeclared = [n for n in names if owners[n].get_extra_state is nn.Module.get_extra_state]
+            self._marks = opaque_marks(self.model, undeclared)
 
     def use_sparse(self) -> None:
         """Let features stay sparse, which were made dense for layers of PyG."""
@@ -596,8 +612,8 @@ class Members:
         state, text = ModuleState.from_tensors(saved), saved_text(saved)
         if state.unsaved:
             raise SpecError(
-                f"task {self.task.label!r}: model {self.task.model_name} keeps {state.unsaved!r} between calls, which is "
-                "not plain data and in no checkpoint, so its training cannot be resumed: return it from "
+                f"task {self.task.label!r}: model {self.task.model_name} keeps {state.unsaved!r} between calls, which "
+                "is not plain data and in no checkpoint, so its training cannot be resumed: return it from "
                 "get_extra_state and take it back in set_extra_state, or start afresh with overwrite"
             )
         restore_state(self.model, state)
@@ -647,13 +663,17 @@ class Members:
             return
         sampled = inputs.device.type == "cuda" and not self.source.constant
         here = conversion_of(self.model, requested, sampled)
-        self.converted = inputs.converted or here
+        if call_style(self.model) == "transposed" and here.layers:  # PyG adds loops to a matrix in another way
+            here = Converted(note="not converted: its layers get adj_t, and not edge_index" if requested else None)
+        self.converted = here if inputs.converted is None else inputs.converted
+        possible = possible_swaps(self.model, draws=requested)
         for name, kind in self.converted.layers.items():
-            if here.layers.get(name) != kind and not sampled:
+            if possible.layers.get(name) != kind:
+                why = possible.kept.get(name, f"there is {possible.layers.get(name, 'none')} now")
                 raise SpecError(
                     f"task {self.task.label!r}: was trained with {kind} {name!r} of model {self.task.model_name} on "
-                    f"Weft's operators, which cannot be done again ({here.note or 'there is none now'}); resume with "
-                    f"what it was trained with, or choose another {option('out')} to start afresh"
+                    f"Weft's operators, which cannot be done again: {why}; resume with what it was trained with, or "
+                    f"choose another {option('out')} to start afresh"
                 )
         if self.converted.sparse and not self.builder.sparse:
             raise SpecError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -31,21 +32,16 @@ class Layout:
     kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 unless given
     turned: tuple[bool, ...] = ()  # of each; none unless given
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Numbers of each parameter: a complex one has two per element."""
-        return [prod(shape) * (2 if self._is_complex(place) else 1) for place, shape in enumerate(self.shapes)]
-
-    def _is_complex(self, place: int) -> bool:
-        return bool(self.kinds) and self.kinds[place].is_complex
-
-    def _is_turned(self, place: int) -> bool:
-        return bool(self.turned) and self.turned[place]
+        kinds = self.kinds or (torch.float32,) * len(self.shapes)
+        return [prod(shape) * (2 if kind.is_complex else 1) for shape, kind in zip(self.shapes, kinds, strict=True)]
 
     @property
     def turned_names(self) -> tuple[str, ...]:
         """The parameters that lie transposed."""
-        return tuple(name for place, name in enumerate(self.names) if self._is_turned(place))
+        return tuple(name for name, turned in zip(self.names, self.turned, strict=False) if turned)
 
     @property
     def total(self) -> int:
@@ -57,35 +53,39 @@ class Layout:
 
         One split, because its backward is one concatenation; slices would each make a P-long gradient.
         """
-        lead = flat.shape[:-1]
-        return self._shaped(flat.split(self.sizes, dim=-1), lead)
+        return self._shaped(flat.split(self.sizes, dim=-1), flat.shape[:-1])
 
     def copies(self, flat: Tensor) -> list[Tensor]:
         """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""
         return self._shaped(split_rows(flat, self.sizes), (flat.shape[0],))
 
     def _shaped(self, parts: Sequence[Tensor], lead: Sequence[int]) -> list[Tensor]:
-        return [
-            self._viewed(place, part, (*lead, *shape))
-            for place, (part, shape) in enumerate(zip(parts, self.shapes, strict=True))
-        ]
-
-    def _viewed(self, place: int, part: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if self._is_complex(place):
-            return _as_complex(part.view((*shape, 2)))
-        return part.view((*shape[:-2], shape[-1], shape[-2])).mT if self._is_turned(place) else part.view(shape)
+        tensors = []
+        for index, (part, own_shape) in enumerate(zip(parts, self.shapes, strict=True)):
+            shape = (*lead, *own_shape)
+            if self.kinds and self.kinds[index].is_complex:
+                pairs = part.view((*shape, 2))
+                # A complex view needs an even offset, which the second row of an odd length does not have.
+                odd = pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1])
+                tensors.append(torch.view_as_complex(pairs.clone() if odd else pairs))
+            elif self.turned and self.turned[index]:
+                tensors.append(part.view((*shape[:-2], shape[-1], shape[-2])).mT)
+            else:
+                tensors.append(part.view(shape))
+        return tensors
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat buffer ``[P]`` that holds ``tensors``."""
-        if not self.names:
-            return torch.zeros(0)
-        return self.flat_of([tensors[name].detach() for name in self.names])
+        return self.flat_of([tensors[name].detach() for name in self.names]) if self.names else torch.zeros(0)
 
     def flat_of(self, tensors: Sequence[Tensor]) -> Tensor:
         """The flat buffer ``[P]`` of ``tensors`` in the order of ``names``."""
-        real = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in tensors]
-        laid = [one.mT if self._is_turned(place) else one for place, one in enumerate(real)]
-        return torch.cat([one.reshape(-1).to(torch.float32) for one in laid])
+        parts = []
+        for index, tensor in enumerate(tensors):
+            real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            real = real.mT if self.turned and self.turned[index] else real
+            parts.append(real.reshape(-1).to(torch.float32))
+        return torch.cat(parts)
 
     def in_order(self, flat: Tensor) -> Tensor:
         """``flat [P]`` with turned parameters in the order of their own elements, as checkpoints have them."""
@@ -116,18 +116,12 @@ class Layout:
         return torch.cat(parts)
 
 
-def _as_complex(pairs: Tensor) -> Tensor:
-    """A complex view of ``pairs [..., 2]``; a copy in an odd place, as in the second row of an odd length."""
-    odd = pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1])
-    return torch.view_as_complex(pairs.clone() if odd else pairs)
-
-
 def layout_of(model: nn.Module, decay: str) -> Layout:
     """The layout of ``model``'s trainable parameters; ``decay`` is ``"all"`` or ``"first"`` (layer).
 
     Complex ones come first: two numbers each, they are views of a row only where an even number is before them.
     """
-    found = [(name, p) for name, p in nn.Module.named_parameters(model) if p.requires_grad]
+    named = [(name, p) for name, p in nn.Module.named_parameters(model) if p.requires_grad]
     if (
         type(model).parameters is not nn.Module.parameters
         or type(model).named_parameters is not nn.Module.named_parameters
@@ -139,8 +133,8 @@ def layout_of(model: nn.Module, decay: str) -> Layout:
                 f"parameters() of model {type(model).__name__} returns {len(unknown)} tensors that are no registered "
                 "parameters of it: register them (self.name = nn.Parameter(...))"
             )
-        found = [(name, p) for name, p in found if id(p) in listed]
-    trained = dict(sorted(found, key=lambda one: not one[1].is_complex()))
+        named = [(name, p) for name, p in named if id(p) in listed]
+    trained = dict(sorted(named, key=lambda pair: not pair[1].is_complex()))
     prefix = "" if decay == "all" else first_layer_prefix(model)
     return Layout(
         names=tuple(trained),
@@ -171,7 +165,7 @@ class Slots:
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         position = {name: index for index, name in enumerate(names)}
         owner = {id(p): position[n] for n, p in nn.Module.named_parameters(model) if n in position}
-        self._places = [
+        self._slots = [
             (module._parameters, key, owner[id(p)])
             for module in model.modules()
             for key, p in module._parameters.items()
@@ -180,7 +174,7 @@ class Slots:
 
     def bind(self, tensors: Sequence[Tensor]) -> None:
         """Bind ``tensors``, in the order of ``names``, in place of the parameters."""
-        for table, key, index in self._places:
+        for table, key, index in self._slots:
             table[key] = tensors[index]
 
 
@@ -189,7 +183,7 @@ class Slots:
 CLOCK, RATE = "clock", "rate"
 
 
-def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
+def _buffer_slots(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
     """Table, key and full name of every buffer that training may change; one that has several names goes by the first.
 
     A module with a clock has no other buffers than those that a runner binds (its dropout rate).
@@ -204,8 +198,8 @@ def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
 
 def take_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the model's buffers by name, in a layout of their own; clocks are not among them."""
-    found = {name: table[key] for table, key, name in _places(model)}
-    return {name: buffer.detach().clone().contiguous() for name, buffer in found.items()}
+    buffers = {name: table[key] for table, key, name in _buffer_slots(model)}
+    return {name: buffer.detach().clone().contiguous() for name, buffer in buffers.items()}
 
 
 def drawing_modules(model: nn.Module) -> list[nn.Module]:
@@ -223,9 +217,8 @@ class ClockSlots:
     """The slots of a model's random modules for the clock and, if they have one, their rate."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = drawing_modules(model)
-        self._clocks = [module._buffers for module in modules]
-        self._rates = [module._buffers for module in modules if RATE in module._buffers]
+        self._clocks = [module._buffers for module in drawing_modules(model)]
+        self._rates = [table for table in self._clocks if RATE in table]
 
     def bind(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
         """Bind ``clock [2]`` = (seed, step) in all of them, and the ``rates`` (0-d each) in their modules."""
@@ -239,37 +232,35 @@ class BufferSlots:
     """The slots of a model's buffers."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = list(_places(model))
+        self._slots = list(_buffer_slots(model))
 
     def bind(self, buffers: Mapping[str, Tensor]) -> None:
         """Bind ``buffers`` to the model, which then updates them in place."""
-        for table, key, name in self._places:
+        for table, key, name in self._slots:
             if name in buffers:  # else it was None at first, and is no part of the state
                 table[key] = buffers[name]
 
     def replaced(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """Names of buffers that a module replaced instead of updating in place."""
-        return [name for table, key, name in self._places if name in buffers and table[key] is not buffers[name]]
+        return [name for table, key, name in self._slots if name in buffers and table[key] is not buffers[name]]
 
     def collect(self, buffers: Mapping[str, Tensor]) -> None:
-        """Copy back buffers that a module replaced instead of updating in place."""
-        for table, key, name in self._places:
-            if name in buffers and table[key] is not buffers[name]:
-                _check_alike(name, table[key], buffers[name])
-                buffers[name].copy_(table[key])
-                table[key] = buffers[name]
+        """Copy back buffers that a module replaced instead of updating in place.
 
-
-def _check_alike(name: str, new: Tensor | None, old: Tensor) -> None:
-    """A :class:`TrainingError` for a buffer that cannot take the place of the one that is kept."""
-    if new is None:
-        raise TrainingError(f"buffer {name!r} became None in a call; the training state keeps its first kind")
-    if new.shape != old.shape or _kind(new) != _kind(old):
-        was, now = (f"{list(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for one in (old, new))
-        raise TrainingError(
-            f"buffer {name!r} was {was} and a call replaced it by {now}; give it that shape and type from the start"
-        )
-
-
-def _kind(tensor: Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()
+        Raises :class:`TrainingError` if the new one cannot be copied into the one of the training state.
+        """
+        for table, key, name in self._slots:
+            if name not in buffers or table[key] is buffers[name]:
+                continue
+            new, old = table[key], buffers[name]
+            if new is None:
+                raise TrainingError(f"buffer {name!r} became None in a call; the training state keeps its first kind")
+            kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (old, new)]
+            if new.shape != old.shape or kinds[0] != kinds[1]:
+                was, now = (f"{list(t.shape)} of {str(t.dtype).removeprefix('torch.')}" for t in (old, new))
+                raise TrainingError(
+                    f"buffer {name!r} was {was} and a call replaced it by {now}; give it that shape and type from the "
+                    "start"
+                )
+            old.copy_(new)
+            table[key] = old

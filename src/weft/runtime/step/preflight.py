@@ -10,6 +10,7 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import DTYPES, same_draws, step_seconds
 from weft.runtime.modules.convert import convert
 from weft.runtime.modules.copying import functions_that_hold
-from weft.runtime.modules.global_state import GlobalsSnapshot
+from weft.runtime.modules.global_state import GlobalsSnapshot, is_library
 from weft.runtime.modules.settings import model_errors
 from weft.runtime.modules.state import (
     ModuleState,
@@ -96,6 +97,7 @@ class CallRecorder(TorchFunctionMode):
         self._weights: list[tuple[Tensor, int]] = []
         self._inputs = {name: (tensor, tensor._version) for name, tensor in inputs.items()}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self.changed_inputs: set[str] = set()
 
     def __enter__(self) -> Self:
         """Start with the weights that the model has now."""
@@ -105,21 +107,15 @@ class CallRecorder(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop, and compare."""
+        """Stop, and compare: two calls may undo what one did."""
         super().__exit__(*error)
         for tensor, version in self._weights:
-            copied = self._copies.get(id(tensor))
-            unequal = copied is not None and not same_numbers(tensor.detach(), copied[1])
-            self.writes = self.writes or tensor._version != version or unequal
+            self.writes = self.writes or self._is_changed(tensor, version)
+        self.changed_inputs |= {name for name, known in self._inputs.items() if self._is_changed(*known)}
 
-    def changed_inputs(self) -> list[str]:
-        """Names of inputs that calls have written to."""
-        found = []
-        for name, (tensor, version) in self._inputs.items():
-            copied = self._copies.get(id(tensor))
-            if tensor._version != version or (copied is not None and not same_numbers(tensor, copied[1])):
-                found.append(name)
-        return sorted(found)
+    def _is_changed(self, tensor: Tensor, version: int) -> bool:
+        copied = self._copies.get(id(tensor))
+        return tensor._version != version or (copied is not None and not same_numbers(tensor.detach(), copied[1]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_bypass(func):
@@ -156,6 +152,7 @@ class Calls:
         self.forward, self.state, self._batch, self._loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
         self.seconds = 0.0  # of all calls so far, without what is around them
+        self.drawn = False  # whether the last training call drew from Python's or NumPy's generator
 
     def __call__(self) -> None:
         """One training call and one in evaluation mode, to be timed: the state changes."""
@@ -165,10 +162,12 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        with self._from_the_start(elsewhere):
+        self.forward.without_gradient = None  # other parameters may be without one in a later call
+        with self._from_the_start(elsewhere) as moved:
             begin = step_seconds()
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
             self.seconds += step_seconds() - begin
+            self.drawn = moved()
         return StepNumbers(loss, grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()})
 
     def evaluate(self) -> Tensor:
@@ -185,15 +184,15 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[None]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], bool]]:
         self.state.restore(self._before)
-        with same_draws(self.state.flat.device):
+        with same_draws(self.state.flat.device) as moved:
             if elsewhere:
                 self.state.flat.mul_(1.5).add_(0.01)
                 torch.manual_seed(torch.initial_seed() + 1)
                 random.seed(random.random())
                 np.random.seed(np.random.randint(1 << 31))
-            yield
+            yield moved
 
 
 @dataclass
@@ -219,7 +218,7 @@ class Findings:
 
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 OTHERS = "it gives other numbers when it is called again"
-OUTSIDE = "something outside of its attributes"
+OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
 
 
 class Preflight:
@@ -371,10 +370,8 @@ class Preflight:
         marks = opaque_marks(model, first.opaque)
         calls.forward.look_at_gradients()
         with self._recorded(calls) as recorder:
-            with same_draws(self._device) as moved:
-                numbers = calls.train()
-                drawn = moved()
-            without = calls.forward.without_gradient or ()
+            numbers = calls.train()
+            without, drawn = calls.forward.without_gradient or (), calls.drawn
             changed = calls.changed_buffers()
             logits = self._evaluated(calls, recorder)
             evaluation_changes = calls.changed_buffers()
@@ -382,30 +379,36 @@ class Preflight:
             again = self._evaluated(calls, recorder)
         self._check_calls(recorder, shared, changed | evaluation_changes)
         state, outside = read(), self._globals.changed()
-        other = self._untouched_calls()
-        fresh, evaluated = other.train(elsewhere=True), other.evaluate()
+        with self._globals.fresh_caches():
+            other = self._untouched_calls()
+            fresh, evaluated = other.train(elsewhere=True), other.evaluate()
         same = later.is_same(fresh, REPEATED)
         same = same and max(apart(again, logits), apart(evaluated, logits)) <= REPEATED
         differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
         made = [name for name in _names(model) if name not in names]
+        views = [n for n, tree in state.trees.items() if tree != first.trees.get(n) and '"weight"' in json.dumps(tree)]
         findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
         changed_opaque = _changed_opaque(model, state, marks)
         if made:
             findings.hidden_state = f"it makes {made[0]!r} when it is called, and not in its constructor"
-        elif differing:
-            name = differing[0].rpartition(":")[2]
+        elif differing or views:
+            name = [*differing, *views][0].rpartition(":")[2]
             findings.hidden_state = f"it keeps {name!r} from call to call, which is no buffer"
         elif drawn:
             findings.hidden_state = "it draws from Python's or NumPy's generator"
         elif not same:
-            where = changed_opaque[:1] or outside[:1]
+            where = changed_opaque[:1] or outside[:1] or state.differences(first)[:1]
             findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
         if members.builder.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
             findings.hidden_state = None
-        if same:
-            findings.unread = frozenset(changed_opaque)
         if findings.hidden_state is not None:
             self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
+            if findings.unsaved:
+                now = opaque_marks(members.model, marks)  # which nothing has called, but shares functions with copies
+                advanced = findings.unsaved == OUTSIDE or any(now.get(name) != marks[name] for name in marks)
+                self._note_unsaved(findings, advanced)
+        if not findings.unsaved:
+            findings.unread = frozenset(changed_opaque)
         self._learn(findings)
         return numbers, logits
 
@@ -413,7 +416,6 @@ class Preflight:
         self, findings: Findings, calls: Calls, state: ModuleState, suspects: Sequence[str], outside: bool
     ) -> None:
         """Find out whether a module that is built anew goes on as this one does, once it has its plain data."""
-        advanced = not suspects
         self._globals.restore()
         if outside and self._members.builder.inputs.group_size > 1:
             raise SpecError(
@@ -424,20 +426,25 @@ class Preflight:
         other = self._untouched_calls()
         try:
             restore_state(other.forward.model, state)
-            trains, evaluates = calls.train(), calls.evaluate()
+            trains, evaluates = calls.train(elsewhere=True), calls.evaluate()
             self._globals.restore()
-            same = trains.is_same(other.train(), REPEATED)
-            findings.evaluates = apart(other.evaluate(), evaluates) <= REPEATED
+            with self._globals.fresh_caches():
+                same = trains.is_same(other.train(elsewhere=True), REPEATED)
+                findings.evaluates = apart(other.evaluate(), evaluates) <= REPEATED
         except SpecError:
             same = findings.evaluates = False
         if same and findings.evaluates and not outside:
             return
-        opaque = [name for name in state.opaque if name not in suspects]
+        owners = dict(calls.forward.model.named_modules())
+        self._members.globals = self._globals if outside else None
+        opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
+
+    def _note_unsaved(self, findings: Findings, advanced: bool) -> None:
         name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
         note = (
-            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and eagerly, "
-            "its training cannot be resumed, and its best weights come with what it has at the end of training; "
+            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and "
+            "eagerly, its training cannot be resumed, and a queue neither preempts it nor continues it after a crash; "
             "return it from get_extra_state and take it back in set_extra_state"
         )
         note += "" if findings.evaluates else "; a result that is loaded does not predict"
@@ -474,7 +481,7 @@ class Preflight:
         return logits
 
     def _check_calls(self, recorder: CallRecorder, shared: Sequence[tuple[str, str]], changed: set[str]) -> None:
-        for name in recorder.changed_inputs():
+        for name in sorted(recorder.changed_inputs):
             raise SpecError(
                 f"model {self._task.model_name} changes {name} in place, which every call gets again; let it change a "
                 f"copy: {name} = {name}.clone()"
@@ -514,7 +521,8 @@ class Preflight:
         only = "only precision='fp32' and 'tf32' on one rank can train that"
         for follower in followers(model, dict(model.named_parameters())):
             raise SpecError(
-                f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; {only}"
+                f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; "
+                f"{only}"
             )
         own = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
         leaf = calls.state.flat.detach().requires_grad_()
@@ -558,7 +566,7 @@ class Preflight:
             state.restore(before)
 
     def _is_same(self, row: int, alone: StepNumbers, logits: Tensor, together: tuple[StepNumbers, Any]) -> bool:
-        """Whether a member of a stack has the loss, gradient of every parameter, buffers and logits that it has alone."""
+        """Whether a member of a stack has the loss, gradients, buffers and logits that it has alone."""
         stack, outputs = together
         layout, its = self._members.layout, as_one(of_member(outputs, row))
         gradients = zip(layout.views(stack.grad[row]), layout.views(alone.grad), strict=True)
@@ -575,6 +583,8 @@ class Preflight:
         The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
         """
         members, state, task = self._members, self._state, self._task
+        holding = functions_that_hold(members.model)
+        members.rebuilds = bool(holding) and not isinstance(task.model, nn.Module)
         flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
             model = copy_of(members, members.slots[0], flat, buffers, state)
@@ -582,9 +592,12 @@ class Preflight:
             raise
         except Exception as error:
             raise members.builder.cannot_copy(f"{type(error).__name__}: {error}") from error
-        if members.hidden_state is not None and not isinstance(task.model, nn.Module):
-            members.rebuilds = bool(functions_that_hold(members.model))
-        if members.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
+        if (
+            members.rebuilds
+            or members.hidden_state is not None
+            or DTYPES[task.precision] != torch.float32
+            or state.members > 1
+        ):
             return
         batch = members.source.example()
         with torch.no_grad(), same_draws(self._device), members.as_it_was():

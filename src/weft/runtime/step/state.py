@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core.compatibility import loop_parts
 from weft.core.task import Task
-from weft.runtime.step import schedules as plateau
+from weft.runtime.step.schedules import RATE, plateau_state
 
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
 FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
@@ -59,35 +59,39 @@ class State:
 
     @classmethod
     def new(
-        cls,
-        flat: Tensor,
-        buffers: dict[str, Tensor],
-        moments: int,
-        seeds: Sequence[int],
-        epochs: Sequence[int],
-        columns: int,
-        length: int | None = None,
-        extras: dict[str, Tensor] | None = None,
+        cls, tasks: Sequence[Task], flat: Tensor, buffers: dict[str, Tensor], columns: int, length: int = 0
     ) -> State:
-        """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over.
+        """The state of ``tasks`` before the first epoch, on the device of ``flat``; it takes ``buffers`` over.
 
-        ``seeds`` and ``epochs``: one of each per member. ``length``: rows of history, the most epochs unless given.
+        ``length``: rows of history, the most epochs unless given.
         """
-        device, members = flat.device, flat.shape[0]
+        device, members, parts = flat.device, flat.shape[0], loop_parts(tasks[0])
+        moments = 0 if tasks[0].has_own("optimizer") else 1 if tasks[0].optimizer == "sgd" else 2
+        extras: dict[str, Tensor] = {}
+        if "ema" in parts:
+            extras["ema"] = flat.clone()
+        if "accumulate" in parts:
+            extras["gradient"] = torch.zeros_like(flat)
+        if "plateau" in parts or "callbacks" in parts:
+            extras[RATE] = torch.ones(members, dtype=torch.float64, device=device)
+        if "plateau" in parts:
+            extras |= plateau_state(tasks, device)
         return cls(
             flat=flat,
             moments=tuple(torch.zeros_like(flat) for _ in range(moments)),
-            clock=torch.tensor([[seed, 0] for seed in seeds], device=device),
+            clock=torch.tensor([[task.seed, 0] for task in tasks], device=device),
             epoch=torch.zeros(members, dtype=torch.int64, device=device),
             epoch_loss=torch.zeros(members, device=device),
             best_flat=flat.clone(),
             best_score=torch.full((members,), -torch.inf, device=device),
             best_epoch=torch.full((members,), -1, device=device),
-            end=torch.tensor(list(epochs), device=device),
-            history=torch.full((members, length or max(epochs), columns), torch.nan, device=device),
+            end=torch.tensor([task.epochs for task in tasks], device=device),
+            history=torch.full(
+                (members, length or max(task.epochs for task in tasks), columns), torch.nan, device=device
+            ),
             buffers=buffers,
             best_buffers={name: buffer.clone() for name, buffer in buffers.items()},
-            extras=extras or {},
+            extras=extras,
         )
 
     def __post_init__(self) -> None:
@@ -133,19 +137,19 @@ class State:
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
         return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
 
-    def of(self, kept: Mapping[str, Tensor]) -> State:
-        """A state of the tensors ``kept``, by the names of :meth:`tensors`."""
+    def of(self, tensors: Mapping[str, Tensor]) -> State:
+        """A state of ``tensors``, by the names of :meth:`tensors`."""
         return State(
-            **{name: kept[name] for name in PLAIN},
-            moments=tuple(kept[f"moment.{place}"] for place in range(len(self.moments))),
-            buffers={name: kept[f"buffer.{name}"] for name in self.buffers},
-            best_buffers={name: kept[f"best_buffer.{name}"] for name in self.best_buffers},
-            extras={name: kept[f"loop.{name}"] for name in self.extras},
+            **{name: tensors[name] for name in PLAIN},
+            moments=tuple(tensors[f"moment.{index}"] for index in range(len(self.moments))),
+            buffers={name: tensors[f"buffer.{name}"] for name in self.buffers},
+            best_buffers={name: tensors[f"best_buffer.{name}"] for name in self.best_buffers},
+            extras={name: tensors[f"loop.{name}"] for name in self.extras},
         )
 
 
 @contextmanager
-def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
+def restored(changed: Iterable[Tensor]) -> Iterator[None]:
     """Restore the tensors at the end."""
     saved = [(tensor, tensor.clone()) for tensor in changed]
     try:
@@ -154,21 +158,3 @@ def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in saved:
                 tensor.copy_(value)
-
-
-# ---- What a training loop keeps in the state besides weights and moments, before the first epoch.
-#
-# Shapes: T members, P parameters.
-
-
-def initial_extras(tasks: Sequence[Task], flat: Tensor) -> dict[str, Tensor]:
-    """Averaged weights, gradients so far, factors of the rates, by what the tasks have; ``flat [T, P]``: weights."""
-    parts, device = loop_parts(tasks[0]), flat.device
-    found: dict[str, Tensor] = {}
-    if "ema" in parts:
-        found["ema"] = flat.clone()
-    if "accumulate" in parts:
-        found["gradient"] = torch.zeros_like(flat)
-    if "plateau" in parts or "callbacks" in parts:
-        found[plateau.RATE] = torch.ones(len(tasks), dtype=torch.float64, device=device)
-    return found | (plateau.initial(tasks, device) if "plateau" in parts else {})

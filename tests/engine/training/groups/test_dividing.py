@@ -48,7 +48,7 @@ def run(npu, **options):
         sweep(),
         device="cpu",
         progress=False,
-        hardware=npu,
+        options=weft.RunOptions(hardware=npu),
         on_event=lambda event: notes.append(event.data.get("message", "")) if event.kind == "note" else None,
         **options,
     )
@@ -76,7 +76,7 @@ def test_the_journal_says_that_the_host_became_slow_and_no_number_changes(tmp_pa
             since.append(event.data["epoch"])
 
     about = {"device": "cpu", "progress": False}
-    mine = weft.run(task, hardware=npu, on_event=slow_down, out=tmp_path / "run", **about)
+    mine = weft.run(task, options=weft.RunOptions(hardware=npu), on_event=slow_down, out=tmp_path / "run", **about)
     npu.stop()
     journal = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     told = [line["message"] for line in journal if line["event"] == "note" and "batching_cpu takes" in line["message"]]
@@ -87,7 +87,7 @@ def test_the_journal_says_that_the_host_became_slow_and_no_number_changes(tmp_pa
 
 @pytest.mark.parametrize(("division", "words"), [("fixed", "of every"), (0.5, "of every 8 batches the npu prepares 4")])
 def test_the_strategy_can_be_set_and_changes_no_number(division, words):
-    mine, notes = run(ThreadAccelerator("npu", Slowed(10**9, 1.0)), division=division)
+    mine, notes = run(ThreadAccelerator("npu", Slowed(10**9, 1.0)), placement=weft.Placement(division=division))
     assert words in notes[0]
     assert mine[0].plan.division.strategy == "fixed"
     assert mine[0].history == weft.run(sweep(), device="cpu", progress=False)[0].history
@@ -111,8 +111,8 @@ def test_an_interrupted_run_is_resumed_with_its_division(tmp_path):
             control.preempt()
 
     about = {"device": "cpu", "progress": False, "out": tmp_path / "run"}
-    weft.run(sweep(), hardware=npu, control=control, on_event=stop, **about)
-    resumed = weft.run(sweep(), hardware=npu, resume=True, **about)
+    weft.run(sweep(), options=weft.RunOptions(hardware=npu), control=control, on_event=stop, **about)
+    resumed = weft.run(sweep(), options=weft.RunOptions(hardware=npu), resume=True, **about)
     npu.stop()
     assert resumed[0].history == weft.run(sweep(), device="cpu", progress=False)[0].history
 
@@ -121,11 +121,11 @@ def test_an_interrupted_run_is_resumed_with_its_division(tmp_path):
     ("work", "options", "message"),
     [
         (weft.Sweep("demo", model="sage", epochs=1), {}, "hardware= would have no effect"),
-        (sweep(), {"hardware": object()}, "has no 'name'"),
+        (sweep(), {"hardware": object()}, r"must be an object with name, registry\(\) and preparers\(parts\)"),
     ],
 )
 def test_hardware_that_nothing_would_use_is_refused(work, options, message):
     npu = ThreadAccelerator("npu")
     with pytest.raises(SpecError, match=message):
-        weft.run(work, device="cpu", progress=False, **{"hardware": npu, **options})
+        weft.run(work, device="cpu", progress=False, options=weft.RunOptions(**{"hardware": npu, **options}))
     npu.stop()

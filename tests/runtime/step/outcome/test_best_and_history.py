@@ -27,9 +27,8 @@ member = st.builds(
 
 def replayed(record, tasks, tables, steps):
     """The state after the epochs of ``tables`` (one a member), evaluated in ``steps``."""
-    epochs = [task.epochs for task in tasks]
     buffers = {"b": torch.zeros(len(tasks), 1)}
-    state = State.new(torch.zeros(len(tasks), 3), buffers, 2, [0] * len(tasks), epochs, COLUMNS, EPOCHS)
+    state = State.new(tasks, torch.zeros(len(tasks), 3), buffers, COLUMNS, EPOCHS)
     for epoch, table in enumerate(zip(*tables, strict=True)):
         state.flat.fill_(epoch)
         state.buffers["b"].fill_(-epoch)

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 import weft
 from tests.runtime.user_modules.kept.test_kept_reads import check
-from tests.runtime.user_modules.research.modules import ALL
+from tests.runtime.user_modules.research.modules import ALL, random_draws
 from tests.runtime.user_modules.test_exact import EPOCHS, GRAPH, RATE, preempted_after, run, seed_all, tasks_of
 
+NOT_PLAIN = (random_draws.DropEdgeGen,)  # with a generator of its own
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's on old norms and sparse tensors
 
 
@@ -52,11 +53,15 @@ def test_alone_loaded_and_resumed_is_a_plain_loop(model, tmp_path, monkeypatch):
     result, expected = run(task, out=tmp_path / "run"), plain(model)
     check(result, *expected)
     seed_all(5)
-    loaded = weft.load_result(tmp_path / "run", model=model, graph=GRAPH)
+    loaded = weft.read(tmp_path / "run", model=model, graph=GRAPH)
     check(result, *expected, loaded.predict_logits(GRAPH))
     preempted_after(6, task, tmp_path / "again", monkeypatch)
     monkeypatch.undo()
     seed_all(5)
+    if model in NOT_PLAIN:
+        with pytest.raises(weft.SpecError, match="cannot be resumed: return it from get_extra_state"):
+            run(task, out=tmp_path / "again", resume=True)
+        return
     check(run(task, out=tmp_path / "again", resume=True), *expected)
 
 

@@ -114,3 +114,17 @@ class Monitors(Base):
         h = self.hidden(x, adj)
         self.mean = 0.9 * self.mean + 0.1 * far(h)
         return self.last(h)
+
+
+class FlagAndTable(Base):
+    """A first call builds a table of the graph, and a flag guards it."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.table, self.done = None, False
+
+    def forward(self, x, adj):
+        if not self.done:
+            self.table, self.done = torch.linspace(0.5, 2.0, x.shape[0])[:, None], True
+        h = self.hidden(x, adj)
+        return self.last(h if self.table is None else h * self.table)

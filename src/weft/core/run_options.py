@@ -1,0 +1,334 @@
+"""RunOptions: how a run is done. One table of rules, from which ``weft.run``, ``weft.plan`` and the shell take options.
+
+``Task`` says what is trained. An option that nothing would read is refused, in one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from weft.core.division import STRATEGIES
+from weft.core.errors import SpecError
+from weft.core.gpus import check_device_name
+from weft.core.placement import PLACES, POLICIES
+from weft.core.settings import Rule
+from weft.core.task import Task
+from weft.core.units import parse_bytes
+from weft.core.wording import option
+
+CHECKPOINT_SECONDS = 30.0
+EVERYWHERE = ("run", "plan")
+ORDERS = ("given", "degree", "bfs", "rcm", "metis")
+PEERS = ("auto", "ipc", "symmetric", "nvshmem")
+PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
+
+
+@dataclass(frozen=True)
+class ShellHelp:
+    """How a shell shows an option: its help, what its value is called, and what it is if left out."""
+
+    text: str
+    metavar: str | None = None
+    default: str | None = None
+
+
+def run_option(
+    default: Any, kind: type, shell: ShellHelp | None = None, readers: Sequence[str] = ("run",), **limits: Any
+) -> Any:
+    """A field with a :class:`Rule`, read by ``readers``; ``shell``: None if a shell cannot give it."""
+    rule = Rule(kind, section="", optional=default is None, **limits)
+    return field(default=default, metadata={"rule": rule, "shell": shell, "readers": tuple(readers)})
+
+
+def parse_division(value: Any, name: str) -> str | float:
+    """A strategy, or a share of the GPU; a :class:`SpecError` for anything else."""
+    share = math.nan
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError):
+            share = float(value)
+    if 0.0 <= share <= 1.0:
+        return share
+    if value not in STRATEGIES:
+        raise SpecError(
+            f"{option(name, value)} must be {' or '.join(map(repr, STRATEGIES))}, or the share of the batches that the "
+            "GPU prepares, from 0 to 1"
+        )
+    return str(value)
+
+
+class _Options:
+    """A table of options: checks every field by its rule and knows which were given."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            if "rule" in one.metadata:
+                value = one.metadata["rule"].check("", one.name, getattr(self, one.name))
+                object.__setattr__(self, one.name, value)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name; those of a placement under their own names."""
+        found: dict[str, Any] = {}
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(value, Placement):
+                found |= value.given
+            elif value is not one.default and value != one.default:
+                found[one.name] = value
+        return found
+
+
+@dataclass(frozen=True)
+class Placement(_Options):
+    """Where the features and the edges (``topology``) of sampled training lie; None leaves a choice to the plan.
+
+    On the ``"gpu"``, in pinned ``"host"`` memory, there with the most used of them ``"cached"`` on the GPU, or on
+    ``"disk"``, in the files of a saved graph; None: the first of these that fits into the budget. ``cache``: bytes of
+    the device for the cache (``"2GiB"``; None: what is left of the budget). ``cache_policy``: what it holds, by
+    ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a ``choose`` method
+    (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between the host and the GPU:
+    ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"`` (MorphGL's algorithms at the
+    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU.
+    """
+
+    features: str | None = run_option(
+        None,
+        str,
+        ShellHelp(
+            "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the "
+            "GPU) or disk (a saved graph's files).",
+            default="the first that fits",
+        ),
+        EVERYWHERE,
+        choices=PLACES,
+    )
+    topology: str | None = run_option(
+        None,
+        str,
+        ShellHelp("Where edges are kept; the same choices.", default="the first that fits"),
+        EVERYWHERE,
+        choices=PLACES,
+    )
+    cache: int | None = run_option(
+        None,
+        int,
+        ShellHelp("Of the device, for the cache: 2GiB.", "BYTES", "what the budget leaves"),
+        EVERYWHERE,
+        parse=parse_bytes,
+    )
+    cache_policy: Any = run_option(
+        None,
+        str,
+        ShellHelp(f"What the cache holds, by: {', '.join(POLICIES)}.", default="degree, benefit for edges"),
+        EVERYWHERE,
+        choices=POLICIES,
+        accepts=lambda value: callable(getattr(value, "choose", None)),
+        described="an object with a choose method",
+    )
+    division: str | float | None = run_option(
+        None,
+        str,
+        ShellHelp(
+            "How batches are divided between host and GPU; a number: the share of the GPU.",
+            "elastic|fixed|SHARE",
+            "elastic",
+        ),
+        EVERYWHERE,
+        parse=parse_division,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        extra = "cache" if self.cache is not None else "cache_policy" if self.cache_policy is not None else ""
+        if extra and self.features is not None and "cached" not in (self.features, self.topology):
+            raise SpecError(f"{extra}= needs features='cached', not features={self.features!r}")
+
+    @property
+    def user_policy(self) -> object | None:
+        """The user's own cache policy, if one was given."""
+        return None if isinstance(self.cache_policy, str) else self.cache_policy
+
+
+@dataclass(frozen=True)
+class RunOptions(_Options):
+    """How a run is done; every field is checked on construction. ``device``, ``budget``, ``ranks`` and ``placement``
+    can also be given to :func:`weft.run` by themselves.
+
+    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``. ``budget``: bytes that it may
+    take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
+    ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
+    one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``placement``: where the data of sampled training lies. ``prune``: end members of a sweep that are not worth
+    training on: ``"median"``, or a policy such as :class:`weft.MedianPruner`. ``checkpoint_every``: seconds of training
+    between checkpoints.
+    ``weave``: merge tasks of different structure into one step with shared kernels, which takes up to half a minute to
+    compile; None: on a GPU that they do not fill they train concurrently, False: in turn. ``compile``: let Inductor
+    fuse what lies between Weft's operators, in users' modules above all; None: on a GPU, if the plan expects it to
+    repay.
+    ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
+    ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
+    ``peers``: the memory that ranks on GPUs read each other's rows from: ``"ipc"`` (CUDA IPC), ``"symmetric"`` (torch's
+    symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
+    ``hardware``: what prepares batches of sampled training in addition to the host's threads, with ``name``,
+    ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
+    """
+
+    device: str = run_option(
+        "auto",
+        str,
+        ShellHelp("auto (a GPU if there is one), cpu, cuda, cuda:N."),
+        ("run", "cluster"),
+        parse=lambda value, _: check_device_name(str(value)),
+    )
+    prune: Any = run_option(
+        None,
+        str,
+        ShellHelp("End members of a sweep that are not worth training on: median.", default="none"),
+        choices=("median",),
+        accepts=callable,
+        described="a callable (epoch, scores, running) -> names, such as weft.MedianPruner()",
+    )
+    budget: int | None = run_option(
+        None,
+        int,
+        ShellHelp("Memory it may take, such as 24GiB.", "BYTES", "what is free on the device"),
+        ("run", "plan", "cluster"),
+        parse=parse_bytes,
+    )
+    weave: bool | None = run_option(
+        None,
+        bool,
+        ShellHelp(
+            "Merge tasks of different structure into one step, or train them in turn.",
+            default="concurrent on a GPU that they do not fill",
+        ),
+        EVERYWHERE,
+    )
+    compile: bool | None = run_option(
+        None,
+        bool,
+        ShellHelp("Compile steps with Inductor, or never.", default="on a GPU, if predicted to pay off"),
+        EVERYWHERE,
+    )
+    ranks: int = run_option(
+        1, int, ShellHelp("Split the graph over this many processes on --device.", default="1"), low=1
+    )
+    placement: Placement = Placement()
+    order: str = run_option(
+        "given",
+        str,
+        ShellHelp(f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}."),
+        choices=ORDERS,
+    )
+    peers: str = run_option(
+        "auto",
+        str,
+        ShellHelp("With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem."),
+        choices=PEERS,
+    )
+    checkpoint_every: float = run_option(
+        CHECKPOINT_SECONDS,
+        float,
+        ShellHelp("Seconds of training between checkpoints.", "SECONDS"),
+        ("run", "cluster"),
+        low=0,
+    )
+    batches: Any = run_option(
+        None,
+        type(None),
+        accepts=lambda value: hasattr(value, "__iter__"),
+        described="a loader of batches, such as PyG's NeighborLoader",
+    )
+    hardware: Any = run_option(
+        None,
+        type(None),
+        accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
+        described="an object with name, registry() and preparers(parts)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.placement, Placement):
+            raise SpecError(f"placement={self.placement!r} must be a weft.Placement(...)")
+
+    @classmethod
+    def of(cls, **options: Any) -> RunOptions:
+        """Options by their names, those of a placement included."""
+        placed = {one.name: options.pop(one.name) for one in fields(Placement) if one.name in options}
+        return cls(**options, placement=Placement(**placed)) if placed else cls(**options)
+
+    def with_keywords(self, **keywords: Any) -> RunOptions:
+        """The same with what was given to a function by itself; a :class:`SpecError` for what was given twice."""
+        defaults = RunOptions()
+        changed = {name: value for name, value in keywords.items() if value != getattr(defaults, name)}
+        for name, value in changed.items():
+            if getattr(self, name) != getattr(defaults, name):
+                raise SpecError(f"{name}={value!r}: options= has {name}={getattr(self, name)!r}; give one of the two")
+        return replace(self, **changed) if changed else self
+
+    def refuse_unread(self, reader: str, words: str) -> None:
+        """A :class:`SpecError` for the first option that ``reader`` does not read; ``words`` say why."""
+        for name, value in self.given.items():
+            if name not in (one.name for one in options_of(reader)):
+                raise SpecError(f"{option(name, value)} {words}")
+
+    @property
+    def for_plan(self) -> dict[str, Any]:
+        """The given options that change a plan."""
+        return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """A :class:`SpecError` for options that exclude each other or these ``tasks``, or that nothing would read."""
+        given = self.given
+        if self.ranks == 1:
+            for name in ("order", "peers"):
+                if name in given:
+                    raise SpecError(
+                        f"{option(name, given[name])} is of use over several ranks only; give ranks=2 or more, or "
+                        "leave it out"
+                    )
+        else:
+            for name, reason in (
+                ("weave", "ranks wait for each other inside of a step"),
+                ("compile", "ranks wait for each other inside of a step"),
+                *((name, "every rank has its part of the graph in its own memory") for name in self.placement.given),
+                ("batches", "a loader makes batches for a run in one process"),
+                ("hardware", "it prepares batches of a run in one process"),
+            ):
+                if given.get(name):
+                    shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
+                    raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
+        if self.prune is not None and len(tasks) == 1:
+            raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
+        if self.hardware is not None and self.batches is not None:
+            raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
+        if self.hardware is not None and not any(task.sampled for task in tasks):
+            raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+        for task in tasks:
+            where = f"task {task.label!r}: "
+            if self.batches is not None:
+                if not task.sampled or task.fanout is None:
+                    raise SpecError(f"{where}batches= needs mode='sampled' with the loader's own fanout and batch")
+                for name in ("batch_seed", "feature_norm"):
+                    if name in task.given:
+                        raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
+            if self.ranks > 1 and task.traits is not None and task.traits.relational:
+                raise SpecError(
+                    f"{where}{task.model} trains on one rank, not on ranks={self.ranks}: shards have no relations"
+                )
+            if self.ranks > 1 and task.split:
+                raise SpecError(
+                    f"{where}split={task.split} trains on one rank, not on ranks={self.ranks}; give the graph with "
+                    f"that split alone, graph.split({task.split})"
+                )
+
+
+def options_of(reader: str) -> list[Any]:
+    """The fields of all options that ``reader`` reads, those of a placement included, in the order of the table."""
+    every = [one for table in (RunOptions, Placement) for one in fields(table) if "rule" in one.metadata]
+    return [one for one in every if reader in one.metadata["readers"]]
