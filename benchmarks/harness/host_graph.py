@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.timing import synchronize
-from weft.batches.placing import pinned, touched
+from weft.batches.placement import pinned, touched
 from weft.core.host_memory import free_host_bytes
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS

@@ -436,4 +436,5 @@ def _share(cell: dict[str, Any]) -> str:
     if share is None:
         return "all on the GPU"
     divided = 0 < share < 1
-    return number(share, 2) + (", inside of steps" if way.get("in_step") else ", beside training") * divided
+    inside = way.get("strategy", "elastic") == "elastic" and way.get("in_step", True)
+    return number(share, 2) + (", inside of steps" if inside else ", fixed") * divided

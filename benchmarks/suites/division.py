@@ -45,10 +45,10 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import profile, synchronize
-from weft.batches.division.measuring import all_at_once
+from weft.batches.division.profiler import all_at_once
 from weft.batches.division.source import DividedSampled, DividedSampling
 from weft.batches.division.thread_accelerator import ThreadAccelerator
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.placement import DataPlacement
@@ -102,20 +102,16 @@ class Case:
         return self.source.steps_per_epoch
 
     def side(self, name: str, workers: int) -> Division:
-        """The division of a side of the comparison; ``share S``: that share in the way that Weft would divide."""
+        """The division of a side of the comparison; ``share S``: MorphGL's algorithms at that fixed share."""
         registry, trainer = self.source.hardware.registry(), self.source.hardware.name
-        limits = replace(self.limits, workers=workers, beside=registry.beside(trainer))
+        limits = replace(self.limits, workers=workers)
         if name in ("host", "device"):
-            return overlap_for(float(name == "device"), limits, trainer, workers)
-        if workers not in self.partitions:
-            about = (registry, self.batches, limits, trainer, workers)
-            self.partitions[workers] = partition(self.times, *about)
-        found = self.partitions[workers]
+            return overlap_for(float(name == "device"), limits, trainer)
         if name == "weft":
-            return found.division
-        way = next((one for one, _ in found.tried if one.divided), found.division)
-        limits = replace(limits, beside=limits.beside and not way.in_step, in_step=way.in_step, lead=way.lead)
-        return overlap_for(float(name.split()[1]), limits, trainer, workers)
+            if workers not in self.partitions:
+                self.partitions[workers] = partition(self.times, registry, self.batches, limits, trainer)
+            return self.partitions[workers].division
+        return overlap_for(float(name.split()[1]), replace(limits, strategy="fixed"), trainer)
 
 
 def shape_graph(shape: str, device: torch.device, args: Namespace) -> Graph:
@@ -190,8 +186,7 @@ def make_case(
     seconds = time.perf_counter() - begin
     # Fill every buffer of the host once, so that no measured epoch pins one: 50 ms per batch where 22 are usual.
     prepare = partial(host.prepare, source.seeds()[0])
-    first, others = all_at_once(prepare, [prepare] * (source.slots - 1))
-    for item in (first, *others):
+    for item in all_at_once([prepare] * source.slots):
         host.discard(item)
     limits = Limits(source.slots - 1, buffer, args.most_workers)
     return Case(group, source, times, limits, seconds, fake)

@@ -35,7 +35,7 @@ from benchmarks.harness.graphs import fresh, full_name, make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import Memory, profile, synchronize
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling, source_for
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import WeftError

@@ -10,10 +10,10 @@ import torch
 import weft
 from weft.batches import CacheChoice
 from weft.batches import cache as cache_policy
-from weft.batches import placing as pinning
+from weft.batches import placement as pinning
 from weft.batches import sampled as sampled_source
 from weft.batches.features import FeatureStore
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling
 from weft.batches.sampler import NeighbourSampler
 from weft.core.placement import DataPlacement

@@ -24,10 +24,10 @@ SAMPLING = Sampling(fanout=(5, 3), batch=32)
 DIVISIONS = [
     Division(1, 0, workers=2, trainer="npu"),
     Division(0, 2, trainer="npu"),
-    Division(2, 1, workers=2, trainer="npu", takes_over=True),
-    Division(1, 2, trainer="npu", beside=True),
-    Division(2, 1, workers=2, trainer="npu", in_step=True, lead=2, takes_over=True),
-    Division(1, 1, workers=2, trainer="npu", in_step=True, lead=1, elastic=True),
+    Division(2, 1, workers=2, trainer="npu", strategy="fixed"),
+    Division(1, 2, trainer="npu", strategy="fixed"),
+    Division(2, 1, workers=2, trainer="npu", lead=2),
+    Division(1, 1, workers=2, trainer="npu", lead=1),
 ]
 
 
@@ -52,21 +52,6 @@ def test_a_division_changes_no_number(graph, model, division, npu):  # noqa: F81
     assert torch.equal(mine.stacks[0].state.flat, plain.stacks[0].state.flat)
     prepared = divided_source(mine).divided.prepared
     assert (prepared["device"] > 0) == (division.device_batches > 0)
-
-
-@pytest.mark.parametrize("division", DIVISIONS[:3], ids=[one.kind for one in DIVISIONS[:3]])
-def test_whole_epochs_are_measured(graph, division, npu):  # noqa: F811
-    """Not one that was begun in the middle, or left."""
-    mine = divided([task(epochs=4)], graph, division, npu)
-    mine.advance(2)
-    measured = divided_source(mine).phases()
-    assert measured["epoch"].count == 2
-    assert measured["epoch"].mean > measured["training_npu"].mean
-    left = iter([False, True])
-    mine.advance(1, lambda: next(left))
-    assert mine.step_in_epoch > 0
-    mine.advance(1)
-    assert "epoch" not in divided_source(mine).phases()
 
 
 def test_recordings_count_in_the_limit_of_a_profile(graph, npu, monkeypatch):  # noqa: F811

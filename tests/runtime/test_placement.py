@@ -8,7 +8,7 @@ import torch
 import weft
 from weft.batches import CacheChoice
 from weft.batches.cache import choose_cache, policy_name
-from weft.batches.placing import is_mapped, place_graph
+from weft.batches.placement import is_mapped, place_graph
 from weft.batches.sampled import Sampling
 from weft.core.errors import InputError
 from weft.core.placement import DataPlacement

@@ -59,8 +59,8 @@ class Block:
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays by name."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Block:
         """The same block on another device."""
@@ -118,54 +118,44 @@ class BlockAdjacency(CountingSorted):
     def _add_self_loops(self) -> Adjacency:
         """Every row begins with its loop: of weight 1, or of that of the loop that was sampled."""
         rows, cols, weight = self.rows(), self.indices, self.weight
-        kept = rows != cols
-        own = None if weight is None else weight.new_ones(self.num_rows)
-        if not bool(kept.all()):
-            if own is not None:
-                own = loop_weights(rows[~kept], weight[~kept], self.num_rows)
-            rows, cols, weight = rows[kept], cols[kept], None if weight is None else weight[kept]
+        regular = rows != cols
+        loop_weight = None if weight is None else weight.new_ones(self.num_rows)
+        if not bool(regular.all()):
+            if loop_weight is not None:
+                loop_weight = loop_weights(rows[~regular], weight[~regular], self.num_rows)
+            rows, cols, weight = rows[regular], cols[regular], None if weight is None else weight[regular]
         counts = torch.bincount(rows, minlength=self.num_rows) + 1
         indptr = torch.zeros(self.num_rows + 1, dtype=torch.int32, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
         ids = torch.arange(self.num_rows, dtype=cols.dtype, device=self.device)
         indices = torch.repeat_interleave(ids, counts, output_size=cols.numel() + self.num_rows)
-        place = torch.arange(1, cols.numel() + 1, device=self.device) + rows
-        indices[place] = cols
+        position = torch.arange(1, cols.numel() + 1, device=self.device) + rows
+        indices[position] = cols
         weights = None
-        if weight is not None and own is not None:
-            weights = weight.new_empty(indices.numel()).index_copy_(0, place, weight)
-            weights.index_copy_(0, indptr[:-1].long(), own)
+        if weight is not None and loop_weight is not None:
+            weights = weight.new_empty(indices.numel()).index_copy_(0, position, weight)
+            weights.index_copy_(0, indptr[:-1].long(), loop_weight)
         looped = BlockAdjacency(indptr, indices, self.num_cols, weight=weights, full=self._full)
         looped.nodes = self.nodes
         return looped
 
     def _normalise_gcn(self) -> Adjacency:
         looped = self.with_self_loops()
-        if self._full is None:
-            scale = _sampled_scale(looped)
-            return looped.scaled(weight=looped.weight, row_scale=scale[: self.num_rows], col_scale=scale)
-        scale, degree = self._full
-        weight = _estimate_weights(looped, degree, self.degrees())
+        if self._full is None:  # D counts the edges of the block and one loop per node
+            degree, weight = torch.ones(looped.num_cols, device=looped.device), looped.weight
+            if weight is None:
+                degree[: self.num_rows] = looped.degrees().to(torch.float32)
+            else:
+                degree[: self.num_rows] = row_sums(weight.to(torch.float32), looped.indptr)
+            scale = degree.rsqrt()
+            scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        else:  # sampled edges times full degree over picked, loops as they are
+            scale, degree = self._full
+            rows = looped.rows().long()
+            ratio = (degree.to(torch.float32) / self.degrees().clamp(min=1))[rows]
+            weight = torch.where(rows == looped.indices, torch.ones_like(ratio), ratio)
+            weight = weight if looped.weight is None else weight * looped.weight
         return looped.scaled(weight=weight, row_scale=scale[: self.num_rows], col_scale=scale)
-
-
-def _sampled_scale(looped: Adjacency) -> Tensor:
-    """``D^-1/2 [M]`` where D counts the edges of the block and one loop per node."""
-    degree = torch.ones(looped.num_cols, device=looped.device)
-    if looped.weight is None:
-        degree[: looped.num_rows] = looped.degrees().to(torch.float32)
-    else:
-        degree[: looped.num_rows] = row_sums(looped.weight.to(torch.float32), looped.indptr)
-    scale = degree.rsqrt()
-    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
-
-
-def _estimate_weights(looped: Adjacency, degree: Tensor, picked: Tensor) -> Tensor:
-    """Weights ``[P + D]``: sampled edges times full degree over picked, loops as they are."""
-    rows = looped.rows().long()
-    ratio = (degree.to(torch.float32) / picked.clamp(min=1))[rows]
-    ratio = torch.where(rows == looped.indices, torch.ones_like(ratio), ratio)
-    return ratio if looped.weight is None else ratio * looped.weight
 
 
 # ---- What a sampler returns: a batch of blocks, or the local subgraph of a batch.
@@ -195,8 +185,8 @@ class MiniBatch:
 
     def tensors(self) -> list[Tensor]:
         """Every array of the batch."""
-        own = [self.input_nodes, self.seeds, self.x, self.y]
-        return [t for t in own if t is not None] + [t for block in self.blocks for t in block.tensors().values()]
+        tensors = [self.input_nodes, self.seeds, self.x, self.y]
+        return [t for t in tensors if t is not None] + [t for block in self.blocks for t in block.tensors().values()]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """The same batch on another device."""
@@ -279,7 +269,19 @@ class PaddedAdjacency(Adjacency):
     def __init__(self, *arrays: Any, full: Full | None = None, **factors: Any) -> None:
         super().__init__(*arrays, **factors)
         self._full = full
-        self._derived["worklist"] = _all_light(self.indptr)
+        # Every row is a light piece, in order: fan-outs bound the rows, and sorting them would need their sizes.
+        none = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._derived["worklist"] = WorkList(
+            heavy_start=none.to(self.indptr.dtype),
+            heavy_len=none,
+            heavy_row=none,
+            light_start=self.indptr[:-1].contiguous(),
+            light_len=self.indptr.diff().to(torch.int32),
+            light_row=torch.arange(self.num_rows, dtype=torch.int32, device=self.device),
+            hub_row=none,
+            hub_ptr=torch.zeros(1, dtype=torch.int32, device=self.device),
+            hub_of_partial=none,
+        )
 
     def scaled(self, **factors: Tensor | None) -> Adjacency:
         """The same structure with other factors."""
@@ -292,9 +294,9 @@ class PaddedAdjacency(Adjacency):
         """Destination of every entry ``[P]`` int32; N - 1 for those beyond the last."""
 
         def build() -> Tensor:
-            places = torch.arange(self.num_edges, device=self.device, dtype=self.indptr.dtype)
-            found = torch.searchsorted(self.indptr[1:].contiguous(), places, right=True)
-            return found.clamp_(max=self.num_rows - 1).to(torch.int32)
+            positions = torch.arange(self.num_edges, device=self.device, dtype=self.indptr.dtype)
+            rows = torch.searchsorted(self.indptr[1:].contiguous(), positions, right=True)
+            return rows.clamp_(max=self.num_rows - 1).to(torch.int32)
 
         return self.structure.derived("rows", build)
 
@@ -308,8 +310,8 @@ class PaddedAdjacency(Adjacency):
         return back
 
     def _transposed_padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        places = torch.arange(self.num_edges, device=self.device)
-        column = torch.where(places < self.indptr[-1], self.indices.long(), self.num_cols)
+        positions = torch.arange(self.num_edges, device=self.device)
+        column = torch.where(positions < self.indptr[-1], self.indices.long(), self.num_cols)
         column, perm = torch.sort(column, stable=True)
         starts = torch.arange(self.num_cols + 1, device=self.device)
         indptr = torch.searchsorted(column, starts).to(torch.int32)
@@ -319,14 +321,14 @@ class PaddedAdjacency(Adjacency):
         """Every row begins with its loop."""
         count, rows = self.num_rows, self.rows().long()
         indptr = self.indptr + torch.arange(count + 1, dtype=self.indptr.dtype, device=self.device)
-        places = torch.arange(self.num_edges, device=self.device) + rows + 1
+        positions = torch.arange(self.num_edges, device=self.device) + rows + 1
         indices = self.indices.new_zeros(self.num_edges + count)
-        indices.index_copy_(0, places, self.indices)
+        indices.index_copy_(0, positions, self.indices)
         loops = torch.arange(count, dtype=self.indices.dtype, device=self.device)
         indices.index_copy_(0, indptr[:-1].long(), loops)
         weight = None
         if self.weight is not None:
-            weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, places, self.weight)
+            weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, positions, self.weight)
         return PaddedAdjacency(indptr, indices, self.num_cols, weight=weight, full=self._full)
 
     def make_relation_slots(self) -> RelationSlots:
@@ -347,24 +349,6 @@ class PaddedAdjacency(Adjacency):
         if looped.weight is not None:
             weight = weight * looped.weight
         return looped.scaled(weight=weight, row_scale=scale[: self.num_rows], col_scale=scale)
-
-
-def _all_light(indptr: Tensor) -> WorkList:
-    """Every row as a light piece, in order: fan-outs bound the rows, and sorting them would need their sizes."""
-    count = indptr.numel() - 1
-    none = torch.empty(0, dtype=torch.int32, device=indptr.device)
-    rows = torch.arange(count, dtype=torch.int32, device=indptr.device)
-    return WorkList(
-        heavy_start=none.to(indptr.dtype),
-        heavy_len=none,
-        heavy_row=none,
-        light_start=indptr[:-1].contiguous(),
-        light_len=indptr.diff().to(torch.int32),
-        light_row=rows,
-        hub_row=none,
-        hub_ptr=torch.zeros(1, dtype=torch.int32, device=indptr.device),
-        hub_of_partial=none,
-    )
 
 
 # ---- Batches of PyG's ``NeighborLoader`` as subgraphs. PyG is not imported: a batch is known by its attributes.
@@ -388,52 +372,45 @@ def from_pyg(batch: Any) -> Subgraph:
         raise InputError(
             f"n_id must be [nodes] and edge_index [2, edges], not {list(nodes.shape)} and {list(edges.shape)}"
         )
-    _check_places(edges, nodes.numel())
-    given = {"weight": _per(batch, "edge_weight", edges.shape[1], "edge")}
+    count = nodes.numel()
+    low, high = (int(end) for end in torch.aminmax(edges)) if edges.numel() else (0, -1)
+    if low < 0 or high >= count:
+        raise InputError(f"edge_index has {low if low < 0 else high}, which is no place in n_id of {count} nodes")
+    seeds = getattr(batch, "batch_size", None)
+    if seeds is None and isinstance(ids := getattr(batch, "input_id", None), Tensor):
+        seeds = ids.numel()
+    if not isinstance(seeds, int) or not 1 <= seeds <= count:
+        raise InputError(f"batch_size={seeds!r} must say how many of the {count} nodes in n_id are seeds")
     attr = _per(batch, "edge_attr", edges.shape[1], "edge")
-    given["edge_attr"] = None if attr is None else attr.to(torch.float32)
     relation = _per(batch, "edge_type", edges.shape[1], "edge")
-    given["relation"] = None if relation is None else relation.to(torch.int32)
-    given |= {name: _per(batch, name, nodes.numel(), "node") for name in ("x", "y")}
-    return Subgraph(edges.long(), nodes.to(torch.int32), _count_seeds(batch, nodes.numel()), **given)
+    return Subgraph(
+        edges.long(),
+        nodes.to(torch.int32),
+        seeds,
+        weight=_per(batch, "edge_weight", edges.shape[1], "edge"),
+        relation=None if relation is None else relation.to(torch.int32),
+        edge_attr=None if attr is None else attr.to(torch.float32),
+        x=_per(batch, "x", count, "node"),
+        y=_per(batch, "y", count, "node"),
+    )
 
 
 def _tensor(batch: Any, name: str) -> Tensor:
-    found = getattr(batch, name, None)
-    if not isinstance(found, Tensor) or found.is_floating_point():
-        what = "is missing" if found is None else f"is {type(found).__name__}, not a tensor of integers"
+    value = getattr(batch, name, None)
+    if not isinstance(value, Tensor) or value.is_floating_point():
+        what = "is missing" if value is None else f"is {type(value).__name__}, not a tensor of integers"
         raise InputError(
             f"{name} of a {type(batch).__name__} {what}; batches of PyG's NeighborLoader have n_id and edge_index"
         )
-    return found
-
-
-def _check_places(edges: Tensor, count: int) -> None:
-    if edges.numel() == 0:
-        return
-    low, high = (int(end) for end in torch.aminmax(edges))
-    if low < 0 or high >= count:
-        raise InputError(f"edge_index has {low if low < 0 else high}, which is no place in n_id of {count} nodes")
+    return value
 
 
 def _per(batch: Any, name: str, count: int, what: str) -> Tensor | None:
-    found = getattr(batch, name, None)
-    if found is not None and (not isinstance(found, Tensor) or found.shape[0] != count):
-        size = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    value = getattr(batch, name, None)
+    if value is not None and (not isinstance(value, Tensor) or value.shape[0] != count):
+        size = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{name} of the batch is {size}; it must have one row per {what}, {count}")
-    return found
-
-
-def _count_seeds(batch: Any, nodes: int) -> int:
-    count = getattr(batch, "batch_size", None)
-    if count is None and isinstance(ids := getattr(batch, "input_id", None), Tensor):
-        count = ids.numel()
-    if not isinstance(count, int) or not 1 <= count <= nodes:
-        raise InputError(f"batch_size={count!r} must say how many of the {nodes} nodes in n_id are seeds")
-    return count
-
-
-# ---- Devices by their full names, so that two of them can be compared.
+    return value
 
 
 def exact_device(device: torch.device | str) -> torch.device:
@@ -461,23 +438,19 @@ class LocalAdjacency(CountingSorted):
 
 def local_adjacency(local: Subgraph) -> Adjacency:
     """The sampled edges as a square matrix over ``nodes``, rows in their order, columns of a row ascending."""
-    src, dst = local.edge_index
-    indptr, order = _by_rows(src, dst, local.nodes.numel())
-    weight = None if local.weight is None else local.weight[order]
-    adj = LocalAdjacency(indptr, src[order].to(torch.int32), local.nodes.numel(), weight=weight)
-    adj = adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
-    return adj if local.edge_attr is None else adj.attributed(local.edge_attr[order])
-
-
-def _by_rows(src: Tensor, dst: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``(indptr [M+1], order [P])``: a stable sort of the edges by their destinations, then by their sources."""
-    if dst.device.type == "cpu":
+    (src, dst), count = local.edge_index, local.nodes.numel()
+    if dst.device.type == "cpu":  # a stable sort of the edges by their destinations, then by their sources
         _, order = _by_counting(src, count)
         indptr, again = _by_counting(dst[order], count)
-        return indptr, order[again]
-    indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
-    torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
-    return indptr, torch.sort(dst * count + src, stable=True).indices
+        order = order[again]
+    else:
+        indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
+        torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
+        order = torch.sort(dst * count + src, stable=True).indices
+    weight = None if local.weight is None else local.weight[order]
+    adj = LocalAdjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    adj = adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
+    return adj if local.edge_attr is None else adj.attributed(local.edge_attr[order])
 
 
 def _by_counting(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:

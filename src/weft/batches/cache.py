@@ -29,16 +29,12 @@ RANKING_BYTES = 64  # per node, of scores that are sorted
 HOST = torch.device("cpu")
 
 
-def _none() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
-
-
 @dataclass(frozen=True)
 class CacheChoice:
     """Ids int64, most valuable first: rows of features, and nodes whose neighbour lists to keep on the device."""
 
-    features: Tensor = field(default_factory=_none)
-    topology: Tensor = field(default_factory=_none)
+    features: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    topology: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def bytes(self, graph: Graph, row_bytes: int) -> int:
         """Device memory that the choice takes."""
@@ -84,15 +80,11 @@ class ByDegree:
 
     def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
         """See :class:`CachePolicy`."""
-        return CacheChoice(_best(_out_degrees(graph, ranking_device(graph, self.device, budget)), row_bytes, budget))
-
-
-def _out_degrees(graph: Graph, device: torch.device) -> Tensor:
-    """How often each node is a neighbour ``[N]``, counted on ``device``."""
-    counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=device)
-    for part in graph.adj.indices.split(EDGES_AT_ONCE):
-        counts += torch.bincount(part.to(device), minlength=graph.num_nodes)
-    return counts
+        device = ranking_device(graph, self.device, budget)
+        counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=device)  # how often each node is a neighbour
+        for part in graph.adj.indices.split(EDGES_AT_ONCE):
+            counts += torch.bincount(part.to(device), minlength=graph.num_nodes)
+        return CacheChoice(_best(counts, row_bytes, budget))
 
 
 def count_reads(batches: Iterable[MiniBatch | Subgraph], num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -147,14 +139,14 @@ class BenefitDensity:
         return CacheChoice(taken[is_row], taken[~is_row] - graph.num_nodes)
 
 
-# ---- Choose what a cache on the device holds: by a policy's name, or by a policy of the user's own.
+# ---- What a cache on the device holds, by a policy's name or a policy of the user's own.
 
 SAMPLED_BATCHES = 32  # of the first epoch, by which presampling and benefit density rank
 
 
 @dataclass(frozen=True)
 class Presampled:
-    """The first batches of an epoch, sampled when they are asked for, by a sampler made then; any number of times."""
+    """The first batches of an epoch, sampled anew in every iteration, by a sampler made then."""
 
     make_sampler: Callable[[], NeighbourSampler]
     order: SeedOrder
@@ -192,26 +184,17 @@ def choose_cache(placement: DataPlacement, policy: CachePolicy, graph: Graph, x:
     if room <= 0:
         return CacheChoice()
     row_bytes = x.shape[1] * x.element_size()
-    choice = policy.choose(graph, row_bytes, room)
-    _check_choice(choice, graph, row_bytes, room, policy)
-    return choice
-
-
-def _check_choice(choice: Any, graph: Graph, row_bytes: int, room: int, policy: Any) -> None:
-    name = type(policy).__name__
+    choice, name = policy.choose(graph, row_bytes, room), type(policy).__name__
     if not isinstance(choice, CacheChoice):
         raise InputError(f"{name}.choose returned {type(choice).__name__}; expected a weft.batches.CacheChoice")
     taken = choice.bytes(graph, row_bytes)
     if taken > room:
         raise InputError(f"{name}.choose takes {taken:,} bytes of the cache, which has room for {room:,}")
+    return choice
 
 
 def policy_name(policy: Any) -> str:
     """What a plan calls a policy; a :class:`InputError` for what is none."""
-    if isinstance(policy, str):
-        if policy not in POLICIES:
-            raise InputError(f"cache_policy={policy!r} must be one of {', '.join(POLICIES)}, or have a choose method")
-        return policy
-    if not callable(getattr(policy, "choose", None)):
+    if policy not in POLICIES if isinstance(policy, str) else not callable(getattr(policy, "choose", None)):
         raise InputError(f"cache_policy={policy!r} must be one of {', '.join(POLICIES)}, or have a choose method")
-    return type(policy).__name__
+    return policy if isinstance(policy, str) else type(policy).__name__

@@ -16,25 +16,24 @@ from weft.batches.block import PaddedAdjacency
 from weft.batches.layerwise import MOST_ROWS, infer_chunk
 from weft.batches.sampler import BatchSize, capacity
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
-from weft.core.batch_sizes import LargeBatch, large_batch
+from weft.core.batch_sizes import large_batch
 from weft.core.placement import DataPlacement
 from weft.core.plan import Plan
 from weft.core.settings import resolve
 from weft.core.task import Task
-from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.ops.csr.adjacency import Adjacency
 
 
 def dry_source_for(task: Task, plan: Plan | None = None) -> MakeSource:
     """Where the batch of a dry run of ``task`` comes from."""
-    places = None if plan is None else plan.places
+    placement = None if plan is None else plan.places
     gpu = plan is not None and plan.device == "cuda"
-    return (lambda request: DrySampled(request, task, places, gpu)) if task.sampled else FullGraph
+    return (lambda request: DrySampled(request, task, placement, gpu)) if task.sampled else FullGraph
 
 
 class DrySampled(FullGraph):
-    """One batch of the largest size that sampling can give, with what sampling it keeps beside it."""
+    """One batch of the largest size that sampling can give, and what sampling keeps."""
 
     def __init__(
         self, request: SourceRequest, task: Task, placement: DataPlacement | None = None, gpu: bool = False
@@ -47,8 +46,10 @@ class DrySampled(FullGraph):
         fanouts = resolve(task.fanouts, graph.num_relations, graph.stats().relation_edges)
         self._gpu, seeds = gpu, min(task.batch, train)
         self._size = capacity(fanouts, seeds, graph.num_nodes, graph.num_edges)
-        if not gpu:
-            self._size = _at_most(self._size, large_batch(graph.stats(), task.fanouts, seeds))
+        if not gpu:  # the smaller of both, number by number
+            size, large = self._size, large_batch(graph.stats(), task.fanouts, seeds)
+            rows, edges = (tuple(map(min, *pair)) for pair in ((size.rows, large.rows), (size.edges, large.edges)))
+            self._size = BatchSize(rows, edges, min(size.nodes, large.nodes))
         self._whole, self._layers = self.batch, placement is not None and placement.evaluation == "layers"
         # Batches gather dense rows: sparse features are kept with their zeros.
         self._dense = None if isinstance(request.x, Tensor) else self._empty(graph.num_nodes, graph.num_features)
@@ -58,44 +59,49 @@ class DrySampled(FullGraph):
         rows = torch.arange(self._size.rows[0], device=device)
         self.batch = Batch(x, blocks, labels, rows, torch.ones(1, device=device))
         self._waiting = self._batch() if gpu and placement is not None and placement.overlap else None
-        self._sampling = self._for_sampling(task) if gpu else []
+        self._sampling: list[Tensor] = []
+        if gpu:  # the table of local ids; for evaluation by layers, where their nodes are; for GCN, all degrees
+            nodes = graph.num_nodes
+            kinds = [torch.int32] * (1 + (task.layers if self._layers else 0))
+            kinds += [torch.float32, torch.int64] if task.traits is not None and task.model == "gcn" else []
+            self._sampling = [self._empty(nodes, dtype=dtype) for dtype in kinds]
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._request.x.dtype, device=self._device)
 
     def _batch(self) -> tuple[Tensor, Adjacency | tuple[Adjacency, ...]]:
-        size = self._size
+        size, graph = self._size, self._request.graph
         if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
-            block = _block(size.nodes, size.nodes, size.new_edges, self._request.graph)
-            return self._empty(size.nodes, self._request.graph.num_features), self._with_edge_values(block)
+            block, adj, of_edges = (
+                self._block(size.nodes, size.nodes, size.new_edges),
+                graph.adj,
+                self._request.of_edges,
+            )
+            if "edge_weight" in of_edges and adj.weight is not None:
+                block.weight = adj.weight.new_ones(block.num_edges)
+            if "edge_attr" in of_edges and adj.edge_attr is not None:
+                block = block.attributed(adj.edge_attr.new_zeros((block.num_edges, *adj.edge_attr.shape[1:])))
+            return self._empty(size.nodes, graph.num_features), block
         shapes = zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
-        blocks = tuple(_block(rows, columns, edges, self._request.graph) for rows, columns, edges in shapes)
-        return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
+        blocks = tuple(self._block(rows, columns, edges) for rows, columns, edges in shapes)
+        return self._empty(size.nodes, graph.num_features), blocks[::-1]
 
-    def _with_edge_values(self, block: Adjacency) -> Adjacency:
-        """A local graph with what the model is given per edge."""
-        adj, given = self._request.graph.adj, self._request.of_edges
-        if "edge_weight" in given and adj.weight is not None:
-            block.weight = adj.weight.new_ones(block.num_edges)
-        if "edge_attr" in given and adj.edge_attr is not None:
-            return block.attributed(adj.edge_attr.new_zeros((block.num_edges, *adj.edge_attr.shape[1:])))
-        return block
-
-    def _for_sampling(self, task: Task) -> list[Tensor]:
-        """The table of local ids; for GCN, degrees of all nodes; for evaluation by layers, where their nodes are."""
-        nodes = self._request.graph.num_nodes
-        kept = [self._empty(nodes, dtype=torch.int32)]
-        kept += [self._empty(nodes, dtype=torch.int32) for _ in range(task.layers if self._layers else 0)]
-        if task.traits is not None and task.model == "gcn":
-            kept += [self._empty(nodes, dtype=torch.float32), self._empty(nodes, dtype=torch.int64)]
-        return kept
+    def _block(self, rows: int, columns: int, edges: int) -> Adjacency:
+        graph, device = self._request.graph, self._device
+        indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        indices = torch.zeros(edges, dtype=torch.int32, device=device)
+        full = torch.ones(columns, device=device), torch.ones(rows, device=device)
+        block = PaddedAdjacency(indptr, indices, columns, full=lambda: full)
+        if not graph.num_relations:
+            return block
+        return block.related(torch.zeros(edges, dtype=torch.int32, device=device), graph.num_relations)
 
     def held(self) -> list[tuple[str, Tensor]]:
         """What is kept for all steps, by kind."""
-        found = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
-        found += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
-        found += [("input", self._dense)] if self._dense is not None else []
-        return found + [("sampling", tensor) for tensor in self._sampling]
+        held = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
+        held += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
+        held += [("input", self._dense)] if self._dense is not None else []
+        return held + [("sampling", tensor) for tensor in self._sampling]
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
@@ -103,10 +109,10 @@ class DrySampled(FullGraph):
         """Of all nodes on the whole graph, or layer by layer a chunk and then room for all results."""
         if not self._layers or layers is None:
             return infer(self._on_device())
-        found = infer_chunk(infer, self._chunk(0, None))
-        for place in range(1, layers):
-            found = infer_chunk(infer, self._chunk(place, found))
-        return found.new_empty(found.shape[0], self.rows("all").numel(), found.shape[-1])
+        values = infer_chunk(infer, self._chunk(0, None))
+        for layer in range(1, layers):
+            values = infer_chunk(infer, self._chunk(layer, values))
+        return values.new_empty(values.shape[0], self.rows("all").numel(), values.shape[-1])
 
     def _on_device(self) -> Batch:
         """The whole graph; what lies elsewhere comes to the device for it."""
@@ -117,10 +123,10 @@ class DrySampled(FullGraph):
         x = self._empty(graph.num_nodes, graph.num_features) if isinstance(whole.x, Tensor) else whole.x
         adj = graph.adj
         if self._placement.topology != "gpu":
-            adj = _block(graph.num_nodes, graph.num_nodes, graph.num_edges, graph)
+            adj = self._block(graph.num_nodes, graph.num_nodes, graph.num_edges)
         return Batch(x, adj, whole.y, whole.rows, whole.share)
 
-    def _chunk(self, place: int, below: Tensor | None) -> Batch:
+    def _chunk(self, layer: int, below: Tensor | None) -> Batch:
         """The largest chunk of a layer."""
         assert self._placement is not None
         graph, edges = self._request.graph, self._placement.chunk_edges
@@ -128,10 +134,10 @@ class DrySampled(FullGraph):
         rows = min(MOST_ROWS, self._placement.chunk_edges, graph.num_nodes)
         columns = min(graph.num_nodes, rows + edges)
         width = (columns, graph.num_features) if below is None else (below.shape[0], columns, below.shape[-1])
-        block = _block(rows, columns, edges, graph)
+        block = self._block(rows, columns, edges)
         here = torch.arange(rows, device=self._device)
         labels = self._request.graph.y[:0]
-        return Batch(self._empty(*width), block, labels, here, torch.ones(1, device=self._device), layer=place)
+        return Batch(self._empty(*width), block, labels, here, torch.ones(1, device=self._device), layer=layer)
 
     def rows(self, split: str) -> Tensor:
         """Of a split; ``"all"``: of what :meth:`logits` gives, layer by layer."""
@@ -145,28 +151,10 @@ class DrySampled(FullGraph):
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
 
 
-def _at_most(size: BatchSize, large: LargeBatch) -> BatchSize:
-    """The smaller of both, number by number."""
-    rows = tuple(min(pair) for pair in zip(size.rows, large.rows, strict=True))
-    edges = tuple(min(pair) for pair in zip(size.edges, large.edges, strict=True))
-    return BatchSize(rows, edges, min(size.nodes, large.nodes))
-
-
 def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for thing in things:
         blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing
-        found += [thing] if isinstance(thing, Tensor) else []
-        found += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
-    return found
-
-
-def _block(rows: int, columns: int, edges: int, graph: Graph) -> Adjacency:
-    device = graph.device
-    indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-    indices = torch.zeros(edges, dtype=torch.int32, device=device)
-    full = torch.ones(columns, device=device), torch.ones(rows, device=device)
-    block = PaddedAdjacency(indptr, indices, columns, full=lambda: full)
-    if not graph.num_relations:
-        return block
-    return block.related(torch.zeros(edges, dtype=torch.int32, device=device), graph.num_relations)
+        tensors += [thing] if isinstance(thing, Tensor) else []
+        tensors += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
+    return tensors

@@ -57,7 +57,11 @@ class FeatureStore:
         if x.dim() != 2:
             raise InputError(f"features must be a matrix [nodes, features], not {list(x.shape)}")
         self.x, self.device = x, exact_device(device)
-        self.tier = _tier(x, self.device)
+        if x.is_cuda and self.device.type != "cuda":
+            raise InputError(f"features are on {x.device} but batches on {self.device}; move the features with x.cpu()")
+        self.tier = "host"
+        if self.device.type == "cuda" and (x.is_cuda or x.is_pinned()):
+            self.tier = "device" if x.is_cuda else "pinned"
         self._lock, self._rows, self._hit_rows = threading.Lock(), 0, 0
         self._slots: Tensor | None = None
         self._cache: Tensor | None = None
@@ -79,8 +83,8 @@ class FeatureStore:
         file, needed = Path(path), shape[0] * shape[1] * np.dtype(dtype).itemsize
         size = file.stat().st_size if file.is_file() else -1
         if size != needed:
-            found = "is missing" if size < 0 else f"holds {size} bytes"
-            raise InputError(f"{file} {found}; {needed} bytes of {dtype} {list(shape)} were expected")
+            state = "is missing" if size < 0 else f"holds {size} bytes"
+            raise InputError(f"{file} {state}; {needed} bytes of {dtype} {list(shape)} were expected")
         # Private and writable only because torch takes no read-only memory; nothing writes to it.
         return cls(torch.from_numpy(np.memmap(file, dtype, "c", shape=shape)), device, cached)
 
@@ -106,13 +110,13 @@ class FeatureStore:
         return None if self._slots is None else (self._slots >= 0).cpu()
 
     def note_reads(self, rows: int, hits: int) -> None:
-        """Count rows that were read on the way of somebody else, of which the cache is to give ``hits``."""
+        """Count rows that were read elsewhere, of which the cache is to give ``hits``."""
         with self._lock:
             self._rows += rows
             self._hit_rows += hits
 
-    def complete(self, ids: Tensor, far: Tensor, places: Tensor, out: Tensor) -> Tensor:
-        """The rows of ``ids [M]`` in ``out [M, F]``: ``far [R, F]`` at ``places [R]``, the others from the cache.
+    def complete(self, ids: Tensor, far: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+        """The rows of ``ids [M]`` in ``out [M, F]``: ``far [R, F]`` at ``positions [R]``, the others from the cache.
 
         Everything is on the store's device; :meth:`held` says which rows ``far`` has to have.
         """
@@ -120,63 +124,62 @@ class FeatureStore:
         assert self._cache is not None
         slots = self._slots.index_select(0, ids.long()).clamp_(min=0)  # rows that the cache lacks are overwritten
         torch.index_select(self._cache, 0, slots.long(), out=out)
-        return out.index_copy_(0, places.long(), far)
+        return out.index_copy_(0, positions.long(), far)
 
     def _fill(self, cached: Tensor, budget: int | None) -> None:
         N, F = self.x.shape
         ids = cached.to(self.device).long()
+        message = f"cached must hold different node ids from 0 to {N - 1}"
         if ids.min() < 0 or ids.max() >= N:
-            raise _not_ids(N)
+            raise InputError(message)
         needed = cached.numel() * F * self.x.element_size() + 4 * N
         if budget is not None and needed > budget:
             raise InputError(
                 f"a cache of {cached.numel():,} rows needs {needed:,} bytes but its budget is {budget:,}; "
                 "cache fewer rows"
             )
-        self._slots = self._places_of(ids)
+        self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
+        positions = torch.arange(ids.numel(), dtype=torch.int32, device=self.device)
+        self._slots[ids] = positions
+        if not torch.equal(self._slots[ids], positions):  # no sort: there may be a hundred million
+            raise InputError(message)
         read = gather_rows_triton if self.tier == "pinned" else gather_rows_cpu
         self._cache = read(self.x, ids if self.tier == "pinned" else cached.cpu()).to(self.device)
-
-    def _places_of(self, ids: Tensor) -> Tensor:
-        """Where each node stands among ``ids`` ``[N]`` int32, -1 for others; an InputError if one is there twice."""
-        nodes = self.x.shape[0]
-        slots = torch.full((nodes,), -1, dtype=torch.int32, device=self.device)
-        places = torch.arange(ids.numel(), dtype=torch.int32, device=self.device)
-        slots[ids] = places
-        if not torch.equal(slots[ids], places):  # no sort: there may be a hundred million
-            raise _not_ids(nodes)
-        return slots
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows ``[M, F]`` of ``ids [M]`` on the store's device, in memory that belongs to the caller.
 
         Ids on the CPU are checked; those on a GPU are not, because that would stall its stream.
         """
-        if ids.device.type == "cpu":
-            _check_ids(ids, self.x.shape[0])
+        if ids.device.type == "cpu" and ids.numel():
+            low, high, count = *(int(end) for end in torch.aminmax(ids)), self.x.shape[0]
+            if low < 0 or high >= count:
+                wrong = low if low < 0 else high
+                raise InputError(f"node id {wrong} must be from 0 to {count - 1}, the rows of the features")
         with self._lock:
             self._rows += ids.numel()
         if self._slots is not None:
             return self._read_cached(ids)
         if self.tier == "device":
-            return _gather_on_device(self.x, ids.to(self.device))
+            gather = gather_rows_triton if self.x.is_cuda else gather_rows_cpu
+            return gather(self.x, ids.to(self.device))
         if self.tier == "pinned":
             return gather_rows_triton(self.x, ids.to(self.device))
         return self._read_host(ids)
 
-    def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, beside: bool = False) -> Tensor:
+    def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, concurrent: bool = False) -> Tensor:
         """The rows of the first ``count [1]`` of ``ids [M]`` in ``out [M, F]``, nothing read back; the others are kept.
 
-        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work
+        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``concurrent``: other work
         runs on the device at the same time.
         """
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
         self._device_rows += count
         if self._slots is None:
-            return gather_rows_triton(self.x, ids, out, count=count, concurrent=beside)
+            return gather_rows_triton(self.x, ids, out, count=count, concurrent=concurrent)
         cached = (self._cache, self._slots, ids, self._device_hits)
-        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=beside)
+        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=concurrent)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""
@@ -198,27 +201,3 @@ class FeatureStore:
         rows[there] = self._cache[slots[there].long()]
         rows[missing] = self._read_host(ids[missing])
         return rows
-
-
-def _check_ids(ids: Tensor, count: int) -> None:
-    if ids.numel() == 0:
-        return
-    low, high = (int(end) for end in torch.aminmax(ids))
-    if low < 0 or high >= count:
-        raise InputError(f"node id {low if low < 0 else high} must be from 0 to {count - 1}, the rows of the features")
-
-
-def _tier(x: Tensor, device: torch.device) -> str:
-    if device.type == "cuda":
-        return "device" if x.is_cuda else "pinned" if x.is_pinned() else "host"
-    if x.is_cuda:
-        raise InputError(f"features are on {x.device} but batches on {device}; move the features with x.cpu()")
-    return "host"
-
-
-def _gather_on_device(x: Tensor, ids: Tensor) -> Tensor:
-    return gather_rows_triton(x, ids) if x.is_cuda else gather_rows_cpu(x, ids)
-
-
-def _not_ids(nodes: int) -> InputError:
-    return InputError(f"cached must hold different node ids from 0 to {nodes - 1}")

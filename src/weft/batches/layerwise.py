@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.batches.block import MiniBatch
 from weft.batches.features import FeatureStore
-from weft.batches.placing import ACTIVATIONS, host_room
+from weft.batches.placement import ACTIVATIONS, host_room
 from weft.batches.sampler import NeighbourSampler
 from weft.batches.source import Batch, Infer
 from weft.graph.graph import Graph
@@ -31,10 +31,10 @@ NEARLY_ALL = 0.9  # of the nodes: from there on a layer has all of them
 
 @dataclass(frozen=True)
 class LayerNodes:
-    """The nodes ``ids [K]`` whose values a layer computes, and where each is among them ``[N]`` int32 (-1: nowhere)."""
+    """The nodes ``ids [K]`` that a layer computes values of, and their ``position [N]`` int32 in it (-1: not there)."""
 
     ids: Tensor
-    place: Tensor
+    position: Tensor
 
     @classmethod
     def of(cls, mask: Tensor) -> LayerNodes:
@@ -42,17 +42,17 @@ class LayerNodes:
         if mask.float().mean() >= NEARLY_ALL:
             mask = torch.ones_like(mask)
         ids = mask.nonzero().squeeze(1).to(torch.int32)
-        place = torch.full(mask.shape, -1, dtype=torch.int32, device=mask.device)
-        place[ids.long()] = torch.arange(ids.numel(), dtype=torch.int32, device=mask.device)
-        return cls(ids, place)
+        position = torch.full(mask.shape, -1, dtype=torch.int32, device=mask.device)
+        position[ids.long()] = torch.arange(ids.numel(), dtype=torch.int32, device=mask.device)
+        return cls(ids, position)
 
 
 def infer_chunk(infer: Infer, chunk: Batch) -> Tensor:
     """``infer(chunk)``; what was derived from its block is let go at once, not when Python finds the cycle it is in."""
-    found = infer(chunk)
+    values = infer(chunk)
     if isinstance(chunk.blocks, Adjacency):
         chunk.blocks._derived.clear()
-    return found
+    return values
 
 
 class Rows(Protocol):
@@ -71,29 +71,25 @@ class LayerWise:
         self._edges = chunk_edges
         self._sampler = NeighbourSampler(graph, [-1], degrees="full", device=graph.device)
         self._nodes: dict[int, LayerNodes] = {}  # by layers that follow
-        self._kept: dict[int, Tensor] = {}
+        self._rooms: dict[int, Tensor] = {}
         self.results = self._nodes_of(0)
 
     def _nodes_of(self, later: int) -> LayerNodes:
         """The nodes of the layer that ``later`` others follow."""
-        if later not in self._nodes:
-            self._nodes[later] = self._of_splits() if later == 0 else self._neighbours(self._nodes_of(later - 1))
-        return self._nodes[later]
-
-    def _of_splits(self) -> LayerNodes:
+        if later in self._nodes:
+            return self._nodes[later]
         graph = self._graph
-        mask = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
-        for name in SPLITS:
-            mask[getattr(graph, name).to(graph.device)] = True
-        return LayerNodes.of(mask)
-
-    def _neighbours(self, nodes: LayerNodes) -> LayerNodes:
-        if nodes.ids.numel() == self._graph.num_nodes:
-            return nodes
-        mask = nodes.place >= 0
-        for _, ids in self._chunks(nodes):
-            mask[self._sampler.sample(ids).input_nodes.long()] = True
-        return LayerNodes.of(mask)
+        if later == 0:  # those of the splits
+            mask = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
+            for name in SPLITS:
+                mask[getattr(graph, name).to(graph.device)] = True
+        else:  # those of the next layer and their neighbours
+            after = self._nodes_of(later - 1)
+            mask = after.position >= 0
+            for _, ids in self._chunks(after) if after.ids.numel() < graph.num_nodes else ():
+                mask[self._sampler.sample(ids).input_nodes.long()] = True
+        self._nodes[later] = LayerNodes.of(mask)
+        return self._nodes[later]
 
     def _chunks(self, nodes: LayerNodes) -> Iterator[tuple[int, Tensor]]:
         """Parts of the nodes, of limited rows and edges, each with its first place."""
@@ -109,46 +105,42 @@ class LayerWise:
 
     def logits(self, infer: Infer, layers: int) -> Tensor:
         """Logits ``[T, K, C]`` of the nodes of :attr:`results`, on the device."""
-        below: Tensor | None = None
-        for place in range(layers):
-            below = self._layer(infer, place, layers - 1 - place, below)
+        below: Tensor | None = None  # values of the layer before ``[K, T, H]`` in host memory, None for the features
+        for layer in range(layers):
+            nodes, out = self._nodes_of(layers - 1 - layer), None
+            for first, ids in self._chunks(nodes):
+                chunk = self._chunk(self._sampler.sample(ids), layer, layers - 1 - layer, below)
+                values = infer_chunk(infer, chunk)
+                if out is None:
+                    out = self._room(layer, (nodes.ids.numel(), values.shape[0], values.shape[-1]), values.dtype)
+                out[first : first + ids.numel()].copy_(values.movedim(0, 1))
+            below = out
         assert below is not None
         return below.to(self._device).movedim(1, 0)
 
-    def _layer(self, infer: Infer, place: int, later: int, below: Tensor | None) -> Tensor:
-        """One layer of its nodes ``[K, T, H]`` in host memory; ``below``: that before it, None for the features."""
-        nodes, out = self._nodes_of(later), None
-        for first, ids in self._chunks(nodes):
-            found = infer_chunk(infer, self._chunk(self._sampler.sample(ids), place, later, below))
-            if out is None:
-                out = self._room(place, (nodes.ids.numel(), found.shape[0], found.shape[-1]), found.dtype)
-            out[first : first + ids.numel()].copy_(found.movedim(0, 1))
-        assert out is not None
-        return out
+    def _room(self, layer: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory for a layer, reused by the next evaluation."""
+        room = self._rooms.get(layer)
+        if room is None or room.shape != shape or room.dtype != dtype:
+            room = None
+            self._rooms.pop(layer, None)  # released before there is another
+            self._rooms[layer] = room = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
+        return room
 
-    def _room(self, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory for a layer, kept for the next evaluation."""
-        kept = self._kept.get(place)
-        if kept is None or kept.shape != shape or kept.dtype != dtype:
-            kept = None
-            self._kept.pop(place, None)  # let go before there is another
-            self._kept[place] = kept = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
-        return kept
-
-    def _chunk(self, block: MiniBatch, place: int, later: int, below: Tensor | None) -> Batch:
+    def _chunk(self, block: MiniBatch, layer: int, later: int, below: Tensor | None) -> Batch:
         if below is None:
             x = self._store.read(block.input_nodes)
         else:
-            rows = self._nodes_of(later + 1).place[block.input_nodes.long()].to(self._device)
+            rows = self._nodes_of(later + 1).position[block.input_nodes.long()].to(self._device)
             x = FeatureStore(below.flatten(1), self._device).read(rows).unflatten(1, below.shape[1:]).movedim(1, 0)
         adjacency = block.to(self._device).blocks[0].adjacency()
         rows = torch.arange(block.seeds.numel(), device=self._device)
         y = self._graph.y[:0].to(self._device)
-        return Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=place)
+        return Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=layer)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Where the nodes ``ids`` are in what :meth:`logits` gives, on the device."""
-        return self.results.place[ids.to(self.results.place.device)].long().to(self._device)
+        return self.results.position[ids.to(self.results.position.device)].long().to(self._device)
 
     def labels(self) -> Tensor:
         """Of the rows of :meth:`logits`."""

@@ -32,9 +32,7 @@ from weft.batches.sampler import NeighbourSampler, SeedBatch
 from weft.batches.source import failure, is_memory_error, named_failures
 from weft.core.errors import InputError, TrainingError
 
-# ---- Channel: a bounded queue between two stages that can be closed from anywhere.
-#
-# Unlike ``queue.Queue``, closing wakes all waiting threads at once, so shutting a pipeline down needs no timeouts.
+# ---- Queues between stages, and their pace.
 
 
 class Closed(Exception):
@@ -42,7 +40,10 @@ class Closed(Exception):
 
 
 class Channel:
-    """At most ``depth`` items; ``longest`` is the most it ever held."""
+    """A bounded queue of at most ``depth`` items; ``longest`` is the most it ever held.
+
+    Unlike with ``queue.Queue``, closing wakes all waiting threads at once, so a shutdown needs no timeouts.
+    """
 
     def __init__(self, depth: int) -> None:
         self.depth, self.longest = depth, 0
@@ -89,15 +90,12 @@ class Channel:
             self._changed.notify_all()
 
 
-# ---- Pace: when a stage may begin its next item, decided from the length of the queue behind it.
-#
-# TurboGNN's runtime monitoring: a queue that has grown for several items in a row means that the next stage cannot
-# keep
-# up, so the stage in front of it is held back until the queue has drained.
-
-
 class Pace:
-    """Limits the queue behind a stage to ``high_water`` items, and to half of that after ``patience`` growing items."""
+    """Limits the queue behind a stage to ``high_water`` items, and to half of that after ``patience`` growing items.
+
+    TurboGNN's runtime monitoring: a queue that has grown for several items in a row means that the next stage cannot
+    keep up, so the stage in front of it is held back until the queue has drained.
+    """
 
     def __init__(self, high_water: int, patience: int = 5) -> None:
         self.high_water, self.patience = high_water, patience
@@ -117,7 +115,7 @@ class Pace:
         return limit
 
 
-# ---- A stage's work on a CUDA stream of its own, ordered before what later stages do with its result.
+# ---- Work on a CUDA stream of its own, and in threads.
 
 
 @dataclass(frozen=True)
@@ -143,17 +141,12 @@ def arrived(item: Any, stream: torch.cuda.Stream | None = None) -> Any:
 
 def _mark_used(item: Any, stream: torch.cuda.Stream) -> None:
     """Keep the memory of ``item`` from being reused before ``stream`` has read it."""
-    for tensor in _tensors(item):
-        if tensor.is_cuda:
-            tensor.record_stream(stream)
-
-
-def _tensors(item: Any) -> list[Tensor]:
     if isinstance(item, Tensor):
-        return [item]
-    if isinstance(item, (tuple, list)):
-        return [tensor for part in item for tensor in _tensors(part)]
-    return item.tensors() if hasattr(item, "tensors") else []
+        if item.is_cuda:
+            item.record_stream(stream)
+        return
+    for part in item if isinstance(item, (tuple, list)) else item.tensors() if hasattr(item, "tensors") else ():
+        _mark_used(part, stream)
 
 
 def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any], Any]:
@@ -176,13 +169,11 @@ def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any
     return run
 
 
-# ---- Workers: a few daemon threads that run functions and hand back futures.
-#
-# Unlike ``ThreadPoolExecutor``, threads that never return do not keep the process from ending.
-
-
 class Workers:
-    """``count`` threads named after ``name``."""
+    """``count`` daemon threads named after ``name`` that run functions and return futures.
+
+    Unlike with ``ThreadPoolExecutor``, threads that never return do not keep the process from ending.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -203,15 +194,12 @@ class Workers:
 
     def _run(self) -> None:
         while (task := self._work.get()) is not None:
-            _fulfil(*task)
-            del task  # an idle worker must not keep the last result's memory
-
-
-def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
+            future, work = task
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del task, future, work  # an idle worker must not keep the last result's memory
 
 
 JOIN_SECONDS = 5.0  # for a stage that is still at work when the pipeline is closed
@@ -268,21 +256,18 @@ class Pipeline:
         An error in a stage, or in the source, is raised here as a TrainingError that names the stage; memory that ran
         out is raised as it is. Leaving the loop early (or closing the iterator) stops all threads.
         """
-        return self._synchronous(source) if self.depth == 1 else self._overlapped(source)
-
-    def _synchronous(self, source: Iterable[Any]) -> Iterator[Any]:
+        if self.depth > 1:
+            running = _Running(self, source)
+            try:
+                yield from running.results()
+            finally:
+                running.stop()
+            return
         for number, item in enumerate(named_errors(source)):
             for stage, report in zip(self.stages, self.reports, strict=True):
                 item = _timed(stage, report, item, number)
             yield arrived(item)
             del item  # the consumer decides how long it lives
-
-    def _overlapped(self, source: Iterable[Any]) -> Iterator[Any]:
-        running = _Running(self, source)
-        try:
-            yield from running.results()
-        finally:
-            running.stop()
 
 
 def named_errors(source: Iterable[Any]) -> Iterator[Any]:
@@ -319,7 +304,7 @@ class _Running:
         self._channels = [Channel(pipeline.depth) for _ in range(len(pipeline.stages) + 1)]
         self._pools = [Workers(s.workers, f"weft-{s.name}") if s.workers > 1 else None for s in pipeline.stages]
         targets = [("source", lambda: self._feed(source))]
-        targets += [(s.name, lambda place=i: self._work(place)) for i, s in enumerate(pipeline.stages)]
+        targets += [(s.name, lambda position=i: self._work(position)) for i, s in enumerate(pipeline.stages)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, i), name=f"weft-{name}", daemon=True)
             for i, (name, work) in enumerate(targets)
@@ -329,21 +314,18 @@ class _Running:
 
     def results(self) -> Iterator[Any]:
         """Finished items; raises the first error at once, even if finished items are waiting."""
-        try:
-            while True:
-                yield self._result()
-        except Closed:
-            if self._error is not None:
-                raise self._error from self._error.__cause__
-
-    def _result(self) -> Any:
-        """The next finished item; raises Closed when there is none, and when a stage has failed."""
-        item = self._channels[-1].take()
-        try:
-            return arrived(_settled(item))
-        except Exception as error:
-            self._fail(error)
-            raise Closed from None
+        while True:
+            try:
+                item = arrived(_settled(self._channels[-1].take()))
+            except Closed:
+                break
+            except Exception as error:
+                self._fail(error)
+                break
+            yield item
+            del item  # the consumer decides how long it lives
+        if self._error is not None:
+            raise self._error from self._error.__cause__
 
     def stop(self) -> None:
         """Close all queues, drop what is in them and wait for the threads."""
@@ -364,7 +346,7 @@ class _Running:
         for channel in self._channels:
             channel.close(drop=True)
 
-    def _guard(self, work: Callable[[], None], place: int) -> None:
+    def _guard(self, work: Callable[[], None], position: int) -> None:
         """A thread's whole life: work, then close the queue behind it, or report its error."""
         try:
             work()
@@ -374,17 +356,17 @@ class _Running:
             self._fail(error)
         except BaseException as error:
             stages = ["source", *(stage.name for stage in self._pipeline.stages)]
-            done = self._pipeline.reports[place - 1].items if place else 0
-            self._fail(error if is_memory_error(error) else failure(_failed(stages[place], done), error))
-        self._channels[place].close()
+            done = self._pipeline.reports[position - 1].items if position else 0
+            self._fail(error if is_memory_error(error) else failure(_failed(stages[position], done), error))
+        self._channels[position].close()
 
     def _feed(self, source: Iterable[Any]) -> None:
         for item in named_errors(source):
             self._channels[0].put(item)
 
-    def _work(self, place: int) -> None:
-        stage, report, pool = self._pipeline.stages[place], self._pipeline.reports[place], self._pools[place]
-        before, behind = self._channels[place], self._channels[place + 1]
+    def _work(self, position: int) -> None:
+        stage, report = self._pipeline.stages[position], self._pipeline.reports[position]
+        pool, before, behind = self._pools[position], self._channels[position], self._channels[position + 1]
         pace, number = Pace(self._pipeline.high_water), 0
         while True:
             # Wait for a free place before the work, not after it: an item in work owns memory too.
@@ -408,9 +390,6 @@ class _Running:
 def _settled(item: Any) -> Any:
     """The item itself; the result of one that a worker is still making."""
     return item.result() if isinstance(item, Future) else item
-
-
-# ---- The stages of sampled training as a list: sample, fetch, transfer; seeds go in, training takes what comes out.
 
 
 def training_stages(

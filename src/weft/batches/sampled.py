@@ -6,7 +6,7 @@ Shapes: N nodes, S seeds of a batch, M nodes of a batch, T members, H features o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,12 @@ from weft.batches.features import FeatureStore
 from weft.batches.layerwise import LayerWise
 from weft.batches.pipeline import Pipeline, training_stages
 from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, is_plain, resolved
-from weft.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
+from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.errors import SpecError
 from weft.core.placement import EVALUATION_EDGES, DataPlacement
 from weft.core.plan import Plan
 from weft.core.settings import Hop, most_picks
 from weft.core.task import Task
-from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK
@@ -33,13 +32,16 @@ from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.gather_rows import clear_rows_triton
 from weft.ops.sampling.reference import epoch_clocks
 
-# ---- DeviceBatch: seeds and a clock, from which the step itself samples, gathers and builds a batch on the GPU.
+MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
+WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
+EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
+
+
+# ---- Batches that are made on the GPU.
 #
-# So one CUDA graph does all of it: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again. Or two: one that
-# fetches into buffers, one that trains on them, so that the next batch is fetched meanwhile
+# One CUDA graph samples, gathers, builds and trains: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
+# Or two graphs: one fetches into buffers and one trains on them, so that the next batch is fetched meanwhile
 # (:mod:`weft.runtime.epoch`).
-#
-# Shapes: S seeds, M nodes of a padded batch, F features.
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,17 @@ class Fetched:
 
 @dataclass(frozen=True)
 class DeviceBatch(Batch):
-    """A batch that is made on the GPU; ``fetch(batch, place)`` and ``build(batch, fetched)`` are its source's."""
+    """A batch that is made on the GPU; ``fetch(batch, buffer)`` and ``build(batch, fetched)`` are its source's."""
 
     seeds: Tensor | None = None
     clock: Tensor | None = None
     fetch: Callable[[DeviceBatch, int], Fetched] | None = None
     build: Callable[[DeviceBatch, Fetched], Batch] | None = None
 
-    def fetched(self, place: int) -> Fetched:
-        """Sample and gather into buffers number ``place``."""
+    def fetched(self, buffer: int) -> Fetched:
+        """Sample and gather into buffers number ``buffer``."""
         assert self.fetch is not None
-        return self.fetch(self, place)
+        return self.fetch(self, buffer)
 
     def built(self, fetched: Fetched) -> Batch:
         """The padded batch."""
@@ -71,15 +73,12 @@ class DeviceBatch(Batch):
         return self.build(self, fetched)
 
 
-# ---- DeviceSeeds: seeds and clocks of the batches that captured steps sample themselves, made on the device.
-#
-# They are made once per epoch, by kernels. A copy per batch, of however few bytes, could wait in line for a batch of
-# the
-# host's that the bus is carrying.
-
-
 class DeviceSeeds:
-    """Of two epochs at a time, the one in training and the next; ``order`` of the seeds, ``seed`` of all draws."""
+    """Seeds and clocks of the batches of two epochs at a time, the one in training and the next, made on the device.
+
+    ``order`` of the seeds, ``seed`` of all draws. They are made once per epoch, by kernels: a copy per batch, however
+    small, could wait in line for a batch of the host's that the bus is carrying.
+    """
 
     def __init__(self, order: SeedOrder, seed: int, device: torch.device) -> None:
         self._order, self._seed, self._device = order, seed, device
@@ -106,35 +105,25 @@ class DeviceSeeds:
         return self._made[epoch, stream]
 
 
-# ---- FeatureBuffer: memory for the features of captured batches, in which rows that no node has are always zeros.
-#
-# Batches differ in size, so a larger one leaves rows behind. Nothing aggregates them, but attention shifts its scores
-# by
-# a bound over all rows: with zeros there, a step depends on its batch alone and not on what was in the buffer before.
-#
-# Shapes: M rows of a padded batch, F features.
-
-
 class FeatureBuffer:
-    """``rows`` rows as wide as those of ``x``; ``filled [1]``: rows from there on are zeros."""
+    """Memory for the features of captured batches: ``rows`` as wide as those of ``x``; zeros from ``filled [1]`` on.
+
+    Batches differ in size, so a larger one leaves rows behind. Nothing aggregates them, but attention shifts its scores
+    by a bound over all rows: with zeros there, a step depends on its batch alone.
+    """
 
     def __init__(self, rows: int, x: Tensor, device: torch.device) -> None:
         self.rows = torch.zeros(rows, x.shape[1], dtype=x.dtype, device=device)
         self.filled = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor, beside: bool = False) -> Tensor:
+    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor, concurrent: bool = False) -> Tensor:
         """The features ``[M, F]`` of the first ``count [1]`` of ``nodes [M]``, zeros behind them; nothing is read back.
 
-        ``beside``: other work runs on the device at the same time.
+        ``concurrent``: other work runs on the device at the same time.
         """
-        found = store.read_padded(nodes, count, self.rows[: nodes.numel()], beside=beside)
-        clear_rows_triton(found, count, self.filled)
-        return found
-
-
-MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
-WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
-EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
+        features = store.read_padded(nodes, count, self.rows[: nodes.numel()], concurrent=concurrent)
+        clear_rows_triton(features, count, self.filled)
+        return features
 
 
 @dataclass(frozen=True)
@@ -170,11 +159,11 @@ def source_for(task: Task, plan: Plan | None = None, policy: Any = None) -> Make
         raise SpecError(
             f"task {task.label!r}: a model of your own needs fanout, the neighbours per hop, such as [15, 10]"
         )
-    about: dict[str, Any] = {}
-    if plan is not None:
-        depth = max((stage.depth for stage in plan.stages), default=1)
-        about = {"placement": plan.places, "depth": depth, "policy": policy}
-    return Sampling(task.fanouts, task.batch, task.batch_seed, **about)
+    sampling = Sampling(task.fanouts, task.batch, task.batch_seed)
+    if plan is None:
+        return sampling
+    depth = max((stage.depth for stage in plan.stages), default=1)
+    return replace(sampling, placement=plan.places, depth=depth, policy=policy)
 
 
 class Sampled:
@@ -183,90 +172,76 @@ class Sampled:
     constant, reduce = False, ONE_RANK
 
     def __init__(self, request: SourceRequest, sampling: Sampling) -> None:
-        graph, x = request.graph, request.x
-        self._x = x if isinstance(x, Tensor) else _dense_rows(x, graph)  # batches gather rows of it
-        self._graph, self._sampling = graph, sampling
+        graph, x, placement = request.graph, request.x, sampling.placement
+        if isinstance(x, SparseFeatures):  # batches gather dense rows
+            if x.shape[0] * x.shape[1] > MOST_DENSE:
+                raise SpecError(
+                    f"graph {graph.name!r}: sampled batches have dense features, and {x.shape[0]:,} x {x.shape[1]:,} "
+                    "of them are too many; give the nodes narrower features, or train on the whole graph with "
+                    "mode='full'"
+                )
+            x = x.to_dense()
+        self._x, self._graph, self._placement = x, graph, placement
         self._fanouts = resolved(sampling.fanout, graph)
         self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
         self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
-        self._edge_attr = request.subgraph and "edge_attr" in request.of_edges
-        held = self._choose_cache(request.subgraph)
-        self._sampler = self._make_sampler(request.subgraph, held.topology)
-        self.store = FeatureStore(self._x, self._device, cached=held.features)
+        # The device that trains also samples, if it reaches the edges.
+        adj, plain = graph.adj, is_plain(self._fanouts)
+        simple = plain and not request.subgraph and not self._apart
+        away = self._device.type == "cuda" and adj.device.type == "cpu" and not (simple and adj.indices.is_pinned())
+        make_sampler = partial(
+            NeighbourSampler,
+            graph,
+            self._fanouts,
+            seed=sampling.seed,
+            subgraph=request.subgraph,
+            degrees="sampled" if request.subgraph or self._apart else "full",
+            edge_attr=request.subgraph and "edge_attr" in request.of_edges,
+            device=adj.device if away else self._device,
+        )
+        cached = CacheChoice()
+        if placement is not None and placement.cached:
+            batches = Presampled(make_sampler, self._order)
+            policy = policy_called(placement.policy, sampling.policy, batches, placement, self._device)
+            cached = choose_cache(placement, policy, graph, x)
+        self._sampler = make_sampler(cached=cached.topology)
+        self.store = FeatureStore(x, self._device, cached=cached.features)
         stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
         # A GPU that samples and gathers works ahead of the host by itself; threads of stages would only take the
         # interpreter from each other (H200, products shape: 61 ms per step with them, 16 without).
         overlaps = self._sampler.backend == "cpu" or self.store.tier == "host"
         self.pipeline = Pipeline(stages, sampling.depth if overlaps else 1)
-        self._splits = {name: getattr(graph, name) for name in SPLITS}
-        self._captured = sampling.captured and request.padding and not request.subgraph and self._can_capture()
-        self.overlaps = self._captured and sampling.placement is not None and sampling.placement.overlap
-        self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, in fixed places
-        self._layers = self._layer_wise()
-
-    def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
-        degrees = "sampled" if subgraph or self._apart else "full"
-        about = {"seed": self._sampling.seed, "threads": 1, "subgraph": subgraph, "degrees": degrees}
-        about["edge_attr"] = self._edge_attr
-        return NeighbourSampler(
-            self._graph, self._fanouts, device=self._sampling_device(subgraph), cached=cached, **about
-        )
-
-    def _sampling_device(self, subgraph: bool) -> torch.device:
-        """The device that samples: the one that trains, if it reaches the edges."""
-        adj = self._graph.adj
-        plain = is_plain(self._fanouts) and not subgraph and not self._apart
-        if self._device.type == "cuda" and adj.device.type == "cpu" and not (adj.indices.is_pinned() and plain):
-            return adj.device
-        return self._device
-
-    def _choose_cache(self, subgraph: bool) -> CacheChoice:
-        placement = self._sampling.placement
-        if placement is None or not placement.cached:
-            return CacheChoice()
-        batches = Presampled(partial(self._make_sampler, subgraph), self._order)
-        policy = policy_called(placement.policy, self._sampling.policy, batches, placement, self._device)
-        return choose_cache(placement, policy, self._graph, self._x)
-
-    def _layer_wise(self) -> LayerWise | None:
-        """Evaluation layer by layer, if the plan says so; else where the graph is not on the device as a whole."""
-        placement = self._sampling.placement
-        if placement is not None and placement.evaluation == "layers":
-            return LayerWise(self._graph, self._x, self._device, placement.chunk_edges)
-        here = self._graph.device == self._device and self._x.device == self._device
-        if here and (placement is not None or self._x.numel() * self._x.element_size() <= WHOLE_BYTES):
-            return None
-        return LayerWise(self._graph, self._x, self._device, EVALUATION_EDGES)
-
-    def _can_capture(self) -> bool:
-        """Whether sampling and training can be CUDA graphs: the GPU reaches everything, and no self loops to find."""
-        adj = self._graph.adj
-        if self._device.type != "cuda" or self._sampler.device != self._device or self.store.tier == "host":
-            return False
-        if not is_plain(self._fanouts) or adj.weight is not None:
-            return False
-        return not adj.derived("has loops", lambda: _has_loops(adj, self._device))
+        # Sampling and training can be CUDA graphs if the GPU reaches everything and there are no self loops to find.
+        reached = self._device.type == "cuda" and self._sampler.device == self._device and self.store.tier != "host"
+        capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
+        loops = capturable and adj.derived("has loops", lambda: _has_loops(adj, self._device))
+        self._captured = sampling.captured and capturable and not loops
+        self.overlaps = self._captured and placement is not None and placement.overlap
+        self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
+        # Evaluated layer by layer if the plan says so; else if the graph is not on the device as a whole.
+        layered = placement is not None and placement.evaluation == "layers"
+        here = graph.device == self._device and x.device == self._device
+        whole = here and (placement is not None or x.numel() * x.element_size() <= WHOLE_BYTES)
+        chunk_edges = placement.chunk_edges if placement is not None and layered else EVALUATION_EDGES
+        self._layers = None if whole and not layered else LayerWise(graph, x, self._device, chunk_edges)
 
     def reads(self) -> dict[str, float]:
         """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""
-        found: dict[str, float] = {}
-        placement = self._sampling.placement
-        if placement is not None and placement.features == "cached":
+        rates: dict[str, float] = {}
+        if self._placement is not None and self._placement.features == "cached":
             counts = self.store.counts
-            found |= {"rows_read": counts.hits + counts.misses, "feature_hit_rate": counts.hit_rate}
+            rates |= {"rows_read": counts.hits + counts.misses, "feature_hit_rate": counts.hit_rate}
         if self._sampler.cached is not None:
             lists, hits = self._sampler.cached.read.tolist()
-            found |= {"lists_read": lists, "list_hit_rate": hits / max(lists, 1)}
-        return found
+            rates |= {"lists_read": lists, "list_hit_rate": hits / max(lists, 1)}
+        return rates
 
     def counters(self) -> list[Tensor]:
         """Where the device counts reads: what a trial run of a captured step must restore."""
         return self.store.counters + ([] if self._sampler.cached is None else [self._sampler.cached.read])
-
-    # ---- training ------------------------------------------------------------------------------------
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
@@ -295,29 +270,32 @@ class Sampled:
 
     def _device_batch(self, epoch: int, batch: int) -> DeviceBatch:
         ids, clock = self._seeds.of(epoch, batch)
-        share = torch.full((1,), ids.numel() / self._order.seeds.numel(), device=self._device)
-        rows, none = torch.arange(ids.numel(), device=self._device), self._graph.y[:0]
-        about = {"shape": ("sampled", ids.numel()), "varies": ("seeds", "clock", "share")}
-        made = {"seeds": ids, "clock": clock, "fetch": self._fetch, "build": self._build}
-        return DeviceBatch(self._x[:0], self._graph.adj, none, rows, share, **about, **made)
+        return DeviceBatch(
+            self._x[:0],
+            self._graph.adj,
+            self._graph.y[:0],
+            torch.arange(ids.numel(), device=self._device),
+            torch.full((1,), ids.numel() / self._order.seeds.numel(), device=self._device),
+            shape=("sampled", ids.numel()),
+            varies=("seeds", "clock", "share"),
+            seeds=ids,
+            clock=clock,
+            fetch=self._fetch,
+            build=self._build,
+        )
 
-    def _fetch(self, batch: DeviceBatch, place: int) -> Fetched:
+    def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and gather; nothing of it is read back by the host."""
         assert batch.seeds is not None
         assert batch.clock is not None
-        hops = self._sampler.sample_padded(batch.seeds, batch.clock)
-        last = hops[-1]
-        x = self._buffer(place).read(self.store, last.nodes, last.num_nodes, beside=self.overlaps)
-        return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
-
-    def _buffer(self, place: int) -> FeatureBuffer:
-        """Memory for the features of the largest batch, which CUDA graphs keep the address of."""
-        if place not in self._buffers:
+        if buffer not in self._buffers:  # for the features of the largest batch; CUDA graphs keep the address
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:
                 rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
-            self._buffers[place] = FeatureBuffer(rows, self._x, self._device)
-        return self._buffers[place]
+            self._buffers[buffer] = FeatureBuffer(rows, self._x, self._device)
+        hops = self._sampler.sample_padded(batch.seeds, batch.clock)
+        x = self._buffers[buffer].read(self.store, hops[-1].nodes, hops[-1].num_nodes, concurrent=self.overlaps)
+        return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
 
     def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
         blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
@@ -333,38 +311,25 @@ class Sampled:
         relation = self._sampler.relation_at(hop.edges)
         return block if relation is None else block.related(relation, self._graph.num_relations)
 
-    # ---- evaluation ----------------------------------------------------------------------------------
-
     def logits(self, infer: Infer, layers: int | None) -> Tensor:
         """Exact logits ``[T, K, C]``: full neighbourhoods, nothing sampled; of all nodes, or of those of the splits."""
-        if self._layers is None:
-            return infer(self._whole())
-        if layers is not None:
+        if self._layers is not None and layers is not None:
             return self._layers.logits(infer, layers)
-        return infer(self._whole()).index_select(-2, self._layers.results.ids.long().to(self._device))
-
-    def _whole(self) -> Batch:
-        graph = self._graph
-        share = torch.ones(1, device=self._device)
-        return Batch(self._x.to(self._device), graph.adj.to(self._device), graph.y, graph.train, share)
+        graph, share = self._graph, torch.ones(1, device=self._device)
+        whole = Batch(self._x.to(self._device), graph.adj.to(self._device), graph.y, graph.train, share)
+        logits = infer(whole)
+        if self._layers is None:
+            return logits
+        return logits.index_select(-2, self._layers.results.ids.long().to(self._device))
 
     def rows(self, split: str) -> Tensor:
         """Where the split's nodes are in what :meth:`logits` gives."""
-        ids = self._splits[split]
+        ids: Tensor = getattr(self._graph, split)
         return ids.to(self._device) if self._layers is None else self._layers.rows(ids)
 
     def labels(self) -> Tensor:
         """Of the rows of :meth:`logits`."""
         return self._graph.y.to(self._device) if self._layers is None else self._layers.labels()
-
-
-def _dense_rows(x: SparseFeatures, graph: Graph) -> Tensor:
-    if x.shape[0] * x.shape[1] > MOST_DENSE:
-        raise SpecError(
-            f"graph {graph.name!r}: sampled batches have dense features, and {x.shape[0]:,} x {x.shape[1]:,} of them "
-            "are too many; give the nodes narrower features, or train on the whole graph with mode='full'"
-        )
-    return x.to_dense()
 
 
 def _has_loops(adj: Adjacency, device: torch.device) -> bool:

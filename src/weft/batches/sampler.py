@@ -86,11 +86,11 @@ class CpuHops:
         self._sampler.begin(seeds, clock)
         hops, first = [], 0
         for number, fanout in enumerate(fanouts):
-            known = self._sampler.nodes.numel()
+            count = self._sampler.nodes.numel()
             take = self._sampler.hop if isinstance(fanout, int) else self._sampler.hop_of_relations
-            sample, found = take(fanout, number, first)
-            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
-            first = known if expand == "new" else 0
+            sample, local = take(fanout, number, first)
+            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
+            first = count if expand == "new" else 0
         return hops
 
 
@@ -105,10 +105,10 @@ class TorchHops:
         nodes, first, hops = seeds, 0, []
         for number, fanout in enumerate(fanouts):
             sample = self._sample(nodes[first:], fanout, clock, number).trimmed()
-            found = relabel_torch(nodes, sample.sources)
-            hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
+            local = relabel_torch(nodes, sample.sources)
+            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
             first = nodes.numel() if expand == "new" else 0
-            nodes = found.nodes
+            nodes = local.nodes
         return hops
 
 
@@ -137,14 +137,12 @@ class TritonHops:
     def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`; ``expand`` must be "all"."""
         assert expand == "all", "the local subgraph is sampled hop by hop"
-        hops = self.padded(seeds, fanouts, clock)
+        hops, trimmed = self.padded(seeds, fanouts, clock), []
         sizes = torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops]).tolist()
-        return [_trimmed(hop, *size) for hop, size in zip(hops, sizes, strict=True)]
-
-
-def _trimmed(hop: DeviceHop, rows: int, nodes: int, edges: int) -> Hop:
-    picked = None if hop.edges is None else hop.edges[:edges]
-    return Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes])
+        for hop, (rows, nodes, edges) in zip(hops, sizes, strict=True):
+            picked = None if hop.edges is None else hop.edges[:edges]
+            trimmed.append(Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes]))
+        return trimmed
 
 
 COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution
@@ -194,31 +192,43 @@ class NeighbourSampler:
         device: torch.device | str | None = None,
         cached: Tensor | None = None,
     ) -> None:
-        _check_choice("backend", backend, BACKENDS)
-        _check_choice("direction", direction, DIRECTIONS)
-        _check_choice("degrees", degrees, DEGREES)
+        choices = (("backend", backend, BACKENDS), ("direction", direction, DIRECTIONS), ("degrees", degrees, DEGREES))
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise InputError(f"{name}={value!r} must be one of {', '.join(allowed)}")
         fanouts = resolved(fanouts, graph)
-        apart = any(not isinstance(fanout, int) for fanout in fanouts)
-        _check_fanouts(fanouts, replace, weight)
-        if apart:
-            _check_apart(replace, weight, degrees, backend)
+        for fanout in fanouts:
+            check_fanout(most_picks(fanout), replace, weight is not None)
+        uniform, apart = not replace and weight is None, any(not isinstance(fanout, int) for fanout in fanouts)
+        if apart and (not uniform or backend in COMPARED):
+            raise InputError("fan-outs per relation are sampled uniformly without replacement, by backend 'auto'")
+        if apart and degrees == "full":
+            raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
         if weight is not None and weight.numel() != graph.num_edges:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
+        if backend in COMPARED and not uniform:
+            raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
+        if edge_attr and (graph.edge_attr is None or not subgraph):
+            raise InputError("edge_attr=True needs a graph whose edges have features, and subgraph=True")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
         self.direction, self.subgraph, self.threads, self.edge_attr = direction, subgraph, threads, edge_attr
         self.device = graph.device if device is None else exact_device(device)
-        self.backend = _resolve(backend, self.device, replace, weight)
+        on_gpu = self.device.type == "cuda"
+        if backend in ("cpu", "gpu") and (backend == "gpu") != on_gpu:
+            raise InputError(f"backend={backend!r} cannot make batches on {self.device}; use 'auto' or another device")
+        self.backend = backend if backend != "auto" else "gpu" if on_gpu else "cpu"
         plain = is_plain(fanouts) and weight is None and direction == "in" and not subgraph and not apart
-        _check_place(graph, self.device, plain)
+        _check_device(graph, self.device, plain)
         self.adj = graph.adj if direction == "in" else graph.adj.transposed()
         self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
         self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
         self._relation = None if graph.relation is None else self._reordered(graph.relation)
-        self._edge_attr = self._wanted_features()
+        self._edge_attr = self._reordered(graph.edge_attr) if edge_attr and graph.edge_attr is not None else None
         self._rows = RelationRows.of(self.adj, self._relation, graph.num_relations) if apart else None
         self._degrees, self._full = degrees, None
         self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
-        self.cached = self._cached_lists(cached)
+        away = cached is not None and cached.numel() > 0 and self.adj.device != self.device
+        self.cached = cached_lists(self.adj, cached, self.device) if away else None
         self._idle: dict[int, list[HopSampler]] = {}
         self._lock = threading.Lock()
 
@@ -234,28 +244,37 @@ class NeighbourSampler:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]
 
-    def _wanted_features(self) -> Tensor | None:
-        """Features of the edges, where batches are to have them."""
-        if not self.edge_attr:
-            return None
-        if self.graph.edge_attr is None or not self.subgraph:
-            raise InputError("edge_attr=True needs a graph whose edges have features, and subgraph=True")
-        return self._reordered(self.graph.edge_attr)
-
-    def _cached_lists(self, nodes: Tensor | None) -> CachedLists | None:
-        if nodes is None or not nodes.numel() or self.adj.device == self.device:
-            return None
-        return cached_lists(self.adj, nodes, self.device)
-
     def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
         """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
         seeds = check_seeds(seeds, self.graph.num_nodes).to(self.device)
         clock = make_clock(self.seed, epoch, batch, self.device)
-        hops = self._run(seeds, clock)
-        if self.subgraph:
-            return self._local_graph(hops, seeds, epoch, batch)
-        blocks = [self._block(hop) for hop in reversed(hops)]
-        return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
+        with self._hop_sampler() as sampler:
+            hops = sampler(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
+        if not self.subgraph:
+            blocks = [self._block(hop) for hop in reversed(hops)]
+            return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
+        pairs, parts = [], [self._per_edge(hop) for hop in hops]
+        for hop in hops:  # sources above destinations
+            rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
+            rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
+            pairs.append(
+                torch.stack([hop.indices.long(), rows] if self.direction == "in" else [rows, hop.indices.long()])
+            )
+        joined = {
+            name: None if parts[0][name] is None else torch.cat([part[name] for part in parts]) for name in parts[0]
+        }
+        if self._edge_attr is not None:
+            picked = [self._edge_attr.index_select(0, self._in_matrix(hop.edges).long()) for hop in hops]
+            joined["edge_attr"] = torch.cat(picked)
+        return Subgraph(
+            torch.cat(pairs, 1),
+            hops[-1].nodes,
+            seeds.numel(),
+            epoch=epoch,
+            batch=batch,
+            num_relations=self.graph.num_relations,
+            **joined,
+        )
 
     def sample_padded(self, seeds: Tensor, clock: Tensor) -> list[DeviceHop]:
         """The hops of a batch on the GPU, padded to their capacity, seeds outwards, with nothing read back.
@@ -268,10 +287,6 @@ class NeighbourSampler:
             if not isinstance(sampler, TritonHops):
                 raise InputError(f"backend={self.backend!r} with fan-outs {list(self.fanouts)} has no padded batches")
             return sampler.padded(seeds, self.fanouts, clock)
-
-    def _run(self, seeds: Tensor, clock: Tensor) -> list[Hop]:
-        with self._hop_sampler() as sampler:
-            return sampler(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
 
     @contextmanager
     def _hop_sampler(self) -> Iterator[HopSampler]:
@@ -287,45 +302,44 @@ class NeighbourSampler:
             idle.append(sampler)
 
     def _make_hops(self) -> HopSampler:
-        if self._rows is not None:
-            return self._make_relation_hops(self._rows)
-        arrays = (self.adj.indptr, self.adj.indices)
+        indptr, indices, rows = self.adj.indptr, self.adj.indices, self._rows
+        fits = is_plain(self.fanouts) and not self.subgraph
+        if rows is not None:
+            if self.backend == "cpu":
+                return CpuHops(CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
+            plain = rows.plain_indptr()
+            if fits:
+                relations = RelationFanouts(rows, self.fanouts)
+                return TritonHops(
+                    plain, rows.indices, replace=False, edges=True, device=self.device, relations=relations
+                )
+
+            def sample(seeds: Tensor, fanout: int | tuple[int, ...], clock: Tensor, hop: int) -> HopSample:
+                if isinstance(fanout, int):
+                    return sample_triton(plain, rows.indices, seeds, fanout, clock, hop, edges=True)
+                return sample_relations_torch(rows, seeds, fanout, clock, hop)
+
+            return TorchHops(sample)
         if self.backend == "cpu":
-            return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
-        if self.backend in COMPARED:
-            return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
-        if self._weight is None and not self.subgraph and is_plain(self.fanouts):
-            options = {"replace": self.replace, "edges": self._needs_edges, "device": self.device}
-            return TritonHops(self._offsets, self.adj.indices, **options, cached=self.cached)
-        return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
-
-    def _make_relation_hops(self, rows: RelationRows) -> HopSampler:
-        if self.backend == "cpu":
-            return CpuHops(CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
-        plain = rows.plain_indptr()
-        if is_plain(self.fanouts) and not self.subgraph:
-            fanouts = RelationFanouts(rows, self.fanouts)
-            options = {"replace": False, "edges": True, "device": self.device, "relations": fanouts}
-            return TritonHops(plain, rows.indices, **options)
-
-        def sample(seeds: Tensor, fanout: int | tuple[int, ...], clock: Tensor, hop: int) -> HopSample:
-            if isinstance(fanout, int):
-                return sample_triton(plain, rows.indices, seeds, fanout, clock, hop, edges=True)
-            return sample_relations_torch(rows, seeds, fanout, clock, hop)
-
-        return TorchHops(sample)
-
-    @property
-    def _needs_edges(self) -> bool:
-        return self._edge_weight is not None or self._relation is not None
+            return CpuHops(CpuSampler(indptr, indices, replace=self.replace, weight=self._weight, threads=self.threads))
+        if self.backend in COMPARED:  # the kernel of that name, or its reference where there is no GPU
+            kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
+            kernel = kernels[COMPARED.index(self.backend)] if self.device.type == "cuda" else sample_reservoir_torch
+            return TorchHops(partial(kernel, indptr, indices))
+        if self._weight is None and fits:
+            edges = self._edge_weight is not None or self._relation is not None
+            options = {"replace": self.replace, "edges": edges, "device": self.device}
+            return TritonHops(self._offsets, indices, **options, cached=self.cached)
+        kernel = partial(sample_triton, indptr, indices, replace=self.replace, weight=self._weight, edges=True)
+        return TorchHops(kernel)
 
     def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
         edges = hop.edges if hop.edges is None else self._in_matrix(hop.edges)
         if edges is None:
             return {"edges": None, "weight": None, "relation": None}
         values = {"weight": self._edge_weight, "relation": self._relation}
-        found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
-        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
+        picked = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
+        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **picked}
 
     def relation_at(self, edges: Tensor | None) -> Tensor | None:
         """Relations at picked ``edges``, of which those beyond the existing ones may be anything; None without any."""
@@ -337,12 +351,6 @@ class NeighbourSampler:
         """Positions of picked edges in ``self.adj``: rows per relation have them in another order."""
         return edges if self._rows is None else _values_at(self._rows.order, edges).long()
 
-    def _features_at(self, hop: Hop) -> Tensor:
-        """Features ``[P, ...]`` of the picked edges."""
-        assert self._edge_attr is not None
-        assert hop.edges is not None
-        return self._edge_attr.index_select(0, self._in_matrix(hop.edges).long())
-
     def _block(self, hop: Hop) -> Block:
         sizes = {"num_relations": self.graph.num_relations}
         block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop), **sizes)
@@ -351,20 +359,6 @@ class NeighbourSampler:
         scale, degree = self.full_degrees
         rows = hop.nodes[: block.num_dst]
         return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
-
-    def _local_graph(self, hops: list[Hop], seeds: Tensor, epoch: int, batch: int) -> Subgraph:
-        pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
-        parts = [self._per_edge(hop) for hop in hops]
-        joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
-        if self._edge_attr is not None:
-            joined["edge_attr"] = torch.cat([self._features_at(hop) for hop in hops])
-        about = {"epoch": epoch, "batch": batch, "num_relations": self.graph.num_relations}
-        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, **about)
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{name}={value!r} must be one of {', '.join(known)}")
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:
@@ -377,25 +371,13 @@ def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:
     return resolve(fanouts, graph.num_relations, graph.stats().relation_edges)
 
 
-def _check_fanouts(fanouts: Sequence[Fanout], replace: bool, weight: Tensor | None) -> None:
-    for fanout in fanouts:
-        check_fanout(most_picks(fanout), replace, weight is not None)
-
-
-def _check_apart(replace: bool, weight: Tensor | None, degrees: str, backend: str) -> None:
-    if replace or weight is not None or backend in COMPARED:
-        raise InputError("fan-outs per relation are sampled uniformly without replacement, by backend 'auto'")
-    if degrees == "full":
-        raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
-
-
 def is_plain(fanouts: Sequence[Fanout]) -> bool:
     """Whether every hop can be sampled by the GPU's own kernels, nothing read back."""
     counts = [k for fanout in fanouts for k in ((fanout,) if isinstance(fanout, int) else fanout)]
     return all(k != FULL and k <= LARGEST_FANOUT for k in counts)
 
 
-def _check_place(graph: Graph, device: torch.device, plain: bool) -> None:
+def _check_device(graph: Graph, device: torch.device, plain: bool) -> None:
     """A GPU reads a graph on it, or for plain sampling one in pinned memory; a CPU one in its memory."""
     if graph.device.type == device.type:
         return
@@ -415,26 +397,6 @@ def _values_at(values: Tensor, ids: Tensor) -> Tensor:
     return gather_rows_triton(values[:, None], ids)[:, 0]
 
 
-def _resolve(backend: str, device: torch.device, replace: bool, weight: Tensor | None) -> str:
-    """The backend that serves the device, or an InputError that says what to change."""
-    on_gpu = device.type == "cuda"
-    if backend in COMPARED and (replace or weight is not None):
-        raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
-    if backend == "auto":
-        return "gpu" if on_gpu else "cpu"
-    if (backend == "gpu") != on_gpu and backend in ("cpu", "gpu"):
-        raise InputError(f"backend={backend!r} cannot make batches on {device}; use 'auto' or another device")
-    return backend
-
-
-def _comparison_sampler(name: str, device: torch.device):
-    """The kernel of that name, or its reference where there is no GPU."""
-    if device.type != "cuda":
-        return sample_reservoir_torch
-    kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
-    return dict(zip(COMPARED, kernels, strict=True))[name]
-
-
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
     """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks.
 
@@ -449,8 +411,8 @@ def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
         of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
         value = (of != adj.indices[begin:end]).float()
         if adj.weight is not None:
-            weight, own = adj.weight[begin:end].float(), value == 0
-            loops[first:last] = loop_weights(of[own] - first, weight[own], last - first)
+            weight, is_loop = adj.weight[begin:end].float(), value == 0
+            loops[first:last] = loop_weights(of[is_loop] - first, weight[is_loop], last - first)
             value *= weight
         total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
     scale = (total + loops).rsqrt()
@@ -467,23 +429,11 @@ def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedL
         raise InputError(
             f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
         )
-    places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
+    positions = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
     starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
     starts[nodes] = first.to(torch.int32)
     read = torch.zeros(2, dtype=torch.int64, device=device)
-    return CachedLists(adj.indices[places].to(device), starts.to(device), read)
-
-
-def _pairs(hop: Hop, direction: str) -> Tensor:
-    """Edges ``[2, P]`` of a hop, sources above destinations."""
-    rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
-    rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
-    found = [hop.indices.long(), rows]
-    return torch.stack(found if direction == "in" else found[::-1])
-
-
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    return None if parts[0] is None else torch.cat([part for part in parts if part is not None])
+    return CachedLists(adj.indices[positions].to(device), starts.to(device), read)
 
 
 # ---- The order of the training seeds: a permutation per epoch, cut into batches, resumable anywhere.
@@ -523,13 +473,13 @@ class SeedOrder:
     def permutation(self, epoch: int) -> Tensor:
         """The order ``[S]`` int64 of the seeds in an epoch: sorted by random 64-bit keys."""
         count = self.seeds.numel()
-        places = torch.arange(count, device=self.seeds.device)
+        positions = torch.arange(count, device=self.seeds.device)
         if not self.shuffle:
-            return places
+            return positions
         key = torch.tensor([signed64(self.seed), signed64(epoch)], device=self.seeds.device)
         key = splitmix(splitmix(splitmix(key[0]) + key[1]) + ORDER_STREAM)
         # A sort by full 64-bit keys: equal ones are too rare to matter and keep their order.
-        return torch.sort(splitmix(key ^ splitmix(places)), stable=True).indices
+        return torch.sort(splitmix(key ^ splitmix(positions)), stable=True).indices
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[SeedBatch]:
         """The batches of an epoch from batch ``start`` on."""

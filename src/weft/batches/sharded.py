@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from weft.batches.block import Block
-from weft.batches.sampler import Hop, SeedBatch, SeedOrder, TorchHops
+from weft.batches.sampler import SeedBatch, SeedOrder, TorchHops
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import InputError, SpecError
 from weft.dist.ranks import Ranks, Route
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, ShardRows
+from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
 from weft.ops.sampling.reference import HopSample, make_clock, sample_torch
 
 
@@ -76,18 +75,33 @@ class ShardedSampled(Shard):
 
     def __init__(self, request: SourceRequest, sampling: ShardedSampling) -> None:
         super().__init__(request, sampling.ranks)
-        self._rows = _checked(request)
+        graph = request.graph
+        assert isinstance(graph.adj, ShardedAdjacency)
+        if graph.device.type != "cpu":
+            raise SpecError("sampled training over ranks runs on CPU ranks; give device='cpu', or one rank on a GPU")
+        if request.subgraph:
+            raise SpecError(
+                "sampled training over ranks needs a model that takes a block per layer; train it on one rank"
+            )
+        if graph.adj.weight is not None:
+            raise InputError(
+                f"graph {graph.name!r} has edge weights, which sampled training over ranks does not read yet"
+            )
+        self._rows = rows = graph.adj.forward
         self._ranks, self._sampling, self._bounds = sampling.ranks, sampling, self._rows.exchange.bounds
         self._x = request.x if isinstance(request.x, Tensor) else request.x.to_dense()
         train = torch.cat(self._ranks.gather_objects(request.graph.train + self._rows.low))
         self._order = SeedOrder(train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
-        self._degrees = torch.stack(_full_degrees(self._rows), 1)
+        # ``(D^-1/2, degree) [n, 2]`` of own nodes in the whole graph, D with the added loops.
+        here = rows.rows()
+        other = (here != rows.columns.long()).float()
+        total = torch.ones(rows.high - rows.low).index_add_(0, here - rows.low, other)
+        self._degrees = torch.stack((total.rsqrt(), rows.indptr.diff().float()), 1)
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """This rank's parts of the batches of ``epoch`` from ``first`` on."""
-        for seeds in self._order.epoch(epoch, first):
-            yield self._part(seeds)
+        yield from map(self._part, self._order.epoch(epoch, first))
 
     def _part(self, batch: SeedBatch) -> Batch:
         whole = batch.seeds.numel()
@@ -97,11 +111,15 @@ class ShardedSampled(Shard):
         hops = TorchHops(self._sample)(seeds, self._sampling.fanout, clock, "all")
         route = Route(hops[-1].nodes, self._bounds, self._ranks)
         x, degrees = route.rows(self._x), route.rows(self._degrees)
-        blocks = tuple(_block(hop, degrees).adjacency() for hop in reversed(hops))
+        blocks = []
+        for hop in reversed(hops):  # the nodes of a hop are the first of those of the last one
+            count, rows = hop.nodes.numel(), hop.indptr.numel() - 1
+            scale, degree = degrees[:count, 0].contiguous(), degrees[:rows, 1].long()
+            blocks.append(Block(hop.indptr, hop.indices, count, gcn_scale=scale, degree=degree).adjacency())
         y = Route(seeds, self._bounds, self._ranks).rows(self._graph.y)
         return Batch(
             x,
-            blocks,
+            tuple(blocks),
             y,
             torch.arange(seeds.numel()),
             torch.tensor([seeds.numel() / whole]),
@@ -111,38 +129,9 @@ class ShardedSampled(Shard):
     def _sample(self, nodes: Tensor, fanout: int, clock: Tensor, hop: int) -> HopSample:
         """Neighbours of any nodes, sampled by the ranks that own them."""
         rows = self._rows
-        answer = partial(_answer, rows, fanout=fanout, clock=clock, hop=hop)
+
+        def answer(own: Tensor) -> tuple[Tensor, Tensor]:
+            sample = sample_torch(rows.indptr, rows.columns, own, fanout, clock, hop, first=rows.low)
+            return sample.indptr, sample.sources
+
         return Route(nodes, self._bounds, self._ranks).lists(answer)
-
-
-def _checked(request: SourceRequest) -> ShardRows:
-    graph = request.graph
-    assert isinstance(graph, ShardGraph)
-    assert isinstance(graph.adj, ShardedAdjacency)
-    if graph.device.type != "cpu":
-        raise SpecError("sampled training over ranks runs on CPU ranks; give device='cpu', or one rank on a GPU")
-    if request.subgraph:
-        raise SpecError("sampled training over ranks needs a model that takes a block per layer; train it on one rank")
-    if graph.adj.weight is not None:
-        raise InputError(f"graph {graph.name!r} has edge weights, which sampled training over ranks does not read yet")
-    return graph.adj.forward
-
-
-def _answer(rows: ShardRows, own: Tensor, fanout: int, clock: Tensor, hop: int) -> tuple[Tensor, Tensor]:
-    found = sample_torch(rows.indptr, rows.columns, own, fanout, clock, hop, first=rows.low)
-    return found.indptr, found.sources
-
-
-def _full_degrees(rows: ShardRows) -> tuple[Tensor, Tensor]:
-    """``(D^-1/2 [n], degree [n])`` of own nodes in the whole graph, D with the added loops."""
-    here = rows.rows()
-    other = (here != rows.columns.long()).float()
-    total = torch.ones(rows.high - rows.low).index_add_(0, here - rows.low, other)
-    return total.rsqrt(), rows.indptr.diff().float()
-
-
-def _block(hop: Hop, degrees: Tensor) -> Block:
-    """The nodes of a hop are the first of those of the last one."""
-    block = Block(hop.indptr, hop.indices, hop.nodes.numel())
-    scale, degree = degrees[: hop.nodes.numel(), 0], degrees[: block.num_dst, 1].long()
-    return replace(block, gcn_scale=scale.contiguous(), degree=degree)

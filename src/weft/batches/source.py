@@ -59,9 +59,9 @@ class Batch:
 
     def without_derived(self) -> Batch:
         """The same batch, of which operators have built nothing yet."""
-        one = isinstance(self.blocks, Adjacency)
-        blocks = self.blocks.without_derived() if one else tuple(block.without_derived() for block in self.blocks)
-        return replace(self, blocks=blocks)
+        if isinstance(self.blocks, Adjacency):
+            return replace(self, blocks=self.blocks.without_derived())
+        return replace(self, blocks=tuple(block.without_derived() for block in self.blocks))
 
     def in_float64(self) -> Batch:
         """The same batch with features, and what it has per edge, in float64; for one adjacency and dense features."""
@@ -132,8 +132,8 @@ class Batch:
         """The batch as a step takes it; one that is made on the device (sampled, gathered) is made here."""
         return self.built(self.fetched(0))
 
-    def fetched(self, place: int) -> Any:
-        """Sample and gather on the device, into buffers number ``place``; nothing where the batch is there already."""
+    def fetched(self, buffer: int) -> Any:
+        """Sample and gather on the device, into buffers number ``buffer``; nothing where the batch is there already."""
         return None
 
     def built(self, fetched: Any) -> Batch:
@@ -279,8 +279,8 @@ class FullGraph(OneByOne):
 
     def rows(self, split: str) -> Tensor:
         """The ids of the split's nodes."""
-        found: Tensor = getattr(self._graph, split)
-        return found
+        ids: Tensor = getattr(self._graph, split)
+        return ids
 
     def labels(self) -> Tensor:
         """Of all nodes."""
@@ -296,9 +296,9 @@ class FullGraph(OneByOne):
 
 @dataclass(frozen=True)
 class MembersOfSplit:
-    """The members that have one split: their places in the stack, also as a tensor ``[K]``."""
+    """The members that have one split: their positions in the stack, also as a tensor ``[K]``."""
 
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     index: Tensor
     split: Split
 
@@ -310,14 +310,14 @@ class StackSplits:
     """
 
     def __init__(self, tasks: Sequence[Task], graph: Graph, device: torch.device) -> None:
-        places: dict[int, list[int]] = {}
-        for place, task in enumerate(tasks if graph.num_splits > 1 else ()):
-            places.setdefault(task.split if isinstance(task.split, int) else 0, []).append(place)
+        by_split: dict[int, list[int]] = {}
+        for position, task in enumerate(tasks if graph.num_splits > 1 else ()):
+            by_split.setdefault(task.split if isinstance(task.split, int) else 0, []).append(position)
         self.parts = [
-            MembersOfSplit(tuple(own), torch.tensor(own, device=device), graph.split_rows(number))
-            for number, own in places.items()
+            MembersOfSplit(tuple(members), torch.tensor(members, device=device), graph.split_rows(number))
+            for number, members in by_split.items()
         ]
-        order = [member for part in self.parts for member in part.places]
+        order = [member for part in self.parts for member in part.positions]
         self._back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device, dtype=torch.int64)
 
     def compute(self, logits: Any, of_part: Callable[[int, Any], Tensor]) -> Tensor:
@@ -327,12 +327,11 @@ class StackSplits:
         """
         if len(self.parts) == 1:
             return of_part(0, logits)
-        found = [of_part(number, _rows(logits, part.index)) for number, part in enumerate(self.parts)]
-        return torch.cat(found).index_select(0, self._back)
-
-
-def _rows(output: Any, index: Tensor) -> Any:
-    return pytree.tree_map_only(Tensor, lambda one: one.index_select(0, index), output)
+        results = []
+        for number, part in enumerate(self.parts):
+            rows = pytree.tree_map_only(Tensor, lambda output, part=part: output.index_select(0, part.index), logits)
+            results.append(of_part(number, rows))
+        return torch.cat(results).index_select(0, self._back)
 
 
 class OnSplit:
@@ -348,8 +347,8 @@ class OnSplit:
 
     def rows(self, split: str) -> Tensor:
         """The nodes of ``"train"``, ``"val"`` or ``"test"``."""
-        found: Tensor = getattr(self._split, split)
-        return found
+        ids: Tensor = getattr(self._split, split)
+        return ids
 
     def labels(self) -> Tensor:
         """Of all nodes."""

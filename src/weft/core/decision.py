@@ -111,10 +111,8 @@ class Decision:
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``divide``: how batches are divided from now on, as plain data (:class:`weft.core.division.Division`; None: as
-    before); ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on.
-    ``finish``: this session is over; ``reason`` says why if members
-    still run (``"interrupted"``, ``"preempted"``).
+    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
+    this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
     epoch: int
@@ -125,7 +123,6 @@ class Decision:
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    divide: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 

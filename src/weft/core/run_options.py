@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from weft.core.division import STRATEGIES
 from weft.core.errors import SpecError
 from weft.core.gpus import check_device_name
 from weft.core.placement import PLACES, POLICIES
@@ -20,7 +23,7 @@ from weft.core.wording import option
 CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
-PREPARES = ("name", "registry", "sides")  # what hardware that prepares batches has
+PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
 
 
 def run_option(
@@ -33,6 +36,22 @@ def run_option(
     rule = Rule(kind, section="", optional=default is None, **limits)
     shell = {"help": help, "metavar": metavar or None, "shown": shown or None}
     return field(default=default, metadata={"rule": rule, "shell": shell, "readers": readers.split()})
+
+
+def parse_division(value: Any, name: str) -> str | float:
+    """A strategy, or a share of the GPU; a :class:`SpecError` for anything else."""
+    share = math.nan
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError):
+            share = float(value)
+    if 0.0 <= share <= 1.0:
+        return share
+    if value not in STRATEGIES:
+        raise SpecError(
+            f"{option(name, value)} must be {' or '.join(map(repr, STRATEGIES))}, or the share of the batches that the "
+            "GPU prepares, from 0 to 1"
+        )
+    return str(value)
 
 
 class _Options:
@@ -65,7 +84,9 @@ class Placement(_Options):
     ``"disk"``, in the files of a saved graph; None: the first of these that fits into the budget. ``cache``: bytes of
     the device for the cache (``"2GiB"``; None: what is left of the budget). ``cache_policy``: what it holds, by
     ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a ``choose`` method
-    (:class:`weft.batches.CachePolicy`).
+    (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between the host and the GPU:
+    ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"`` (MorphGL's algorithms at the
+    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU.
     """
 
     features: str | None = run_option(
@@ -98,6 +119,15 @@ class Placement(_Options):
         choices=POLICIES,
         accepts=lambda value: callable(getattr(value, "choose", None)),
         described="an object with a choose method",
+    )
+    division: str | float | None = run_option(
+        None,
+        str,
+        "How batches are divided between host and GPU; a number: the share of the GPU.",
+        "run plan",
+        "elastic|fixed|SHARE",
+        "elastic",
+        parse=parse_division,
     )
 
     def __post_init__(self) -> None:
@@ -134,7 +164,7 @@ class RunOptions(_Options):
     symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     ``hardware``: what prepares batches of sampled training in addition to the host's threads, with ``name``,
-    ``registry()`` and ``sides(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
+    ``registry()`` and ``preparers(parts)`` (docs/division.md); None: the GPU, if features or edges lie in host memory.
     """
 
     device: str = run_option(
@@ -200,7 +230,7 @@ class RunOptions(_Options):
         None,
         type(None),
         accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
-        described="an object with name, registry() and sides(parts)",
+        described="an object with name, registry() and preparers(parts)",
     )
 
     def __post_init__(self) -> None:

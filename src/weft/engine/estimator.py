@@ -35,7 +35,7 @@ from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
-from weft.planner.placement import chunk_filled, chunks, filled, reasons, steps_per_epoch, with_cache
+from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
 from weft.planner.transfers import with_batches
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
@@ -182,6 +182,7 @@ class Estimator:
         """The estimate of ``tasks`` as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
             return self.alone(tasks[0], placement)
+        plan = plan if placement is None else replace(plan, placement=placement)
         key = self._group_key(tasks, plan, placement)
         if key not in self._estimates:
             self._estimates[key] = self._estimate(self._captured(tasks, plan, placement), tasks, plan)
@@ -383,8 +384,8 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
         task.eval_every,
         steps_per_epoch(task, stats),
         chunks(plan.places, stats),
-        filled(task, stats),
-        chunk_filled(plan.places, stats),
+        padding_share(task, stats),
+        chunk_padding_share(plan.places, stats),
     )
 
 

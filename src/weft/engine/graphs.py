@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats

@@ -41,7 +41,7 @@ from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, outline_of
 from weft.graph.graph import Graph
-from weft.planner.division.adapting import Adapter
+from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.planner.report.plan_report import PlanReport
@@ -239,7 +239,7 @@ class GroupSources:
     """
 
     def __init__(self, machine: Machine, graphs: Graphs, options: RunOptions) -> None:
-        self._machine, self._graphs, self._policy = machine, graphs, options.placement.user_policy
+        self._machine, self._graphs, self._placement = machine, graphs, options.placement
         self._loader, self._hardware = options.batches, options.hardware
 
     def source(self, task: Task, plan: Plan) -> MakeSource:
@@ -250,7 +250,7 @@ class GroupSources:
         from weft.batches.sampled import source_for
 
         if self._loader is None:
-            source = source_for(task, plan, self._policy)
+            source = source_for(task, plan, self._placement.user_policy)
         else:
             source = loading_for(task, self._loader, plan)
         return self._dividing.source(source, plan)
@@ -259,20 +259,20 @@ class GroupSources:
     def _dividing(self) -> Dividing:
         from weft.engine.dividing import Dividing
 
-        return Dividing(self._machine, self._hardware)
+        return Dividing(self._machine, self._hardware, self._placement)
 
-    def divide(self, group: GroupRun) -> tuple[Adapter | None, str]:
-        """Choose who prepares the batches of ``group``, where both sides can; what adapts that later, and a remark."""
+    def divide(self, group: GroupRun) -> tuple[PhaseDrift | None, str]:
+        """Divide the batches of ``group`` if both sides can prepare them; what watches their phases, and a remark."""
         source = divided_source(group)
         if source is None:
             return None, ""
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(self._hardware, "profile_key", getattr(self._hardware, "name", "gpu"))
-        key = phases_key(group.tasks, group.plan.places, digest, trainer, source.division.buckets)
-        plan, adapter, told = self._dividing.divide(group, key)
-        if adapter is not None:
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        plan, drift, remark = self._dividing.divide(group, key)
+        if drift is not None:
             group.plan = plan
-        return adapter, told
+        return drift, remark
 
 
 class Job:
@@ -509,14 +509,14 @@ class Job:
         if self._folder is not None and self._folder.opened:
             self._folder.save_groups(self.groups)
 
-    def _divided(self, group: GroupRun) -> Adapter | None:
-        """Choose who prepares the batches of ``group``, where both sides can."""
+    def _divided(self, group: GroupRun) -> PhaseDrift | None:
+        """Divide the batches of ``group`` if both sides can prepare them."""
         planned = group.plan
-        adapter, told = self._sources.divide(group)
-        if adapter is not None:
+        drift, remark = self._sources.divide(group)
+        if drift is not None:
             self._replace(planned, group.plan)
-            self._events.note(told)
-        return adapter
+            self._events.note(remark)
+        return drift
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -545,7 +545,7 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
-        adapter = self._divided(group)
+        drift = self._divided(group)
         index = {task.label: position for position, task in enumerate(group.tasks)}
 
         def model_of(name: str) -> torch.nn.Module:
@@ -553,7 +553,7 @@ class Job:
             return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
 
         driver = Driver(
-            outline_of(group), self._options, self._board, adapter, callbacks_of(group.tasks), make_model=model_of
+            outline_of(group), self._options, self._board, drift, callbacks_of(group.tasks), make_model=model_of
         )
         session = self._make_session(group, save, driver)
         self._results.follow(session.members)

@@ -214,9 +214,7 @@ def move_in(group: GroupRun, pool: DevicePool) -> str:
             stack.use_state(stack.state.of(copied))
     if not outside:
         return ""
-    return (
-        f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie outside it"
-    )
+    return f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie outside it"
 
 
 def move_out(pool: DevicePool) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from weft.core.compatibility import graph_key
-from weft.core.division import Division, built_in
+from weft.core.cost import Cost
+from weft.core.division import built_in
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
@@ -20,13 +20,12 @@ from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
-    choose_group,
     in_mode,
+    ways_to_train,
     with_divisions,
     with_modes,
-    with_places,
+    with_placements,
     with_reason,
-    words,
 )
 from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget, groups_within_budget
 from weft.engine.graphs import HOST, Graphs, with_all_splits
@@ -34,9 +33,9 @@ from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
-from weft.planner.division.choose import BUCKETS_GAIN, RUNNERS_UP, Candidate, Setup, batch_bytes
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.ways import Way, batch_bytes
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.partition import split_by_edges
 from weft.planner.placement import steps_per_epoch
@@ -273,49 +272,72 @@ def shard_groups(
 # ---- Explain a planned report: the ways of training each group that were not taken, and simulated schedules.
 
 MOST_GROUPS = 6  # that are explained
+RUNNERS_UP = 6
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A group: the way that its plan takes, others by their seconds, and how long looking for those took."""
+    """A group: the way that its plan takes, others by their seconds, and how long the search took."""
 
-    taken: Candidate
-    others: tuple[Candidate, ...]
+    taken: Way
+    others: tuple[Way, ...]
     seconds: float
+
+    def lines(self, name: str, budget: int) -> list[str]:
+        """The ways of the group called ``name`` in lines, the one that was planned marked."""
+        lines = ["", f"{name}, one task of it: ways to train, the fastest first (searched in {self.seconds:.2f} s)"]
+        for way in sorted((self.taken, *self.others), key=lambda way: way.seconds_per_task):
+            obstacle = ""
+            if way.device_bytes > budget:
+                obstacle = f" - does not fit into {show_bytes(budget)}"
+            elif way is not self.taken and not way.condition and way.seconds_per_task < self.taken.seconds_per_task:
+                if self.taken.task.sampled and self.taken.placement.on_device:
+                    obstacle = " - nothing is moved off the GPU where all of it fits"
+                elif way.rough:
+                    obstacle = " - rough, no dry run was made of it"
+            lines.append(f"  {'>' if way is self.taken else ' '} {way.words()}{obstacle}")
+        return lines
 
 
 def explained(report: PlanReport) -> dict[str, Explained]:
     """Each of the first groups by its name, searched again under the options that it was planned with."""
-    return {one.name: _explained(one, report.budget) for one in _searched(report)}
+    explanations = {}
+    for searched in _searched(report):
+        ways = [way for way in searched.ways if not _same(way, searched.plan)]
+        # Batches of a task that trains on the whole graph need a setting.
+        sampled = searched.tasks[0].sampled
+        ways = [
+            way if way.condition or way.task.sampled == sampled else replace(way, condition="mode='sampled'")
+            for way in ways
+        ]
+        ways.sort(key=lambda way: way.seconds_per_task)
+        # At least half of them could be taken: ways that do not fit or need a setting may be many.
+        free = [way for way in ways if way.device_bytes <= report.budget and not way.condition]
+        shown = free[: RUNNERS_UP // 2]
+        shown += [way for way in ways if way not in shown][: RUNNERS_UP - len(shown)]
+        shown.sort(key=lambda way: way.seconds_per_task)
+        explanations[searched.name] = Explained(searched.taken(), tuple(shown), searched.seconds)
+    return explanations
 
 
 def explanation(report: PlanReport) -> str:
     """The ways of every group as text, the one that was planned marked."""
-    return "\n".join(line for name, one in explained(report).items() for line in told(name, one, report.budget))
-
-
-def told(name: str, one: Explained, budget: int) -> list[str]:
-    """The ways of one group in lines."""
-    lines = ["", f"{name}, one task of it: ways to train, the fastest first (searched in {one.seconds:.2f} s)"]
-    for way in sorted((one.taken, *one.others), key=lambda way: way.seconds_per_task):
-        mark = ">" if way is one.taken else " "
-        lines.append(f"  {mark} {words(way)}{_obstacle(way, one.taken, budget)}")
-    return lines
+    return "\n".join(line for name, one in explained(report).items() for line in one.lines(name, report.budget))
 
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
-    found = {}
-    for one in _searched(report, divided=True):
-        simulation = one.taken().simulation
+    simulations = {}
+    for searched in _searched(report, divided=True):
+        simulation = searched.taken().simulation
         if simulation is not None:
-            found[f"{one.name}: {simulation.division.words()}"] = simulation
-    if not found:
+            simulations[f"{searched.name}: {simulation.division.words()}"] = simulation
+    if not simulations:
         raise SpecError(
             "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "
             "machine with a GPU, features or edges in host memory, and room for batches on the GPU"
         )
-    return found
+    return simulations
 
 
 @dataclass(frozen=True)
@@ -323,87 +345,56 @@ class _Searched:
     """A group, its tasks in the mode of its plan, and all ways to train them."""
 
     name: str
-    group: GroupEstimate
+    plan: Plan
+    cost: Cost
     tasks: Sequence[Task]
     estimator: Estimator
-    ways: Sequence[Candidate]
+    ways: Sequence[Way]
     seconds: float
 
-    def taken(self) -> Candidate:
-        """The plan as a candidate, with the seconds and bytes that were printed."""
-        plan, cost = self.group.plan, self.group.cost
-        known = next((one for one in self.ways if _same(one, plan)), None)
-        if known is not None:
-            sure = replace(known.setup, rough=False)
-            return replace(known, setup=sure, seconds=cost.epoch_seconds, device_bytes=cost.total_bytes)
-        setup = Setup(self.tasks[0], plan.places, cost, cost.total_bytes, len(plan.members))
-        found = Candidate(setup, cost.epoch_seconds, cost.total_bytes)
-        return found if plan.division is None else _divided(found, plan.division, self.estimator)
+    def taken(self) -> Way:
+        """The plan as a way, with the seconds and bytes that were printed."""
+        plan, printed = self.plan, {"seconds": self.cost.epoch_seconds, "device_bytes": self.cost.total_bytes}
+        way = next((way for way in self.ways if _same(way, plan)), None)
+        if way is not None:
+            return replace(way, rough=False, **printed)
+        way = Way(self.tasks[0], plan.places, self.cost, members=len(plan.members), **printed)
+        if plan.division is None:
+            return way
+        stats = self.estimator.stats(way.task)
+        steps = steps_per_epoch(way.task, stats)
+        times = predicted_times(way.task, stats, self.estimator.machine, way.placement, way.training, steps)
+        return replace(
+            way,
+            division=plan.division,
+            host_bytes=plan.division.pinned_batches * batch_bytes(way.task, stats),
+            simulation=simulate(plan.division, times, steps, built_in()),
+            times=times,
+        )
 
 
 def _searched(report: PlanReport, divided: bool = False) -> Iterator[_Searched]:
-    """The first groups; ``divided``: those alone whose batches are."""
+    """The first groups; ``divided``: only those whose batches are divided."""
     groups = report.groups[:MOST_GROUPS]
     if divided and all(group.plan.division is None for group in groups):
         return
     estimator = Estimator(report.machine, load_calibration(report.machine))
     modes = {name: plan.mode for plan in report.plans for name in plan.members}
     tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
-    with_places(list(tasks.values()), estimator, report.budget, report.options)
+    with_placements(list(tasks.values()), estimator, report.budget, report.options)
     for number, group in enumerate(groups, 1):
         if divided and group.plan.division is None:
             continue
-        own, undivided = [tasks[name] for name in group.plan.members], replace(group.plan, division=None)
+        members, undivided = [tasks[name] for name in group.plan.members], replace(group.plan, division=None)
         begin = time.perf_counter()
-        # However long it takes: the same is said of a plan whenever it is asked for. Schedules need no other settings.
-        about = (own, undivided, estimator, report.budget, report.options)
-        chosen = choose_group(*about, begin=-math.inf if divided else math.inf)
-        yield _Searched(f"group {number}", group, own, estimator, chosen.choice.ways, time.perf_counter() - begin)
+        # Schedules need no ways that need other settings.
+        ways = ways_to_train(members, undivided, estimator, report.budget, report.options, settings=not divided)
+        seconds = time.perf_counter() - begin
+        yield _Searched(f"group {number}", group.plan, group.cost, members, estimator, ways, seconds)
 
 
-def _explained(one: _Searched, budget: int) -> Explained:
-    others = [way for way in one.ways if not _same(way, one.group.plan)]
-    ranked = sorted((_with_condition(way, one.tasks[0]) for way in others), key=lambda way: way.seconds_per_task)
-    # At least half of them could be taken: ways that do not fit or need a setting may be many.
-    free = [way for way in ranked if way.device_bytes <= budget and not way.setup.condition]
-    shown = free[: RUNNERS_UP // 2]
-    shown += [way for way in ranked if way not in shown][: RUNNERS_UP - len(shown)]
-    return Explained(one.taken(), tuple(sorted(shown, key=lambda way: way.seconds_per_task)), one.seconds)
-
-
-def _divided(one: Candidate, division: Division, estimator: Estimator) -> Candidate:
-    """``one`` with a ``division`` that no search came upon."""
-    setup, stats = one.setup, estimator.stats(one.setup.task)
-    steps = steps_per_epoch(setup.task, stats)
-    times = predicted_times(setup.task, stats, estimator.machine, setup.placement, setup.training, steps)
-    simulation = simulate(division, times, steps, built_in(setup.captured))
-    host = division.pinned_batches * batch_bytes(setup.task, stats)
-    return replace(one, division=division, host_bytes=host, simulation=simulation, times=times)
-
-
-def _same(one: Candidate, plan: Plan) -> bool:
-    """Whether a candidate is what ``plan`` says."""
-    setup = one.setup
-    if setup.condition or setup.members != len(plan.members) or setup.task.sampled != (plan.mode == "sampled"):
+def _same(way: Way, plan: Plan) -> bool:
+    """Whether a way is what ``plan`` says."""
+    if way.condition or way.members != len(plan.members) or way.task.sampled != (plan.mode == "sampled"):
         return False
-    return not setup.task.sampled or (setup.placement, one.division) == (plan.places, plan.division)
-
-
-def _with_condition(one: Candidate, task: Task) -> Candidate:
-    """Batches of a task that trains on the whole graph have to be asked for."""
-    if one.setup.condition or one.setup.task.sampled == task.sampled:
-        return one
-    return replace(one, setup=replace(one.setup, condition="mode='sampled'"))
-
-
-def _obstacle(one: Candidate, taken: Candidate, budget: int) -> str:
-    """Why a way is not taken that seems to be faster, or whatever its seconds because it does not fit."""
-    if one.device_bytes > budget:
-        return f" - does not fit into {show_bytes(budget)}"
-    if one is taken or one.setup.condition or one.seconds_per_task >= taken.seconds_per_task:
-        return ""
-    if taken.setup.task.sampled and taken.setup.placement.on_device:
-        return " - nothing is moved off the GPU where all of it fits"
-    if one.setup.padding is not None:
-        return f" - several sizes of batches have to save {BUCKETS_GAIN:.0%}"
-    return " - rough, no dry run was made of it" if one.setup.rough else ""
+    return not way.task.sampled or (way.placement, way.division) == (plan.places, plan.division)

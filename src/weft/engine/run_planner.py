@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from weft.batches.placing import ACTIVATIONS, fits_host, too_little
+from weft.batches.placement import ACTIVATIONS, fits_host, too_little
 from weft.core.compatibility import graph_key, width
 from weft.core.errors import DoesNotFitError, SpecError, WeftError
 from weft.core.host_memory import cpu_count

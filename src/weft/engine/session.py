@@ -14,7 +14,6 @@ from typing import Any
 
 from weft.core.compatibility import function_name, graph_key
 from weft.core.decision import RUNNING, Decision, GroupOutline, MemberOutline, Requests, Update
-from weft.core.division import Division
 from weft.core.errors import SpecError, TrainingError
 from weft.core.member import Member
 from weft.core.settings import lower_is_better
@@ -208,11 +207,6 @@ class Session:
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
-        if decision.divide is not None:
-            source = divided_source(self.group)
-            if source is None:
-                raise SpecError("decision: divide is for a group whose batches are divided between two sides")
-            source.divide(Division.from_dict(decision.divide))
         for note in decision.notes:
             self._events.note(f"after epoch {self.group.epoch}: {note}")
         self._emit()

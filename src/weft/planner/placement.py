@@ -15,7 +15,7 @@ from weft.core.run_options import Placement
 from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.planner.cost.roofline import FULL, Filled
+from weft.planner.cost.roofline import FULL, PaddingShare
 from weft.planner.transfers import HIDDEN_BY_OVERLAP, BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
@@ -26,8 +26,18 @@ MOST_ROWS = 1 << 16  # nodes of a chunk
 
 def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placement) -> Iterator[DataPlacement]:
     """Placements to try, each taking less of the device than the one before; caches still without any bytes."""
-    if machine.device != "cuda":
-        yield _on_cpu(options)
+    if machine.device != "cuda":  # a CPU has memory and files; a cache may stand before the files
+        for name in ("features", "topology"):
+            tier = getattr(options, name)
+            if tier == "gpu" or (tier == "cached" and name == "topology"):
+                raise SpecError(f"{name}={tier!r} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')")
+        topology = options.topology or "host"
+        if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
+            if options.features not in (None, "cached"):
+                raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
+            yield DataPlacement("cached", topology, policy=policy_of(options, False))
+        else:
+            yield replace(on_device("cpu"), features=options.features or "host", topology=topology)
         return
     cached = options.cache is not None or options.cache_policy is not None
     host = "disk" if feature_bytes(task, stats) > HOST_SHARE * machine.host.memory_bytes > 0 else "cached"
@@ -37,21 +47,22 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
     edges += ["host"] if options.topology is None else []
     policy = policy_of(options, "cached" in edges)
     for topology in edges:
-        for place in features if topology == edges[0] else features[-1:]:
-            one = DataPlacement(place, topology, policy=policy)
-            one = replace(one, overlap=HIDDEN_BY_OVERLAP > 0 and not one.on_device and one.read_by_gpu)
-            if one.on_device:
-                yield one
+        for tier in features if topology == edges[0] else features[-1:]:
+            placement = DataPlacement(tier, topology, policy=policy)
+            hidden = HIDDEN_BY_OVERLAP > 0 and not placement.on_device and placement.read_by_gpu
+            placement = replace(placement, overlap=hidden)
+            if placement.on_device:
+                yield placement
             if task.traits is not None:
-                yield from (replace(one, evaluation="layers", chunk_edges=edges) for edges in CHUNKS)
-            elif not one.on_device:
-                yield one
+                yield from (replace(placement, evaluation="layers", chunk_edges=edges) for edges in CHUNKS)
+            elif not placement.on_device:
+                yield placement
 
 
 def policy_of(options: Placement, lists: bool) -> str:
     """What chooses what a cache holds: as given, or by degree; by benefit where neighbour lists are cached as well."""
-    given = options.cache_policy
-    name = given if given is None or isinstance(given, str) else type(given).__name__
+    policy = options.cache_policy
+    name = policy if policy is None or isinstance(policy, str) else type(policy).__name__
     if lists and name in ("degree", "presampling"):
         raise SpecError(
             f"topology='cached' with cache_policy={name!r}: only 'benefit' (or a policy of your own) ranks "
@@ -60,26 +71,13 @@ def policy_of(options: Placement, lists: bool) -> str:
     return name or ("benefit" if lists else "degree")
 
 
-def _on_cpu(options: Placement) -> DataPlacement:
-    """A CPU has memory and files; a cache may stand before the files."""
-    for name in ("features", "topology"):
-        place = getattr(options, name)
-        if place == "gpu" or (place == "cached" and name == "topology"):
-            raise SpecError(f"{name}={place!r} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')")
-    if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
-        if options.features not in (None, "cached"):
-            raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
-        return DataPlacement("cached", options.topology or "host", policy=policy_of(options, False))
-    return replace(on_device("cpu"), features=options.features or "host", topology=options.topology or "host")
-
-
 def feature_bytes(task: Task, stats: GraphStats) -> int:
     """Bytes of all features as batches gather them."""
     return stats.num_nodes * row_bytes(task, stats)
 
 
-def with_cache(placement: DataPlacement, task: Task, stats: GraphStats, options: Placement, left: int) -> DataPlacement:
-    """``placement`` with the bytes of its cache: as given, or those ``left`` over; none if it would be too small."""
+def with_cache(placement: DataPlacement, task: Task, stats: GraphStats, options: Placement, room: int) -> DataPlacement:
+    """``placement`` with the bytes of its cache: as given, or all of ``room``; none if it would be too small."""
     if not placement.cached:
         return placement
     most = 4 * stats.num_nodes * 2
@@ -87,66 +85,53 @@ def with_cache(placement: DataPlacement, task: Task, stats: GraphStats, options:
     most += 4 * stats.num_edges if placement.topology == "cached" else 0
     if options.cache is not None:
         return replace(placement, cache_bytes=min(options.cache, most))
-    found = replace(placement, cache_bytes=max(min(left, most), 0))
-    wanted = placement.features == "cached" and options.features is None and options.cache_policy is None
-    if wanted and cached_rows(found, stats, row_bytes(task, stats)) < WORTH_CACHING * stats.num_nodes:
+    filled = replace(placement, cache_bytes=max(min(room, most), 0))
+    optional = placement.features == "cached" and options.features is None and options.cache_policy is None
+    if optional and cached_rows(filled, stats, row_bytes(task, stats)) < WORTH_CACHING * stats.num_nodes:
         return replace(placement, features="host", cache_bytes=0)
-    return found
+    return filled
 
 
-def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
-    """One sentence per decision."""
-    traffic = BatchTraffic.of(task, stats, placement)
-    told = [_batches(traffic, task, stats, machine)]
-    if machine.device != "cuda":
-        told += [_elsewhere("features", placement.features), _elsewhere("edges", placement.topology)]
-        return tuple(one for one in told if one)
-    size = show_bytes(feature_bytes(task, stats))
-    told.append(_PLACES[placement.features].format("features", size))
-    told.append(_PLACES[placement.topology].format("edges", show_bytes(4 * stats.num_edges)))
-    if placement.cached:
-        about = f", about {traffic.hits:.0%} of the rows that batches read" if placement.features == "cached" else ""
-        told.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{about}")
-    if placement.overlap:
-        told.append("the next batch is sampled and fetched while one trains: two buffers")
-    told.append(_evaluated(placement, task, stats, machine))
-    return tuple(told)
-
-
-_PLACES = {
+TIERS = {
     "gpu": "{} on the GPU ({})",
     "host": "{} in pinned host memory ({}), read over PCIe",
     "cached": "{} in pinned host memory ({}), the most used of them also on the GPU",
     "disk": "{} in mapped files ({}), read by the CPU",
 }
+CPU_TIERS = {"disk": "{} in mapped files", "cached": "{} in mapped files, the most used in memory"}
 
 
-def _elsewhere(what: str, place: str) -> str:
-    words = {"disk": f"{what} in mapped files", "cached": f"{what} in mapped files, the most used in memory"}
-    return words.get(place, "")
-
-
-def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Machine) -> str:
+def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
+    """One sentence per decision."""
+    traffic, gpu = BatchTraffic.of(task, stats, placement), machine.device == "cuda"
     most = nodes = min(task.batch, max(stats.num_train, 1))
     for fanout in picks_per_hop(task.fanouts, stats):
         nodes = min(nodes * (fanout + 1) if fanout >= 0 else stats.num_nodes, stats.num_nodes + most)
-    large = large_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1))).nodes
-    likely = f"memory is counted for {min(large, nodes):,}, which hardly any batch exceeds"
-    counted = "memory is counted for the most" if machine.device == "cuda" else likely
-    return (
+    counted = "the most"
+    if not gpu:
+        counted = f"{min(large_batch(stats, task.fanouts, most).nodes, nodes):,}, which hardly any batch exceeds"
+    why = [
         f"a batch has about {traffic.batch.nodes:,.0f} nodes and {sum(traffic.batch.edges):,.0f} edges, at most "
-        f"{nodes:,} nodes: {counted}"
-    )
-
-
-def _evaluated(placement: DataPlacement, task: Task, stats: GraphStats, machine: Machine) -> str:
+        f"{nodes:,} nodes: memory is counted for {counted}"
+    ]
+    things = (("features", placement.features), ("edges", placement.topology))
+    if not gpu:
+        return (*why, *(CPU_TIERS[tier].format(thing) for thing, tier in things if tier in CPU_TIERS))
+    sizes = (feature_bytes(task, stats), 4 * stats.num_edges)
+    why += [TIERS[tier].format(thing, show_bytes(size)) for (thing, tier), size in zip(things, sizes, strict=True)]
+    if placement.cached:
+        hits = f", about {traffic.hits:.0%} of the rows that batches read" if placement.features == "cached" else ""
+        why.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{hits}")
+    if placement.overlap:
+        why.append("the next batch is sampled and fetched while one trains: two buffers")
     if placement.evaluation == "whole":
-        return "evaluated on the whole graph at once"
+        return (*why, "evaluated on the whole graph at once")
     held, there = sum(host_activations(task, stats)), machine.host.memory_bytes
     short = f", more than its {show_bytes(there)}: temporary files take the rest" if 0 < there < held else ""
     return (
+        *why,
         f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
-        f"of activations per task in host memory{short}"
+        f"of activations per task in host memory{short}",
     )
 
 
@@ -168,7 +153,7 @@ def chunks(placement: DataPlacement, stats: GraphStats) -> int:
     return max(-(-stats.num_edges // placement.chunk_edges), -(-stats.num_nodes // rows), 1)
 
 
-def chunk_filled(placement: DataPlacement, stats: GraphStats) -> float:
+def chunk_padding_share(placement: DataPlacement, stats: GraphStats) -> float:
     """What a chunk has on average of the largest one, which a dry run has: most end at their nodes, not their edges."""
     count = chunks(placement, stats)
     if count == 1:
@@ -176,31 +161,24 @@ def chunk_filled(placement: DataPlacement, stats: GraphStats) -> float:
     nodes, edges = max(stats.num_nodes, 1), max(stats.num_edges, 1)
     largest = min(max(placement.chunk_edges, stats.max_degree), edges)
     columns = min(nodes, min(MOST_ROWS, placement.chunk_edges) + largest)
-    found = max(edges / count / largest, min(nodes, (nodes + edges) / count) / columns)
-    return min(found, 1.0)
+    return min(max(edges / count / largest, min(nodes, (nodes + edges) / count) / columns), 1.0)
 
 
-# ---- Shares of a padded batch that exist: batches are padded to the most that their fan-outs allow.
-
-
-def filled(task: Task, stats: GraphStats) -> Filled:
-    """Expected nodes, rows and edges of a batch of ``task`` over the most that there can be; 1 on the whole graph."""
+def padding_share(task: Task, stats: GraphStats) -> PaddingShare:
+    """Expected nodes, rows and edges of a batch over the most that its fan-outs allow; 1 on the whole graph."""
     if not task.sampled:
         return FULL
     seeds = min(task.batch, max(stats.num_train, 1))
-    found, nodes, rows, edges = expected_batch(stats, task.fanouts, seeds), seeds, 0, 0
+    expected, nodes, rows, edges = expected_batch(stats, task.fanouts, seeds), seeds, 0, 0
     for fanout in picks_per_hop(task.fanouts, stats):
         picked = nodes * (fanout if fanout >= 0 else stats.num_nodes)
         rows, edges = rows + nodes, edges + picked
         nodes = min(nodes + picked, stats.num_nodes + seeds)
-    return Filled(_share(found.nodes, nodes), _share(sum(found.rows), rows), _share(sum(found.edges), edges))
+    parts = ((expected.nodes, nodes), (sum(expected.rows), rows), (sum(expected.edges), edges))
+    return PaddingShare(*(min(part / max(whole, 1), 1.0) for part, whole in parts))
 
 
-def _share(part: float, whole: float) -> float:
-    return min(part / max(whole, 1), 1.0)
-
-
-# ---- Describe full and sampled training for a plan: steps per epoch, stages, and why.
+# ---- Full and sampled training in a plan: steps per epoch, stages, and why.
 
 QUEUE_DEPTH = 2  # finished batches that wait behind a stage
 MODE_IS_SET = "mode='sampled' is set"
@@ -213,10 +191,10 @@ def steps_per_epoch(task: Task, stats: GraphStats) -> int:
 
 def why_this_mode(task: Task, stats: GraphStats) -> str:
     """The sentence that a plan says about a sampled task."""
-    given = MODE_IS_SET if task.mode == "sampled" else "the task says how to sample"
+    reason = MODE_IS_SET if task.mode == "sampled" else "the task says how to sample"
     fanout = ", ".join(show_hop(hop) for hop in task.fanouts)
     return (
-        f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "
+        f"sampled: {reason}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "
         f"neighbours per hop {fanout}"
     )
 

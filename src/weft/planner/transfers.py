@@ -24,7 +24,7 @@ PCIE_READ = 40  # bytes over PCIe per picked edge: edges in host memory added 0.
 ID_BYTES = 4  # of a neighbour
 LAUNCHES = 20  # kernels per hop: 12 that sample and compact, 8 that make the block's factors and work list
 TRANSPOSE_LAUNCHES = 32  # of a hop that has a gradient: 22 operators, one of them a sort of 8 passes and more
-# The GPU gathers over PCIe with so many reads in flight that training beside it stands still: in two runs a step took
+# The GPU gathers over PCIe with so many reads in flight that concurrent training stands still: in two runs a step took
 # 7.0 and 7.1 ms one after the other, 7.2 and 7.6 overlapped, with 4.9 ms of gathering
 # (benchmarks/results/sampled_epoch.json). So it hides nothing and costs a little.
 HIDDEN_BY_OVERLAP = -0.17  # the mean of both, of the shorter of gathering and training
@@ -67,10 +67,10 @@ class BatchTraffic:
         return read_by_gpu(sum(self.batch.edges) * PCIE_READ, sum(self.batch.rows), self.edge_bytes, rate)
 
 
-def read_by_gpu(moved: float, places: float, span: float, rate: float) -> float:
-    """Seconds in which a GPU reads ``moved`` bytes in random ``places``, so many, of ``span`` bytes of host memory."""
+def read_by_gpu(moved: float, positions: float, span: float, rate: float) -> float:
+    """Seconds in which a GPU reads ``moved`` bytes at so many random ``positions`` of ``span`` bytes of host memory."""
     near, alone = min(1.0, PAGES_REACH / max(span, 1.0)), moved / rate
-    return max(alone, near * alone + (1.0 - near) * places / PLACES_A_SECOND)
+    return max(alone, near * alone + (1.0 - near) * positions / PLACES_A_SECOND)
 
 
 def row_bytes(task: Task, stats: GraphStats) -> int:
@@ -79,23 +79,27 @@ def row_bytes(task: Task, stats: GraphStats) -> int:
 
 
 def cached_rows(placement: DataPlacement, stats: GraphStats, size: int) -> float:
-    """Rows that the cache has room for, beside its table by node."""
+    """Rows that the cache has room for, next to its table by node."""
     if placement.features != "cached":
         return 0.0
     return max(0.0, (placement.cache_bytes - 4 * stats.num_nodes) / max(size, 1))
 
 
 def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: DataPlacement, machine: Machine) -> Cost:
-    """``cost`` with what sampling and fetching add: on the device to its own time, over PCIe beside it or after it."""
+    """``cost`` with what sampling and fetching add: on the device to its own time, over PCIe during or after it."""
     steps = -(-max(stats.num_train, 1) // task.batch)
     traffic = BatchTraffic.of(task, stats, placement)
     if machine.device != "cuda":
-        host = steps * _on_host(traffic, machine)
+        moved = 2 * traffic.batch.nodes * traffic.row_bytes / machine.copy_bandwidth
+        sampled = sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE / max(machine.host.cores, 1)
+        host = steps * (moved + sampled)
         return replace(cost, seconds=_plus(cost.seconds, "cpu", host), phases=_plus(cost.phases, "fetch", host))
     device = steps * _on_device(traffic, placement, machine, len(task.fanouts))
-    away, resource = steps * _away(traffic, placement, machine), _resource(placement)
+    away, resource = steps * _away(traffic, placement, machine), "pcie" if placement.read_by_gpu else "disk"
     trained = sum(value for phase, value in cost.phases.items() if phase != "evaluation") + device
-    charged = away - _hidden(away, trained, placement)
+    # Training continues during all of a copy by the CPU, and hardly during the GPU's own reads.
+    hidden = min(away, trained) * (HIDDEN_BY_OVERLAP if placement.read_by_gpu else 1.0) if placement.overlap else 0.0
+    charged = away - hidden
     seconds, phases = _plus(cost.seconds, "gpu", device), _plus(cost.phases, "fetch", device)
     families, uncorrected = (_plus(part, "scatter", device) for part in (cost.families, cost.uncorrected))
     if charged:
@@ -103,21 +107,8 @@ def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: DataPlace
     return replace(cost, seconds=seconds, phases=phases, families=families, uncorrected=uncorrected)
 
 
-def _hidden(away: float, trained: float, placement: DataPlacement) -> float:
-    """Seconds of a transfer in which training goes on: by the CPU's copies all of them, by the GPU's own reads few."""
-    if not placement.overlap:
-        return 0.0
-    return min(away, trained) * (HIDDEN_BY_OVERLAP if placement.read_by_gpu else 1.0)
-
-
 def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, float]:
     return {**amounts, key: amounts.get(key, 0.0) + amount}
-
-
-def _on_host(traffic: BatchTraffic, machine: Machine) -> float:
-    """A step's sampling and gathering by the CPU that also trains."""
-    moved = 2 * traffic.batch.nodes * traffic.row_bytes / machine.copy_bandwidth
-    return moved + sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE / max(machine.host.cores, 1)
 
 
 def _on_device(traffic: BatchTraffic, placement: DataPlacement, machine: Machine, hops: int) -> float:
@@ -151,7 +142,3 @@ def _away(traffic: BatchTraffic, placement: DataPlacement, machine: Machine) -> 
     elif placement.topology == "disk":
         total += sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE
     return total
-
-
-def _resource(placement: DataPlacement) -> str:
-    return "pcie" if placement.read_by_gpu else "disk"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from weft.batches.placing import place_graph
+from weft.batches.placement import place_graph
 from weft.batches.source import Batch, BeginsAhead, FullGraph, MakeSource, Source
 from weft.core.decision import Update
 from weft.core.errors import InputError, SpecError

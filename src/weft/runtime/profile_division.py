@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from weft.batches.division.source import DividedSampled
 
 
-LEAST_LEFT = 0.5  # of the limit of a profile, however long recordings of its steps take
+LEAST_REMAINING = 0.5  # of the limit of a profile, however long recordings of its steps take
 
 
 def divided_source(group: GroupRun) -> DividedSampled | None:
@@ -36,17 +35,16 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
 
     ``steps`` and ``limit`` (seconds, recordings of steps included): the profiler's own, unless given.
     """
-    from weft.batches.division.measuring import with_named_failures
-    from weft.batches.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
+    from weft.batches.division import profiler
 
     begin = time.perf_counter()
-    steps, limit = STEPS if steps is None else steps, LIMIT_SECONDS if limit is None else limit
+    steps, limit = profiler.STEPS if steps is None else steps, profiler.LIMIT_SECONDS if limit is None else limit
     source = divided_source(group)
     if source is None:
         raise InputError("only a group whose batches are divided between two sides has phases to measure")
     train = group.one_step(source)
     saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
-    pipeline, hardware = source.divided, source.hardware
+    pipeline = source.divided
     pipeline.close()  # its batches would take the room of those that are profiled
     clocks = [(stack.state.clock, stack.state.clock.clone()) for stack in group.stacks]
 
@@ -57,26 +55,22 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
 
     whole = source.whole_step()
     alone = None if whole is None else partial(step, whole)
-    what = Profiled(
+    if alone is not None:
+        try:
+            alone()
+        except torch.OutOfMemoryError:  # no room to capture a step of its own shape as well
+            alone = None
+    what = profiler.Profiled(
         pipeline.host,
         pipeline.device,
         lambda item: step(source.as_batch(item)),
-        hardware.name,
+        source.hardware.name,
         pipeline.clock,
-        hardware.registry().beside(hardware.name),
-        alone if alone is not None and _has_room(alone) else None,
+        alone,
     )
-    left = max(limit - (time.perf_counter() - begin), LEAST_LEFT * limit)
+    remaining = max(limit - (time.perf_counter() - begin), LEAST_REMAINING * limit)
     try:
-        return profile(with_named_failures(what), source.seeds(), min(workers, source.slots - 1), steps, left)
+        workers = min(workers, source.slots - 1)
+        return profiler.profile(what.with_named_failures(), source.seeds(), workers, steps, remaining)
     finally:
         group.restore(saved)
-
-
-def _has_room(step: Callable[[], None]) -> bool:
-    """Whether a step of its own shape can be captured beside the others."""
-    try:
-        step()
-    except torch.OutOfMemoryError:
-        return False
-    return True

@@ -11,17 +11,17 @@ from weft.core.errors import SpecError
 
 
 def test_one_overlap_fills_then_flushes():
-    schedule = DualBuffer(Division(2, 2), batches=4)
+    schedule = DualBuffer(Division(2, 2, strategy="fixed"), batches=4)
     assert schedule.phase == "filling"
     assert schedule.next_on_device() == ("prepare", 0)
     schedule.begin_on_device("prepare", 0)
     assert [schedule.begin_on_host(), schedule.begin_on_host(), schedule.begin_on_host()] == [2, 3, None]
     assert schedule.begin_transfer() is None  # nothing is finished yet
-    schedule.finished_on_device(0)
+    schedule.complete(0)
     assert schedule.next_on_device() == ("prepare", 1)  # filling goes on though batch 0 could be trained
     schedule.begin_on_device("prepare", 1)
-    schedule.finished_on_device(1)
-    schedule.finished_on_host(2)
+    schedule.complete(1)
+    schedule.complete(2)
     assert schedule.begin_transfer() is None  # the device buffer is full
     schedule.begin_on_device(*schedule.next_on_device())
     assert schedule.phase == "flushing"
@@ -29,34 +29,34 @@ def test_one_overlap_fills_then_flushes():
     assert schedule.next_on_device() == ("train", 1)
     schedule.begin_on_device("train", 1)
     assert schedule.next_on_device() is None  # blocked on the bus
-    schedule.finished_transfer(2)
+    schedule.complete(2)
     assert schedule.next_on_device() == ("train", 2)
 
 
 def test_while_blocked_the_device_prepares_ahead_or_takes_over():
-    ahead = DualBuffer(Division(1, 1, device_buffer=3), batches=4)
+    ahead = DualBuffer(Division(1, 1, device_buffer=3, strategy="fixed"), batches=4)
     for action in (("prepare", 0), ("train", 0)):
         if action[0] == "prepare":
             ahead.begin_on_device(*action)
-            ahead.finished_on_device(0)
+            ahead.complete(0)
     assert ahead.begin_on_host() == 1
     assert ahead.next_on_device() == ("prepare", 2)
-    late = DualBuffer(Division(3, 1, host_buffer=3, device_buffer=4, takes_over=True), batches=4)
+    late = DualBuffer(Division(3, 1, host_buffer=3, device_buffer=4, strategy="fixed"), batches=4)
     late.begin_on_device("prepare", 0)
-    late.finished_on_device(0)
+    late.complete(0)
     assert late.begin_on_host() == 1
     late.begin_on_device("train", 0)
     assert late.next_on_device() == ("prepare", 2)
     late.begin_on_device("prepare", 2)
     assert late.prepared_by_device(2)
-    assert late.blocking.taken_over == 1
+    assert late.taken_over == 1
     assert late.begin_on_host() == 3  # what was taken over is not begun twice
 
 
 def test_events_out_of_place_are_refused():
     schedule = DualBuffer(Division(1, 1), batches=2)
-    with pytest.raises(SpecError, match="batch 0 is waiting, not on_host"):
-        schedule.finished_on_host(0)
+    with pytest.raises(SpecError, match="batch 0 is waiting, not on_host or on_bus or on_device"):
+        schedule.complete(0)
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -64,9 +64,9 @@ def test_whatever_the_timing_every_batch_is_trained_once_and_in_order(seed):
     """Random events: no deadlock, and never more in a buffer than it holds."""
     chance = random.Random(seed)
     host, device = chance.randint(0, 4), chance.randint(0, 4)
-    inside = {"in_step": True, "lead": chance.randint(0, 5), "elastic": True} if seed >= 40 else {}
+    how = {"lead": chance.randint(0, 5)} if seed >= 40 else {"strategy": "fixed"}
     division = Division(
-        host, device or int(not host), chance.randint(1, 3), chance.randint(0, 5), chance.randint(0, 5), True, **inside
+        host, device or int(not host), chance.randint(1, 3), chance.randint(0, 5), chance.randint(0, 5), **how
     )
     schedule, order, busy = DualBuffer(division, 23), [], {"host": [], "bus": [], "device": []}
     for _ in range(5000):
@@ -85,14 +85,13 @@ def test_whatever_the_timing_every_batch_is_trained_once_and_in_order(seed):
                 busy["device"].append(action[1])
         if what == "end" and (side := chance.choice([name for name, some in busy.items() if some] or [""])):
             batch = busy[side].pop(chance.randrange(len(busy[side])))
-            end = {"host": "finished_on_host", "bus": "finished_transfer", "device": "finished_on_device"}[side]
-            getattr(schedule, end)(batch)
+            schedule.complete(batch)
             schedule.took(chance.choice(["host", "bus", "given", "own"]), chance.random())
     assert order == list(range(23))
 
 
 def elastic(batches: int, upcoming: int) -> DualBuffer:
-    division = Division(1, 1, workers=2, host_buffer=3, device_buffer=2, in_step=True, lead=2, elastic=True)
+    division = Division(1, 1, workers=2, host_buffer=3, device_buffer=2, lead=2)
     return DualBuffer(division, batches, upcoming=upcoming)
 
 
@@ -101,7 +100,7 @@ def train_next(schedule: DualBuffer) -> None:
     assert action is not None
     schedule.begin_on_device(*action)
     if action[0] == "prepare":
-        schedule.finished_on_device(action[1])
+        schedule.complete(action[1])
         schedule.begin_on_device(*schedule.next_on_device())
 
 
@@ -110,22 +109,22 @@ def test_as_an_epoch_ends_the_host_goes_on_with_the_next_one():
     assert [schedule.begin_on_host() for _ in range(3)] == [2, 4, 6]  # the first and third of the next epoch
     assert schedule.begin_on_host() is None  # its buffer is full
     for place in (2, 4):
-        schedule.finished_on_host(place)
+        schedule.complete(place)
     assert schedule.begin_transfer() == 2
     assert schedule.begin_transfer() is None  # those of the next epoch wait in host memory
-    schedule.finished_transfer(2)
+    schedule.complete(2)
     while not schedule.finished:
         train_next(schedule)
     after = schedule.following(upcoming=4)
     assert after.batches == 4
     assert [after.prepared_by_device(place) for place in range(4)] == [False, True, False, True]
     assert after.begin_transfer() == 0
-    after.finished_on_host(2)  # which was begun in the epoch before
+    after.complete(2)  # which was begun in the epoch before
     assert after.begin_on_host() == 4  # a batch of the one after: two places behind the last that was begun
 
 
 def test_without_a_next_epoch_the_host_ends_with_this_one():
     schedule = elastic(batches=4, upcoming=0)
     assert [schedule.begin_on_host() for _ in range(3)] == [2, None, None]
-    fixed = DualBuffer(Division(1, 1, host_buffer=9), batches=4, upcoming=4)
+    fixed = DualBuffer(Division(1, 1, host_buffer=9, strategy="fixed"), batches=4, upcoming=4)
     assert [fixed.begin_on_host() for _ in range(3)] == [1, 3, None]

@@ -1,4 +1,4 @@
-"""Choosing for real tasks: executable plans with divisions, runners-up, and charts of schedules."""
+"""Plans with divisions, the ways that were not taken, and charts of schedules."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import time
 import xml.dom.minidom
 
 import pytest
-import torch
 
 import weft
-from weft.batches.sampled import source_for
 from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.units import parse_bytes
-from weft.engine import choosing as setups
+from weft.engine import choosing
 from weft.engine.charts import check_picture, write_schedules
-from weft.engine.choosing import choose_for
-from weft.engine.plan import explanation, schedules
-from weft.graph.generate import citation
-from weft.runtime.group import GroupRun
+from weft.engine.plan import explained, explanation, schedules
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +78,16 @@ def test_large_shapes_are_searched_in_seconds(shape, budget, about):
     """0.6 to 1.7 seconds of an idle core; a busy machine's clock would say nothing."""
     task = weft.Task(f"shape:{shape}", model="sage", layers=3, hidden=256, **about)
     begin = time.process_time()
-    chosen = choose_for(task, "h200", budget)
-    assert time.process_time() - begin < 8
-    best = chosen.choice.best
-    assert best.device_bytes <= parse_bytes(budget)
-    assert (chosen.cost.epoch_seconds, chosen.cost.total_bytes) == (pytest.approx(best.seconds), best.device_bytes)
-    assert chosen.plan.mode == ("full" if shape == "ogbn-products" and not about else "sampled")
-    assert len(chosen.choice.runners_up) >= 5
-    assert not best.setup.rough
-    ways = {one.setup.placement.cache_bytes for one in (best, *chosen.choice.runners_up)}
-    assert len(ways) > 1 or chosen.plan.mode == "full"
+    report = weft.plan(task, machine="h200", budget=budget)
+    found = explained(report)["group 1"]
+    assert time.process_time() - begin < 16
+    assert found.taken.device_bytes <= parse_bytes(budget)
+    assert report.plans[0].mode == ("full" if shape == "ogbn-products" and not about else "sampled")
+    assert len(found.others) >= 5
+    assert not found.taken.rough
+    assert (
+        len({way.placement.cache_bytes for way in (found.taken, *found.others)}) > 1 or report.plans[0].mode == "full"
+    )
 
 
 @pytest.mark.parametrize(("model", "hidden"), [("sage", 256), ("gat", 64), ("gcn", 64)])
@@ -100,13 +95,34 @@ def test_a_small_budget_is_left_to_batches_of_the_host_rather_than_to_a_cache(mo
     """Things that lie elsewhere are evaluated in chunks as small, or the ways that leave room would not fit."""
     about = {"layers": 3, "hidden": hidden, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "eval_every": 1000}
     task = weft.Task(graph="shape:ogbn-papers100M?scale=0.5", model=model, epochs=1000, **about)
-    (group,) = weft.plan(task, machine="h200", budget="12GiB").groups
+    report = weft.plan(task, machine="h200", budget="12GiB")
+    (group,) = report.groups
     assert group.plan.division is not None
     assert group.cost.total_bytes <= parse_bytes("12GiB")
-    chosen = choose_for(task, "h200", "12GiB")
-    fitting = [one for one in chosen.choice.runners_up if one.device_bytes <= parse_bytes("12GiB")]
-    assert chosen.choice.best.division is not None
-    assert all(chosen.choice.best.seconds < 0.5 * one.seconds for one in fitting if one.division is None)
+    fitting = [way for way in explained(report)["group 1"].others if way.device_bytes <= parse_bytes("12GiB")]
+    free = [way for way in fitting if way.division is None and not way.condition]
+    assert all(group.cost.epoch_seconds < 0.5 * way.seconds for way in free)
+
+
+@pytest.mark.parametrize(
+    ("division", "words"), [("fixed", "of every "), (0.25, "of every "), (None, "as many batches")]
+)
+def test_the_strategy_of_a_division_can_be_set(division, words):
+    task = weft.Task(
+        "shape:ogbn-products", model="sage", layers=3, hidden=256, mode="sampled", fanout=[15, 10, 5], batch=1024
+    )
+    placement = weft.Placement(features="host", topology="host", division=division)
+    (plan,) = weft.plan(task, machine="h200", placement=placement).plans
+    assert words in plan.division.words()
+    assert Plan.from_dict(plan.to_dict()).division == plan.division
+    if isinstance(division, float):
+        assert plan.division.device_share == pytest.approx(division, abs=0.03)
+
+
+@pytest.mark.parametrize("division", ["both", 1.5, -0.1, True, [1]])
+def test_a_division_that_means_nothing_is_refused(division):
+    with pytest.raises(SpecError, match=r"division=.* must be 'elastic' or 'fixed', or the share"):
+        weft.Placement(division=division)
 
 
 def test_several_tasks_share_batches_as_far_as_they_fit():
@@ -114,40 +130,21 @@ def test_several_tasks_share_batches_as_far_as_they_fit():
         weft.Task("shape:ogbn-products", model="sage", layers=3, hidden=256, mode="sampled", lr=lr, name=f"{lr}")
         for lr in (0.1, 0.2, 0.3, 0.4)
     ]
-    few, all_of_them = (choose_for(tasks, "h200", budget) for budget in ("12GiB", "100GiB"))
-    assert few.plan.members == ("0.1", "0.2")
-    assert all_of_them.plan.members == ("0.1", "0.2", "0.3", "0.4")
-    assert all_of_them.plan.join == "stacked"
-    alone = choose_for(tasks[0], "h200", "100GiB")
-    assert all_of_them.choice.best.seconds_per_task < alone.choice.best.seconds_per_task
+    few, all_of_them = (weft.plan(tasks, machine="h200", budget=budget) for budget in ("12GiB", "100GiB"))
+    assert [plan.members for plan in few.plans] == [("0.1", "0.2"), ("0.3", "0.4")]
+    (plan,) = all_of_them.plans
+    assert plan.members == ("0.1", "0.2", "0.3", "0.4")
+    assert plan.join == "stacked"
 
 
-def test_what_is_chosen_can_be_run():
-    graph = citation(300, 2000, 8, 3, seed=1)
-    task = weft.Task(graph, model="sage", mode="sampled", fanout=[4, 3], batch=32, hidden=8, epochs=2)
-    plan = choose_for(task, "cpu").plan
-    run = GroupRun([task], graph, plan, torch.device("cpu"), make_source=source_for(task, plan))
-    assert len(run.advance(2)[0].rows) == 2
-
-
-def test_one_task_is_chosen_for_with_its_cost_and_reasons():
-    task = weft.Task(graph="shape:reddit", model="sage", hidden=32, fanout=[10, 5], batch=512, mode="sampled")
-    chosen = choose_for(task, "h200", "80GiB")
-    assert chosen.plan.mode == "sampled"
-    assert chosen.plan.placement.on_device
-    assert chosen.cost.epoch_seconds > 0
-    assert any("chosen of" in reason for reason in chosen.plan.why)
-    assert chosen.choice.runners_up
-
-
-def test_what_cannot_fit_gets_no_dry_run_and_the_choice_is_the_same(monkeypatch):
+def test_what_cannot_fit_gets_no_dry_run_and_the_plan_is_the_same(monkeypatch):
     about = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 10}
     task = weft.Task(graph="shape:ogbn-products", model="gat", **about)
-    runs, plain = [], setups.Setups._placed
-    monkeypatch.setattr(setups.Setups, "_placed", lambda *given: runs.append(given) or plain(*given))
-    chosen, few = choose_for(task, "h200", "3GiB"), len(runs)
-    monkeypatch.setattr(setups, "TOO_LARGE", float("inf"))
-    every = choose_for(task, "h200", "3GiB")
-    assert few < (len(runs) - few) - 2
-    assert chosen.plan.places == every.plan.places
-    assert chosen.cost.total_bytes == every.cost.total_bytes
+    report = weft.plan(task, machine="h200", budget="3GiB", placement=weft.Placement(features="host"))
+    runs, plain = [], choosing._Listing._placed
+    monkeypatch.setattr(choosing._Listing, "_placed", lambda *given: runs.append(given) or plain(*given))
+    found, few = explained(report)["group 1"], len(runs)
+    monkeypatch.setattr(choosing, "TOO_LARGE", float("inf"))
+    every = explained(report)["group 1"]
+    assert few <= len(runs) - few
+    assert (found.taken.placement, found.taken.device_bytes) == (every.taken.placement, every.taken.device_bytes)

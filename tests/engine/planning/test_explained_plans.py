@@ -16,12 +16,12 @@ from weft.core.settings import MOST_PICKS, read_fanout
 from weft.core.task import MOST
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 from weft.engine import choosing as training_modes
-from weft.engine.choosing import _faster
+from weft.engine.choosing import faster_way
 from weft.engine.estimator import Estimate
-from weft.engine.plan import explained, explanation, schedules, told
+from weft.engine.plan import explained, explanation, schedules
 from weft.planner.cost.memory import MemoryEstimate
-from weft.planner.division.choose import Candidate, Setup
 from weft.planner.division.simulator import Simulation
+from weft.planner.division.ways import Way
 from weft.planner.report.plan_text import would_do
 
 ABOUT = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 10}
@@ -52,10 +52,10 @@ NAMES = ["hosted", "cached", "16GiB", "60GiB"]
 def test_the_marked_way_is_the_plan(reports, ways, name):
     (group,) = reports[name].groups
     one = ways[name]
-    assert one.taken.setup.placement == group.plan.places
+    assert one.taken.placement == group.plan.places
     assert one.taken.division == group.plan.division
     assert (one.taken.seconds, one.taken.device_bytes) == (group.cost.epoch_seconds, group.cost.total_bytes)
-    (line,) = [line for line in told("group 1", one, reports[name].budget) if line.startswith("  > ")]
+    (line,) = [line for line in one.lines("group 1", reports[name].budget) if line.startswith("  > ")]
     assert f"{show_seconds(group.cost.epoch_seconds)} per epoch and task, {show_bytes(group.cost.total_bytes)}" in line
     assert group.plan.division.words() in line
 
@@ -64,22 +64,22 @@ def test_the_marked_way_is_the_plan(reports, ways, name):
 def test_no_other_way_is_faster_that_could_be_taken(reports, ways, name):
     one = ways[name]
     room = reports[name].budget
-    free = [way for way in one.others if way.device_bytes <= room and not way.setup.condition]
+    free = [way for way in one.others if way.device_bytes <= room and not way.condition]
     assert free
-    assert all(way.seconds >= one.taken.seconds or way.setup.padding is not None for way in free)
+    assert all(way.seconds >= one.taken.seconds for way in free)
 
 
 def test_the_others_keep_to_the_options(ways):
     hosted, cached = ways["hosted"], ways["cached"]
-    free = [way.setup.placement for way in hosted.others if not way.setup.condition]
+    free = [way.placement for way in hosted.others if not way.condition]
     assert {(place.features, place.topology) for place in free} == {("host", "host")}
-    free = [way.setup.placement for way in cached.others if not way.setup.condition]
+    free = [way.placement for way in cached.others if not way.condition]
     assert {place.cache_bytes for place in free} == {parse_bytes("200MiB")}
 
 
 def test_ways_are_in_order_and_those_that_do_not_fit_say_so(reports, ways):
     report, one = reports["16GiB"], ways["16GiB"]
-    lines = [line for line in told("group 1", one, report.budget) if "per epoch and task" in line]
+    lines = [line for line in one.lines("group 1", report.budget) if "per epoch and task" in line]
     ordered = sorted((one.taken, *one.others), key=lambda way: way.seconds_per_task)
     assert [way.words() in line for way, line in zip(ordered, lines, strict=True)] == [True] * len(ordered)
     large = [way.device_bytes > report.budget for way in ordered]
@@ -118,8 +118,8 @@ def test_a_plan_without_divided_batches_has_no_schedule(settings, machine):
 
 def test_batches_of_a_task_that_trains_on_the_whole_graph_need_a_setting():
     (one,) = explained(weft.plan(weft.Task(**DEMO, model="gcn"), machine="cpu")).values()
-    assert not one.taken.setup.task.sampled
-    assert {way.setup.condition for way in one.others if way.setup.task.sampled} == {"mode='sampled'"}
+    assert not one.taken.task.sampled
+    assert {way.condition for way in one.others if way.task.sampled} == {"mode='sampled'"}
 
 
 def test_members_of_a_stack_are_explained_together():
@@ -127,7 +127,7 @@ def test_members_of_a_stack_are_explained_together():
     report = weft.plan(tasks, machine="h200", placement=weft.Placement(features="host"))
     (group,) = report.groups
     (one,) = explained(report).values()
-    assert one.taken.setup.members == 2
+    assert one.taken.members == 2
     assert one.taken.seconds_per_task == group.cost.epoch_seconds / 2
 
 
@@ -150,13 +150,13 @@ HOST = DataPlacement("host", "gpu")
 PLAN = Plan(("a",), device="cuda", mode="sampled", placement=replace(HOST, features="cached", cache_bytes=9))
 
 
-def _way(seconds: float, place: DataPlacement = HOST, division: Division | None = None) -> Candidate:
-    return Candidate(Setup(PRODUCTS, place, Cost(), 10), seconds, 10, division)
+def _way(seconds: float, place: DataPlacement = HOST, division: Division | None = None) -> Way:
+    return Way(PRODUCTS, place, Cost(), 10, seconds=seconds, division=division)
 
 
-def _taken(*ways: Candidate, planned: float = 10.0) -> Candidate | None:
+def _taken(*ways: Way, planned: float = 10.0) -> Way | None:
     estimate = Estimate(Cost(seconds={"gpu": planned}), MemoryEstimate(0, 0), None, ())
-    return _faster(ways, PLAN, estimate)
+    return faster_way(ways, PLAN, estimate)
 
 
 def test_a_division_that_a_profile_has_to_try_is_taken_where_things_lie():
@@ -211,7 +211,7 @@ def test_a_cache_that_is_too_large_is_named():
 
 
 def test_a_run_says_so_as_well(monkeypatch):
-    monkeypatch.setattr(training_modes, "_needs_sampling", lambda *_: True)
+    monkeypatch.setattr(training_modes, "needs_sampling", lambda *_: True)
     result = weft.run(weft.Task(graph="demo", model="sage", hidden=8, epochs=1), budget="1GiB", **QUIET)
     assert any(reason.startswith("sampled: the whole graph does not fit into 1.00 GiB") for reason in result.plan.why)
 

@@ -57,10 +57,10 @@ def test_a_run_that_does_not_fit_as_a_whole_is_sampled_and_resumed(tmp_path):
 @pytest.mark.parametrize("sampled", [True, False])
 def test_a_resumed_run_keeps_its_mode_however_much_memory_is_free_by_then(tmp_path, monkeypatch, sampled):
     task = weft.Task(graph="demo", model="sage", epochs=4)
-    monkeypatch.setattr(training_modes, "_needs_sampling", lambda *_: sampled)
+    monkeypatch.setattr(training_modes, "needs_sampling", lambda *_: sampled)
     first = weft.run(task, out=tmp_path, **QUIET)
     assert first.plan.mode == ("sampled" if sampled else "full")
-    monkeypatch.setattr(training_modes, "_needs_sampling", lambda *_: not sampled)
+    monkeypatch.setattr(training_modes, "needs_sampling", lambda *_: not sampled)
     longer = weft.run(task.with_values(epochs=6), out=tmp_path, extend=True, **QUIET)
     assert longer.plan.mode == first.plan.mode
     assert longer.history["loss"][:4] == first.history["loss"]

@@ -68,24 +68,19 @@ def test_the_period_follows_the_speed_that_updates_tell():
     assert {decision.advance for decision in fixed[:-1]} == {7}
 
 
-def test_a_device_that_measures_no_phases_still_tells_what_a_change_gained():
-    """As one that prepares all batches in captured steps."""
+def test_phases_that_drift_are_noted_after_the_epoch():
+    class Drift:
+        seen = 0
 
-    class Adapter:
-        def __init__(self):
-            self.seen = []
+        def observe(self, measured):
+            self.seen += 1
+            return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
 
-        def observe(self, measured, epochs):
-            self.seen.append((dict(measured), epochs))
-
-        def told(self, seconds, change):
-            return ["divided anew: an epoch took 10 ms, before 20 ms"] if len(self.seen) == 1 else []
-
-    group, adapter = outline(3), Adapter()
-    decided = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), None, adapter))
-    assert adapter.seen == [({}, 1)] * 3
+    group, drift = outline(3), Drift()
+    decided = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), None, drift))
+    assert drift.seen == 3
     assert [note for decision in decided for note in decision.notes] == [
-        "divided anew: an epoch took 10 ms, before 20 ms"
+        "batching_cpu takes 2 times as long as predicted"
     ]
 
 

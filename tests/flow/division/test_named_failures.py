@@ -8,7 +8,6 @@ import pytest
 
 import weft
 from tests.flow.memory_errors import MEMORY_ERRORS
-from weft.batches.division.measuring import with_named_failures
 from weft.batches.division.profiler import Profiled
 from weft.batches.division.thread_accelerator import ThreadAccelerator
 from weft.core.errors import TrainingError
@@ -34,7 +33,7 @@ def _raising(error):
     def train(item):
         raise error
 
-    return with_named_failures(Profiled(None, None, train, "npu")).train
+    return Profiled(None, None, train, "npu").with_named_failures().train
 
 
 def test_training_is_named():

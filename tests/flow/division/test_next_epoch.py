@@ -8,14 +8,14 @@ import time
 import pytest
 import torch
 
-from tests.flow.division.sides import order, sides
+from tests.flow.division.preparers import order, sides
 from weft.batches.division import executor
 from weft.batches.division.executor import DividedPipeline
 from weft.core.division import Division
 from weft.core.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(60)
-ELASTIC = Division(1, 1, workers=2, host_buffer=4, device_buffer=2, in_step=True, lead=2, elastic=True)
+ELASTIC = Division(1, 1, workers=2, host_buffer=4, device_buffer=2, lead=2)
 
 
 class Logged:
@@ -123,7 +123,7 @@ def test_what_nobody_asks_for_is_dropped(how):
 
 
 def test_divisions_that_keep_to_a_ratio_begin_no_other_epoch():
-    mine = pipeline(Division(1, 1, workers=2, host_buffer=4, in_step=True))
+    mine = pipeline(Division(1, 1, workers=2, host_buffer=4, strategy="fixed"))
     trained(mine, 0, 1)
     assert {one[0] for one in mine.host.prepared} == {0}
     assert threads() == []
@@ -164,8 +164,8 @@ def test_leaving_while_a_batch_is_about_to_cross_the_bus_keeps_no_memory(monkeyp
     """A worker that ends after the run was left must not drop a batch that the bus has claimed."""
     claim = executor._Running._claim
 
-    def slowly(self, begin, over):
-        found = claim(self, begin, over)
+    def slowly(self, key):
+        found = claim(self, key)
         if found is not None and threading.current_thread().name == "weft-transfer":
             time.sleep(0.01)  # between the claim and the copy
         return found

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.flow.division.sides import order, sides
+from tests.flow.division.preparers import order, sides
 from weft.batches.division import profiler
-from weft.batches.division.measuring import TimeLimit
-from weft.batches.division.profiler import Profiled, profile
-from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.batches.division.profiler import Call, Calls, Profiled, TimeLimit, all_at_once, background, profile
+from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import typical
 from weft.planner.division.partitioner import Limits, partition
 
@@ -25,7 +24,7 @@ def profiled(delays=None, **options):
     """A profile of a fake accelerator."""
     fake = ThreadAccelerator("npu", delays)
     host, device = sides()
-    what = Profiled(fake.host_side(host), fake.device_side(device), lambda item: fake.train(lambda: item), "npu")
+    what = Profiled(PacedHost(fake, host), PacedDevice(fake, device), lambda item: fake.train(lambda: item), "npu")
     try:
         return profile(what, list(order().epoch(0)), **options), fake, host
     finally:
@@ -51,20 +50,10 @@ def test_interference_is_measured_between_what_runs_at_once():
     assert all(factor >= 1 for others in found.interference.values() for factor in others.values())
 
 
-def test_reads_beside_copies_are_measured_where_a_device_prepares_beside_training():
-    host, device = sides()
-    what = Profiled(host, device, lambda item: item, beside=True)
-    found = profile(what, list(order().epoch(0)), steps=3).interference
-    assert "transfer_gpu" in found["transfer_pcie"]
-    assert "transfer_pcie" in found["transfer_gpu"]
-    plain = profile(replace(what, beside=False), list(order().epoch(0)), steps=3).interference
-    assert "transfer_pcie" not in plain["transfer_gpu"]
-
-
 def test_a_step_that_does_everything_is_measured_as_a_whole():
     """Its phases add up to it: training and reading as alone, and sampling is what is left."""
     fake = ThreadAccelerator("gpu", {"transfer_gpu": 0.004, "training_gpu": 0.003, "batching_gpu": 0.02})
-    device, train = fake.device_side(sides()[1]), lambda item: fake.train(lambda: item)
+    device, train = PacedDevice(fake, sides()[1]), lambda item: fake.train(lambda: item)
     what = Profiled(None, device, train, alone=lambda: time.sleep(0.03))
     try:
         found = profile(what, list(order().epoch(0)), steps=3)
@@ -87,7 +76,7 @@ def test_a_whole_step_beside_copies_says_how_they_share_the_bus():
         fake.run("training_gpu", lambda: None)
 
     train = lambda item: fake.train(lambda: item)  # noqa: E731
-    what = Profiled(fake.host_side(host), fake.device_side(device), train, alone=whole)
+    what = Profiled(PacedHost(fake, host), PacedDevice(fake, device), train, alone=whole)
     try:
         found = profile(what, list(order().epoch(0)), steps=6)
         other = profile(replace(what, alone=None), list(order().epoch(0)), steps=3)
@@ -99,10 +88,9 @@ def test_a_whole_step_beside_copies_says_how_they_share_the_bus():
     assert not other.inside
 
 
-@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("there", ["both", "host", "device"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_parts_of_a_profile_use_up_its_limit(beside, there, whole, monkeypatch):
+def test_the_parts_of_a_profile_use_up_its_limit(there, whole, monkeypatch):
     limits = []
 
     class Counted(TimeLimit):
@@ -114,8 +102,8 @@ def test_the_parts_of_a_profile_use_up_its_limit(beside, there, whole, monkeypat
     host, device = sides()
     host, device = host if there != "device" else None, device if there != "host" else None
     alone = (lambda: None) if whole and device is not None else None
-    profile(Profiled(host, device, lambda item: item, beside=beside, alone=alone), list(order().epoch(0)), steps=3)
-    assert limits[0]._left == pytest.approx(0.0, abs=1e-9)
+    profile(Profiled(host, device, lambda item: item, alone=alone), list(order().epoch(0)), steps=3)
+    assert limits[0].remaining == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_stall_of_the_host_is_not_taken_for_its_pace():
@@ -166,12 +154,11 @@ def test_batches_for_which_memory_is_pinned_are_not_counted(limit):
 
 def test_pairs_that_there_is_no_time_for_are_as_is_typical():
     host, device = sides()
-    what = Profiled(host, device, lambda item: item, beside=True)
+    what = Profiled(host, device, lambda item: item)
     found = profile(what, list(order().epoch(0)), workers=2, limit=0.0).interference
-    dropped = [("batching_cpu", "transfer_pcie"), ("transfer_gpu", "transfer_pcie"), ("training_gpu", "transfer_gpu")]
-    for pair in [*dropped, *((other, key) for key, other in dropped)]:
+    for pair in (("batching_cpu", "transfer_pcie"), ("transfer_pcie", "batching_cpu")):
         assert found[pair[0]][pair[1]] == typical(*pair)
-    assert set(found["training_gpu"]) == {"batching_cpu", "transfer_pcie", "batching_gpu", "transfer_gpu"}
+    assert set(found["training_gpu"]) == {"batching_cpu", "transfer_pcie"}
 
 
 def test_a_side_that_fails_meanwhile_does_not_let_others_wait_for_ever():
@@ -209,7 +196,7 @@ def _slowed_by_copies() -> float:
     train = lambda item: fake.run("training_npu", lambda: item, bus=True)  # noqa: E731
     try:
         found = profile(
-            Profiled(fake.host_side(host), fake.device_side(device), train, "npu"), list(order().epoch(0)), steps=5
+            Profiled(PacedHost(fake, host), PacedDevice(fake, device), train, "npu"), list(order().epoch(0)), steps=5
         )
     finally:
         fake.stop()
@@ -276,3 +263,57 @@ def test_a_measured_machine_is_divided_by_its_profile():
     chosen = partition(found, fake.registry(), 100, Limits(16, 6, 2), trainer="npu")
     sides_alone = [seconds for division, seconds in chosen.tried if not division.divided]
     assert chosen.simulation.seconds_per_batch <= min(sides_alone)
+
+
+def test_what_a_part_does_not_use_is_left_to_the_others():
+    now = [100.0]
+    limit = TimeLimit(10.0, 5.0, lambda: now[0])
+    assert limit.part(2.0) == 4.0
+    now[0] += 1.0
+    assert limit.part() == 3.0
+    now[0] += 8.5
+    assert limit.part() == 0.25
+    now[0] += 2.0
+    assert limit.part() == 0.0
+
+
+def test_more_parts_than_were_announced_get_what_is_left():
+    limit = TimeLimit(6.0, 1.0, lambda: 0.0)
+    assert limit.part() == 6.0
+    assert limit.part() == 6.0
+
+
+def _wait_until(there) -> None:
+    while not there():
+        time.sleep(0.001)
+
+
+def test_calls_are_chosen_by_their_beginning_and_by_their_number_in_their_thread():
+    calls = Calls()
+    calls.done += [Call(0.0, 9.0, 0), Call(1.0, 8.0, 0), Call(9.0, 2.0, 1), Call(11.0, 3.0, 2)]
+    assert calls.seconds() == [9.0, 8.0, 2.0, 3.0]
+    assert calls.seconds(after=1) == [2.0, 3.0]
+    assert calls.seconds(since=10.0) == [3.0]
+    assert [calls.threads(after) for after in (0, 1, 2, 3)] == [2, 1, 1, 0]
+
+
+def test_works_are_called_until_the_end():
+    with background([lambda: time.sleep(0.001)] * 3) as calls:
+        _wait_until(lambda: calls.threads(after=1) >= 3)
+    assert len(calls.done) >= 6
+    assert not calls.failed
+
+
+def test_all_at_once_is_at_the_same_time():
+    together = threading.Barrier(4, timeout=30)
+    assert sorted(all_at_once([together.wait] * 4)) == [0, 1, 2, 3]
+
+
+def test_errors_come_out():
+    def broken():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        all_at_once([lambda: None, broken])
+    with pytest.raises(ValueError, match="broken"), background([broken]) as calls:
+        _wait_until(lambda: calls.failed)

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.flow.division.sides import order, sides
+from tests.flow.division.preparers import order, sides
+from tests.planner.division.constraints import violations
 from weft.batches.division.executor import DividedPipeline
-from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import Division
-from weft.planner.division.simulator import Activity, Simulation, violations
+from weft.planner.division.simulator import Activity, Simulation
 
 pytestmark = pytest.mark.timeout(60)
 PHASES = ("batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu", "training_npu")
@@ -49,7 +50,7 @@ def traced(division: Division, delays) -> tuple[Simulation, ThreadAccelerator]:
     fake = ThreadAccelerator("npu", delays)
     fake.spans = Spans(begun)
     host, device = (Noted(one, begun) for one in sides(division.pinned_batches or 1))
-    pipeline = DividedPipeline(division, fake.host_side(host), fake.device_side(device))
+    pipeline = DividedPipeline(division, PacedHost(fake, host), PacedDevice(fake, device))
 
     def step(batch: int) -> None:
         begun.batch = batch
@@ -77,8 +78,7 @@ def random_case(seed: int) -> tuple[Division, dict[str, float]]:
         "host_buffer": chance.randint(1, 5),
         "device_buffer": chance.randint(1, 4),
     }
-    about |= {"takes_over": chance.random() < 0.5, "in_step": chance.random() < 0.3, "lead": chance.randint(0, 3)}
-    about["elastic"] = about["in_step"] and chance.random() < 0.6
+    about |= {"strategy": chance.choice(["fixed", "elastic"]), "lead": chance.randint(0, 3)}
     return Division(host, device, trainer="npu", **about), delays
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from weft.core.division import Operator, PhaseTime, PhaseTimes, built_in
 
 REGISTRY = built_in()
-BESIDE = built_in(beside=True)
 
 
 def times(host=4.0, dma=1.0, sample=1.0, uva=1.0, train=1.0, **more) -> PhaseTimes:

@@ -72,10 +72,10 @@ def test_balanced_hardware_is_divided_and_faster_than_either_side_alone():
 @given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.integers(1, 6))
 def test_feedback_never_ends_worse_than_the_initial_guess_or_either_side(host, dma, sample, uva, train, workers):
     """One side alone is kept unless dividing pays, so it may be slower than a divided guess by so much."""
-    measured, limits = times(4 * host, dma, sample, uva, train), Limits(16, 6, workers)
+    measured, limits = times(4 * host, dma, sample, uva, train), Limits(16, 6, workers, "fixed")
     chosen = partition(measured, REGISTRY, 60, limits)
     for share in (0.0, 1.0, equation_6(measured, REGISTRY, "gpu", workers)):
-        start = simulate(overlap_for(share, limits, "gpu", workers), measured, 60, REGISTRY)
+        start = simulate(overlap_for(share, limits), measured, 60, REGISTRY)
         spared = 1.0 + PAYS * (start.division.divided and not chosen.division.divided)
         assert chosen.simulation.seconds_per_batch <= start.seconds_per_batch * spared * 1.0021
     lowest = bound(loads(measured, REGISTRY, "gpu", workers), best_share(loads(measured, REGISTRY, "gpu", workers)))
@@ -90,7 +90,24 @@ def test_buffers_keep_to_their_limits():
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.4, 0.5, 2 / 3, 0.8, 0.95])
 def test_an_overlap_of_whole_batches_is_near_its_share(share):
-    assert overlap_for(share, Limits(), "gpu", 1).device_share == pytest.approx(share, abs=0.02)
+    assert overlap_for(share, Limits()).device_share == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_a_given_share_is_kept_to(share):
+    limits = Limits(16, 8, workers=2, strategy="fixed", share=share)
+    chosen = partition(times(host=4), REGISTRY, 60, limits).division
+    assert chosen.device_share == pytest.approx(share, abs=0.02)
+    assert chosen.strategy == "fixed"
+
+
+def test_fixed_divisions_follow_equation_6_and_feedback():
+    measured = times(host=12, dma=1, sample=1, uva=2, train=1)
+    chosen = partition(measured, REGISTRY, 200, Limits(host_buffer=32, workers=4, strategy="fixed"))
+    assert chosen.division.divided
+    assert not chosen.division.elastic
+    share = equation_6(measured, REGISTRY, "gpu", 4)
+    assert chosen.division.device_share == pytest.approx(share, abs=0.2)
 
 
 def test_an_accelerator_that_weft_does_not_know_is_planned_for():

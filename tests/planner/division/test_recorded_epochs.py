@@ -1,4 +1,4 @@
-"""The simulator against epochs that were measured on an H200 on 2026-11-16 (recorded_undivided_epochs.json).
+"""The simulator against epochs of the host alone, measured on an H200 on 2026-11-16 (recorded_undivided_epochs.json).
 
 That profile lacked two things which profiles have since: host batching beside copies, here read off the busy shares of
 the host's own epochs with 8 and 14 workers, and sampling in a captured step, here the difference that
@@ -20,7 +20,7 @@ from weft.planner.division.simulator import simulate
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 CELLS = json.loads((Path(__file__).parent / "recorded_undivided_epochs.json").read_text())["cells"]
 SAMPLING = json.loads((RESULTS / "sampling.json").read_text())["cells"]
-EPOCHS = [cell for cell in CELLS if "epoch_seconds" in cell]
+EPOCHS = [cell for cell in CELLS if "epoch_seconds" in cell and cell["side"] == "host"]
 
 
 def profiled(model: str) -> PhaseTimes:
@@ -59,21 +59,21 @@ def errors(times_of) -> list[float]:
     found = []
     for cell in EPOCHS:
         division = Division.from_dict(cell["division"])
-        simulated = simulate(division, times[cell["model"]], cell["batches"], built_in(True))
+        simulated = simulate(division, times[cell["model"]], cell["batches"], built_in())
         found.append(simulated.seconds / cell["epoch_seconds"] - 1.0)
     return found
 
 
 def test_most_epochs_come_out_within_ten_per_cent():
     found = errors(complete)
-    assert len(found) == 26
-    assert sum(abs(one) <= 0.1 for one in found) >= 24
-    assert max(map(abs, found)) < 0.17
+    assert len(found) == 7
+    assert sum(abs(one) <= 0.1 for one in found) >= 6
+    assert max(map(abs, found)) < 0.11
 
 
 def test_without_the_two_terms_fewer_do():
     found = errors(profiled)
-    assert sum(abs(one) <= 0.1 for one in found) == 19
+    assert sum(abs(one) <= 0.1 for one in found) == 5
     assert found == pytest.approx([cell["error"] for cell in EPOCHS], abs=0.005)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.division.cases import BESIDE, REGISTRY, times, with_npu
+from tests.planner.division.cases import REGISTRY, times, with_npu
+from tests.planner.division.constraints import violations
 from tests.planner.division.optimum import optimum
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import SpecError
-from weft.planner.division.partitioner import UNSURE, Limits, best_share, partition
-from weft.planner.division.simulator import Activity, Simulation, bound, loads, simulate, violations
+from weft.planner.division.partitioner import Limits, best_share, partition
+from weft.planner.division.simulator import Activity, Simulation, bound, loads, simulate
 
 SECONDS = st.floats(0.05, 10.0)
 DIVISIONS = st.builds(
@@ -24,7 +24,8 @@ DIVISIONS = st.builds(
     st.integers(1, 4),
     st.integers(0, 8),
     st.integers(0, 8),
-    st.booleans(),
+    st.just("gpu"),
+    st.just("fixed"),
 )
 ONE_SIDED = st.one_of(
     st.builds(Division, st.integers(1, 5), st.just(0), st.integers(1, 4), st.integers(0, 6), st.integers(0, 6)),
@@ -43,73 +44,32 @@ def test_every_schedule_keeps_to_the_constraints(five, division, batches, seed):
     assert sum(one.key == "training_gpu" for one in found.activities) == batches
 
 
-@settings(max_examples=150, deadline=None)
-@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40))
-def test_preparing_beside_training_keeps_to_the_constraints(five, division, batches):
-    found = simulate(replace(division, beside=True), times(*five), batches, BESIDE)
-    assert violations(found, BESIDE) == []
-    share = sum(one.key == "batching_gpu" for one in found.activities) / batches
-    by_resource = loads(times(*five), BESIDE, "gpu", division.workers)
-    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
-
-
-@settings(max_examples=150, deadline=None)
-@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40), st.integers(0, 12))
-def test_preparing_inside_of_steps_keeps_to_the_constraints(five, division, batches, lead):
-    inside = replace(division, in_step=True, lead=lead)
-    found = simulate(inside, times(*five), batches, BESIDE)
-    assert violations(found, BESIDE) == []
+def test_a_step_that_prepares_its_batch_begins_it_after_the_step_before():
+    division = Division(2, 2, 2, 4, 3, lead=3)
+    found = simulate(division, times(host=5, dma=1, sample=1, uva=2, train=2), 60, REGISTRY)
     trained = sorted((one for one in found.activities if one.key == "training_gpu"), key=lambda one: one.batch)
     begun = {one.batch: one.begin for one in found.activities if one.key == "batching_gpu"}
+    assert begun
     assert all(begun[one.batch] >= before.end - 1e-9 for before, one in pairwise(trained) if one.batch in begun)
-    assert set(range(min(inside.lead, batches))) <= set(begun)
-    share = len(begun) / batches
-    by_resource = loads(times(*five), BESIDE, "gpu", division.workers, in_step=True)
-    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
 
 
-def test_reads_that_hold_up_training_are_done_inside_of_steps():
-    """Beside training they would make it take several times as long; the simulator finds the other way."""
+def test_a_fast_enough_host_and_captured_steps_are_divided():
     whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(4.8), "training_gpu": PhaseTime(4.0)}
-    slowed = {"training_gpu": {"transfer_gpu": 6.0, "batching_gpu": 1.9}, "transfer_gpu": {"training_gpu": 2.5}}
     given = {"host": 110.0, "dma": 4.4, "sample": 1.7, "uva": 4.8, "train": 4.0, "captured": whole}
-    chosen = partition(times(**given, interference=slowed), BESIDE, 193, Limits(18, 4, 14))
-    assert chosen.division.in_step
+    chosen = partition(times(**given), REGISTRY, 193, Limits(18, 4, 14))
+    assert chosen.division.elastic
     assert chosen.division.lead > 0
     sides = [seconds for one, seconds in chosen.tried if not one.divided]
     assert chosen.simulation.seconds_per_batch < min(sides) / 1.2
-    free = partition(times(**given), BESIDE, 193, Limits(18, 4, 8))
-    assert free.division.beside
-
-
-def test_dividing_beside_training_has_to_save_more_than_inside_of_steps():
-    """By as much as it was simulated too fast on an H200."""
-    whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(4.8), "training_gpu": PhaseTime(4.0)}
-    given = {"host": 110.0, "dma": 4.4, "sample": 1.7, "uva": 4.8, "train": 4.0, "captured": whole}
-    for slowed, is_beside in ((2.0, True), (4.0, False)):
-        beside = {"training_gpu": {"transfer_gpu": slowed}}
-        chosen = partition(times(**given, interference=beside), BESIDE, 193, Limits(18, 4, 8))
-        ways = [[s for one, s in chosen.tried if one.divided and one.in_step == way] for way in (False, True)]
-        saved = min(ways[1]) / min(ways[0]) - 1.0
-        assert saved > 0.05  # beside training is predicted to be faster in any case
-        assert chosen.division.beside == is_beside == (saved > UNSURE)
 
 
 def test_copies_and_reads_inside_of_steps_share_the_bus_where_that_was_measured():
     """Without it they would take turns."""
     given = {"host": 12.0, "dma": 3.0, "sample": 0.5, "uva": 3.0, "train": 1.0}
     inside = {"transfer_gpu": {"transfer_pcie": 1.1}, "transfer_pcie": {"transfer_gpu": 1.2}}
-    division = Division(1, 1, 8, 12, 4, in_step=True)
-    turns, shared = (simulate(division, times(**given, inside=one), 80, BESIDE) for one in ({}, inside))
+    division = Division(1, 1, 8, 12, 4)
+    turns, shared = (simulate(division, times(**given, inside=one), 80, REGISTRY) for one in ({}, inside))
     assert shared.seconds < 0.9 * turns.seconds
-
-
-def test_the_device_begins_an_epoch_while_the_host_works_on_its_first_batches():
-    measured = times(host=40, dma=0.5, sample=0.5, uva=1.5, train=2)
-    division = Division(1, 1, 8, 12, 4, beside=False, in_step=True)
-    waits, leads = (simulate(replace(division, lead=lead), measured, 60, BESIDE) for lead in (0, 10))
-    assert leads.seconds < 0.9 * waits.seconds
-    assert leads.device_waited < 0.5 * waits.device_waited
 
 
 def test_fewer_threads_of_the_host_slow_others_down_less():
@@ -120,17 +80,6 @@ def test_fewer_threads_of_the_host_slow_others_down_less():
     unknown = [simulate(one, times(**about), 80, REGISTRY).seconds for one in (few, many)]
     assert known[0] < unknown[0]
     assert known[1] <= unknown[1]
-
-
-@settings(max_examples=40, deadline=None)
-@given(FIVE, st.integers(1, 6))
-def test_beside_training_a_long_epoch_comes_near_the_busiest_resource(five, workers):
-    measured = times(4 * five[0], *five[1:])
-    chosen = partition(measured, BESIDE, 200, Limits(host_buffer=32, device_buffer=8, workers=workers))
-    by_resource = loads(measured, BESIDE, "gpu", workers)
-    lowest = bound(by_resource, best_share(by_resource))
-    assert chosen.division.beside
-    assert lowest * (1 - 1e-9) <= chosen.simulation.seconds_per_batch <= 1.35 * lowest
 
 
 @settings(max_examples=100, deadline=None)
@@ -149,7 +98,7 @@ def test_no_schedule_is_shorter_than_the_busiest_resource(five, division, batche
 def test_the_chosen_plan_is_within_the_papers_bound_of_the_optimum(five, batches, gbs):
     """Theorem 2: less than 2 + t_uva / t_dma times the optimum, which brute force finds with equal buffers."""
     measured = times(*five)
-    chosen = partition(measured, REGISTRY, batches, Limits(host_buffer=4, device_buffer=gbs, workers=1))
+    chosen = partition(measured, REGISTRY, batches, Limits(4, gbs, 1, "fixed"))
     division = chosen.division
     assert violations(chosen.simulation, REGISTRY) == []
     host, dma, device, train = five[0], five[1], five[2] + five[3], five[4]
@@ -172,40 +121,36 @@ def test_the_device_alone_does_one_thing_after_another():
     assert found.busy["pcie"] == pytest.approx(8 * 3)
 
 
-def test_a_step_measured_as_a_whole_is_neither_overlapped_nor_slowed_down():
-    """Where the device prepares all batches it does so inside of its steps, though it could prepare beside training."""
+def test_a_step_measured_as_a_whole_takes_as_long_as_it_did():
+    """Where the device prepares all batches it does so inside of its steps, whose phases have times of their own."""
     whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(1.5), "training_gpu": PhaseTime(2.5)}
-    slowed = {"training_gpu": {"transfer_gpu": 4.0}}
-    measured = times(sample=1, uva=2, train=3, captured=whole, interference=slowed)
-    found = simulate(Division(0, 4, beside=True), measured, 8, BESIDE)
+    measured = times(sample=1, uva=2, train=3, captured=whole, interference={"training_gpu": {"transfer_gpu": 4.0}})
+    found = simulate(Division(0, 4), measured, 8, REGISTRY)
     assert found.seconds == pytest.approx(8 * 4.5)
-    assert found.division.beside
-    assert violations(found, BESIDE) == []
-    sampled = times(sample=1, uva=2, train=3, captured={"batching_gpu": PhaseTime(0.5)}, interference=slowed)
-    assert simulate(Division(0, 4, beside=True), sampled, 8, BESIDE).seconds != pytest.approx(8 * 4.5)
+    assert violations(found, REGISTRY) == []
 
 
 def test_copies_and_reads_share_the_bus_where_their_slowdown_was_measured():
     """Reads that the bus is not the limit of leave it to copies; else one waits for the other."""
     both = {"transfer_pcie": {"transfer_gpu": 1.2}, "transfer_gpu": {"transfer_pcie": 1.1}}
-    division = Division(2, 2, workers=4, host_buffer=8, device_buffer=8, beside=True)
+    division = Division(2, 2, workers=4, host_buffer=8, device_buffer=8, strategy="fixed")
     about = {"host": 8, "dma": 3, "sample": 0.5, "uva": 4, "train": 0.5}
-    shared = simulate(division, times(**about, interference=both), 80, BESIDE)
-    apart = simulate(division, times(**about), 80, BESIDE)
-    half = simulate(division, times(**about, interference={"transfer_pcie": both["transfer_pcie"]}), 80, BESIDE)
+    shared = simulate(division, times(**about, interference=both), 80, REGISTRY)
+    apart = simulate(division, times(**about), 80, REGISTRY)
+    half = simulate(division, times(**about, interference={"transfer_pcie": both["transfer_pcie"]}), 80, REGISTRY)
     assert half.seconds == pytest.approx(apart.seconds)
     assert shared.seconds < 0.8 * apart.seconds
-    assert violations(shared, BESIDE) == []
+    assert violations(shared, REGISTRY) == []
     copies = [one for one in shared.activities if one.key == "transfer_pcie"]
     reads = [one for one in shared.activities if one.key == "transfer_gpu"]
     assert any(a.begin < b.end and b.begin < a.end for a in copies for b in reads)
-    shares = [best_share(loads(times(**about, **more), BESIDE, "gpu", 4)) for more in ({}, {"interference": both})]
+    shares = [best_share(loads(times(**about, **more), REGISTRY, "gpu", 4)) for more in ({}, {"interference": both})]
     assert shares[0] < shares[1]  # the device may do more
 
 
 def test_filling_then_flushing_in_the_order_of_the_batches():
     """Two batches each: the device fills while the host does, then all are trained while the bus brings the host's."""
-    found = simulate(Division(2, 2), times(host=2, dma=1, sample=1, uva=1, train=1), 4, REGISTRY)
+    found = simulate(Division(2, 2, strategy="fixed"), times(host=2, dma=1, sample=1, uva=1, train=1), 4, REGISTRY)
     spans = {(one.key, one.batch): (one.begin, one.end) for one in found.activities}
     assert spans["transfer_gpu", 1][1] == spans["training_gpu", 0][0] == 4
     assert spans["batching_cpu", 3] == (2, 4)
@@ -215,20 +160,19 @@ def test_filling_then_flushing_in_the_order_of_the_batches():
 
 
 def test_the_device_takes_over_what_a_slow_host_has_not_begun():
+    """Eight of 16 batches by the host alone would take 400 s."""
     slow = times(host=50, dma=1, sample=1, uva=1, train=1)
-    waits = simulate(Division(4, 4, host_buffer=4, takes_over=False), slow, 16, REGISTRY)
-    goes_on = simulate(Division(4, 4, host_buffer=4, takes_over=True), slow, 16, REGISTRY)
-    assert goes_on.taken_over > 0
-    assert waits.taken_over == 0
-    assert goes_on.seconds < 0.6 * waits.seconds
-    assert waits.host_late > 0
-    assert waits.host_is_late
+    found = simulate(Division(4, 4, host_buffer=4, strategy="fixed"), slow, 16, REGISTRY)
+    assert found.taken_over > 0
+    assert found.seconds < 0.6 * 400
+    assert found.host_late > 0
+    assert found.host_is_late
 
 
 def test_a_blocked_device_prepares_ahead_instead_of_idling():
     """The host is late with batch 2: the device makes its own of the next overlap meanwhile, and trains them later."""
     slow = times(host=10, dma=0.1, sample=1, uva=1, train=1)
-    found = simulate(Division(1, 2, device_buffer=6), slow, 9, REGISTRY)
+    found = simulate(Division(1, 2, device_buffer=6, strategy="fixed"), slow, 9, REGISTRY)
     begun = {(one.key, one.batch): one.begin for one in found.activities}
     assert begun["training_gpu", 1] < begun["batching_gpu", 6] < begun["training_gpu", 2]
 
@@ -245,7 +189,10 @@ def test_interference_stretches_what_runs_at_once_and_nothing_else():
 
 
 def test_an_epoch_too_long_to_simulate_is_extended_from_its_middle():
-    division, measured = Division(3, 2, workers=2), times(host=3.1, dma=0.7, sample=0.4, uva=0.9, train=1.3)
+    division, measured = (
+        Division(3, 2, workers=2, strategy="fixed"),
+        times(host=3.1, dma=0.7, sample=0.4, uva=0.9, train=1.3),
+    )
     short = simulate(division, measured, 200, REGISTRY)
     long = simulate(division, measured, 2000, REGISTRY)
     assert long.seconds_per_batch == pytest.approx(short.seconds_per_batch, rel=0.02)
@@ -254,7 +201,7 @@ def test_an_epoch_too_long_to_simulate_is_extended_from_its_middle():
 def test_variance_changes_an_epoch_little_and_repeats_with_its_seed():
     measured = times(host=2)
     varied = PhaseTimes({key: PhaseTime(one.mean, 0.1 * one.mean) for key, one in measured.phases.items()})
-    division = Division(2, 2, workers=2, host_buffer=4)
+    division = Division(2, 2, workers=2, host_buffer=4, strategy="fixed")
     mean = simulate(division, measured, 100, REGISTRY)
     first, again, other = (simulate(division, varied, 100, REGISTRY, seed) for seed in (1, 1, 2))
     assert first.seconds == again.seconds != other.seconds
@@ -265,7 +212,7 @@ def test_an_accelerator_that_weft_does_not_know_is_simulated_with_its_own_resour
     registry = with_npu()
     more = {"batching_npu": PhaseTime(1.0), "transfer_npu": PhaseTime(2.0), "training_npu": PhaseTime(1.0)}
     measured = PhaseTimes({**times().phases, **more})
-    found = simulate(Division(2, 2, trainer="npu"), measured, 12, registry)
+    found = simulate(Division(2, 2, trainer="npu", strategy="fixed"), measured, 12, registry)
     assert violations(found, registry) == []
     assert found.busy["npu"] > 0
     assert found.busy["pcie"] > 0
@@ -312,6 +259,6 @@ def test_busy_threads_hold_up_captured_steps_no_more_than_is_typical():
     assert inside["batching_gpu"] == {"batching_cpu": 1.56}
     less = times(captured=whole, interference={"transfer_gpu": {"batching_cpu": 1.05}})
     assert less.in_step().interference["transfer_gpu"] == {"batching_cpu": 1.05}
-    assert measured.interference["transfer_gpu"]["batching_cpu"] == 2.0  # beside training they are launched
+    assert measured.interference["transfer_gpu"]["batching_cpu"] == 2.0  # outside of steps they are launched
     launched = times(interference=slowed)
     assert launched.in_step().interference == launched.interference  # nothing was captured

@@ -13,7 +13,15 @@ from weft.core.placement import DataPlacement
 from weft.core.run_options import Placement
 from weft.core.task import Task
 from weft.planner.machine_profiles import PROFILES
-from weft.planner.placement import MOST_ROWS, candidates, chunk_filled, chunks, host_activations, reasons, with_cache
+from weft.planner.placement import (
+    MOST_ROWS,
+    candidates,
+    chunk_padding_share,
+    chunks,
+    host_activations,
+    reasons,
+    with_cache,
+)
 from weft.planner.transfers import with_batches
 
 H200, CPU = PROFILES["h200"], PROFILES["cpu"]
@@ -111,10 +119,10 @@ def test_chunks_that_end_at_their_nodes_are_not_full_of_edges():
     stats = replace(STATS, num_nodes=100_000_000, num_edges=1_600_000_000)
     large, small = (DataPlacement(evaluation="layers", chunk_edges=1 << power) for power in (22, 18))
     mean = 16.0 * MOST_ROWS  # 65,536 nodes have a million edges, of the four millions that a chunk may have
-    assert chunk_filled(large, stats) == pytest.approx((MOST_ROWS + mean) / (MOST_ROWS + (1 << 22)), rel=1e-3)
-    assert chunk_filled(small, stats) == pytest.approx(1.0, rel=1e-3)
-    assert chunk_filled(large, STATS) == 1.0  # reads about all nodes
-    assert chunk_filled(DataPlacement(), stats) == 1.0
+    assert chunk_padding_share(large, stats) == pytest.approx((MOST_ROWS + mean) / (MOST_ROWS + (1 << 22)), rel=1e-3)
+    assert chunk_padding_share(small, stats) == pytest.approx(1.0, rel=1e-3)
+    assert chunk_padding_share(large, STATS) == 1.0  # reads about all nodes
+    assert chunk_padding_share(DataPlacement(), stats) == 1.0
 
 
 def test_chunks_cover_all_edges_and_nodes():

@@ -1,4 +1,11 @@
-"""The two sides that prepare batches, and the clock of the trainer: what hardware implements to take part."""
+"""What prepares batches: a host and a device, each with batches of their exact or of a padded size, and their clocks.
+
+Hardware takes part by implementing :class:`Hardware`; :class:`Gpu` is what Weft has, and
+:class:`weft.batches.division.thread_accelerator.ThreadAccelerator` another one. A ``profile_key`` distinguishes
+hardware of the same name, so that measured phases are not mixed up.
+
+Shapes: S seeds, N nodes, M node capacity, R rows that no cache has, F features, h hops, seeds outwards.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -16,10 +22,8 @@ from weft.batches.block import MiniBatch, Subgraph
 from weft.batches.features import FeatureStore
 from weft.batches.pipeline import OnDevice
 from weft.batches.sampler import NeighbourSampler, SeedBatch
-from weft.core.batch_sizes import bucket_sizes, largest_batch
 from weft.core.division import Registry, built_in
 from weft.core.errors import TrainingError
-from weft.core.graph_stats import GraphStats
 from weft.core.host_memory import advise_huge_pages
 from weft.graph.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
@@ -28,8 +32,8 @@ from weft.ops.sampling.gather_rows import absent_cpu, gather_rows_cpu
 from weft.ops.sampling.reference import make_clock
 
 
-class HostSide(Protocol):
-    """Prepares batches in host memory, several threads at once, and carries them to the trainer."""
+class HostPreparer(Protocol):
+    """Prepares batches in host memory, several threads at once, and copies them to the trainer."""
 
     def prepare(self, seeds: SeedBatch) -> Any:
         """A batch in host memory with its features; called by any worker."""
@@ -38,14 +42,11 @@ class HostSide(Protocol):
         """The same batch where it is trained, once it has arrived; called by one thread at a time."""
 
     def discard(self, item: Any) -> None:
-        """Give the host memory of ``item`` back: it was transferred, or nobody is going to train on it."""
+        """Release the host memory of ``item``: it was transferred, or will not be trained on."""
 
 
-class DeviceSide(Protocol):
-    """Prepares batches on the trainer, in the thread that trains.
-
-    Where a division prepares beside training, another thread calls it, and calls return when their work is done.
-    """
+class DevicePreparer(Protocol):
+    """Prepares batches on the trainer, in the thread that trains."""
 
     def batch(self, seeds: SeedBatch) -> Any:
         """Sample: the structure of a batch."""
@@ -54,7 +55,7 @@ class DeviceSide(Protocol):
         """The batch with its features."""
 
 
-class DeviceClock(Protocol):
+class Clock(Protocol):
     """Marks in the work of the trainer; ``lags``: it may lag behind the thread that submits it."""
 
     lags: bool
@@ -107,16 +108,83 @@ class CudaClock:
         mark.synchronize()
 
 
-def clock_of(device: torch.device) -> DeviceClock:
-    """The clock of a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+@dataclass(frozen=True)
+class Parts:
+    """What batches are made of: a graph, and a sampler and a store that make them where they are trained.
+
+    ``slots``: prepared batches that may be in host memory at once. ``padded``: all batches have one size, for captured
+    steps.
+    """
+
+    graph: Graph
+    sampler: NeighbourSampler
+    store: FeatureStore
+    degrees: str
+    slots: int
+    padded: bool = False
+
+    def host_sampler(self) -> NeighbourSampler:
+        """The same batches, sampled on the CPU; a copy of edges is in huge pages, which random reads are faster in."""
+        graph, sampler = self.graph, self.sampler
+        if graph.adj.device.type != "cpu":
+            graph = graph.to("cpu")
+            adj, arrays = graph.adj, []
+            for values in (adj.indptr, adj.indices):
+                copy = torch.empty(values.shape, dtype=values.dtype)
+                advise_huge_pages(copy.data_ptr(), copy.numel() * copy.element_size())
+                arrays.append(copy.copy_(values))
+            graph = graph._changed(adj=Adjacency(*arrays, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric))
+        return NeighbourSampler(
+            graph,
+            sampler.fanouts,
+            device="cpu",
+            degrees="sampled" if self.padded else self.degrees,  # padded batches look degrees up on the device
+            subgraph=sampler.subgraph,
+            seed=sampler.seed,
+            edge_attr=sampler.edge_attr,
+        )
 
 
-# ---- The two sides with batches of their exact size: sampled and gathered on a CPU, or by a GPU out of pinned memory.
-#
-# The host's batches lie in pinned memory where a GPU trains, at most as many at once as the division allows.
+@dataclass(frozen=True)
+class Preparers:
+    """The host's and the device's preparer, None if there is none, and the clock of the trainer."""
 
-Sampled = MiniBatch | Subgraph
+    host: HostPreparer | None
+    device: DevicePreparer | None
+    clock: Clock
+
+
+class Hardware(Protocol):
+    """What trains and prepares batches."""
+
+    name: str
+
+    def registry(self) -> Registry:
+        """Its operators and Weft's own."""
+
+    def preparers(self, parts: Parts) -> Preparers:
+        """Its operators on ``parts``."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU and the CPUs of its host."""
+
+    name: str = "gpu"
+
+    def registry(self) -> Registry:
+        """Weft's own."""
+        return built_in()
+
+    def preparers(self, parts: Parts) -> Preparers:
+        """The host reads graph and features in its memory, or copies of its own."""
+        store, sampler, slots = parts.store, parts.sampler, parts.slots
+        clock = CudaClock() if store.device.type == "cuda" else HostClock()
+        if parts.padded:
+            host = PaddedHost(parts.host_sampler(), store.x.cpu(), store.device, slots, store)
+            return Preparers(host, PaddedDevice(sampler, store), clock)
+        host = ExactHost(parts.host_sampler(), store.x.cpu(), store.device, slots)
+        return Preparers(host, ExactDevice(sampler, store), clock)
 
 
 class PinnedSlots:
@@ -140,16 +208,19 @@ class PinnedSlots:
             self.used -= 1
 
 
-class ExactHost(HostSide):
-    """Compiled sampling and gathering on the CPU; features ``x [N, F]`` in host memory."""
+# ---- Batches of their exact size.
 
-    def __init__(self, sampler: NeighbourSampler, x: torch.Tensor, device: torch.device, slots: int) -> None:
+
+class ExactHost(HostPreparer):
+    """Compiled sampling and gathering on the CPU; features ``x [N, F]`` in host memory, batches pinned for a GPU."""
+
+    def __init__(self, sampler: NeighbourSampler, x: Tensor, device: torch.device, slots: int) -> None:
         self._sampler, self._x, self._device = sampler, x, device
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
 
-    def prepare(self, seeds: SeedBatch) -> Sampled:
+    def prepare(self, seeds: SeedBatch) -> MiniBatch | Subgraph:
         """Sample and gather, in the calling thread alone."""
         self.slots.take()
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
@@ -157,7 +228,7 @@ class ExactHost(HostSide):
         rows = torch.empty(nodes.numel(), self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
         return batch.with_data(gather_rows_cpu(self._x, nodes, rows, shares=1))
 
-    def transfer(self, item: Sampled) -> Sampled | OnDevice:
+    def transfer(self, item: MiniBatch | Subgraph) -> MiniBatch | Subgraph | OnDevice:
         """Copy to the device; on a CPU the batch gets memory of its own, as it would there."""
         if self._stream is None:
             return item.with_data(None if item.x is None else item.x.clone())
@@ -167,35 +238,38 @@ class ExactHost(HostSide):
         ready.synchronize()
         return OnDevice(moved, ready)
 
-    def discard(self, item: Sampled) -> None:
+    def discard(self, item: MiniBatch | Subgraph) -> None:
         """One batch less in host memory."""
         self.slots.give_back()
 
 
-class ExactDevice(DeviceSide):
-    """What trains samples and reads features itself."""
+class ExactDevice(DevicePreparer):
+    """The trainer samples and reads features itself."""
 
     def __init__(self, sampler: NeighbourSampler, store: FeatureStore) -> None:
         self._sampler, self._store = sampler, store
 
-    def batch(self, seeds: SeedBatch) -> Sampled:
+    def batch(self, seeds: SeedBatch) -> MiniBatch | Subgraph:
         """Sample."""
         return self._sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
 
-    def read(self, item: Sampled) -> Sampled:
+    def read(self, item: MiniBatch | Subgraph) -> MiniBatch | Subgraph:
         """Features of the input nodes."""
         return item.with_data(self._store.read(item.input_nodes))
 
 
-# ---- Sizes that batches are padded to: a layout per number of seeds and bucket, and the smallest that a batch fits
-# into.
+# ---- Batches padded to one size per number of seeds, so that a GPU can capture the training step.
 #
-# Shapes: h hops, seeds outwards.
+# The host packs the structure of a batch into one pinned buffer in the layout that the GPU's own sampler gives, so a
+# transfer is two copies. Rows that a cache on the GPU has are neither gathered nor copied: the batch says where the
+# other rows belong. Both sides give equal arrays, and rows beyond the existing ones are zeros.
+
+SPARE_ROWS = 1.1  # rows of a pinned buffer beyond the largest batch so far
 
 
 @dataclass(frozen=True)
 class PaddedLayout:
-    """Capacities of a batch of ``seeds``: ``rows[h]`` and ``edges[h]`` of hop h, seeds outwards, ``nodes`` of all."""
+    """Capacities of a batch of ``seeds``: ``rows[h]`` and ``edges[h]`` of hop h, ``nodes`` of all."""
 
     seeds: int
     rows: tuple[int, ...]
@@ -204,69 +278,23 @@ class PaddedLayout:
 
     @classmethod
     def of(cls, seeds: int, fanouts: Sequence[int], num_nodes: int) -> PaddedLayout:
-        """The largest, as the GPU's sampler pads."""
-        size = largest_batch(fanouts, seeds, num_nodes)
-        return cls(seeds, size.rows, size.edges, size.nodes)
-
-    def holds(self, rows: Sequence[int], edges: Sequence[int], nodes: int) -> bool:
-        """Whether a batch of these sizes fits."""
-        pairs = (*zip(rows, self.rows, strict=True), *zip(edges, self.edges, strict=True), (nodes, self.nodes))
-        return all(size <= most for size, most in pairs)
+        """The most that fan-outs allow, as the GPU's sampler pads: duplicates among the seeds keep their rows."""
+        rows, edges, count = [], [], seeds
+        for fanout in fanouts:
+            rows.append(count)
+            edges.append(count * fanout)
+            count = min(count * (fanout + 1), seeds + num_nodes)
+        return cls(seeds, tuple(rows), tuple(edges), count)
 
     @property
     def sizes(self) -> list[int]:
         """Elements of each part of the packed structure: nodes, then offsets and neighbours of every hop."""
         return [self.nodes, *(size for r, e in zip(self.rows, self.edges, strict=True) for size in (r + 1, e))]
 
-    def parts(self, packed: Tensor) -> list[Tensor]:
-        """The parts as views of ``packed`` int32."""
-        return list(packed.split(self.sizes))
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """The layouts of a graph's batches in ``buckets`` sizes; ``stats`` of the graph, if there are several."""
-
-    fanouts: tuple[int, ...]
-    num_nodes: int
-    buckets: int = 1
-    stats: GraphStats | None = None
-
-    def largest(self, seeds: int) -> PaddedLayout:
-        """That every batch fits into."""
-        return PaddedLayout.of(seeds, self.fanouts, self.num_nodes)
-
-    def fitting(self, seeds: int, rows: Sequence[int], edges: Sequence[int], nodes: int) -> PaddedLayout:
-        """The smallest that a batch of these sizes fits into."""
-        return next(
-            (one for one in _smaller(self, seeds) if one.holds(rows, edges, nodes)),
-            self.largest(seeds),
-        )
-
-
-@cache
-def _smaller(layouts: Layouts, seeds: int) -> tuple[PaddedLayout, ...]:
-    """All but the largest, the smallest first."""
-    if layouts.stats is None or layouts.buckets == 1:
-        return ()
-    sizes = bucket_sizes(layouts.stats, layouts.fanouts, seeds, layouts.buckets)[:-1]
-    return tuple(PaddedLayout(seeds, size.rows, size.edges, size.nodes) for size in sizes)
-
-
-# ---- The two sides with batches padded to one of few sizes on a GPU, so that the training step can be captured.
-#
-# The host packs the structure of a batch into one pinned buffer in the layout that the GPU's own sampler gives, so a
-# transfer is two copies. Rows that a cache on the GPU has are neither gathered nor copied: the batch says where others
-# belong. Whoever prepares a batch, the arrays that exist are equal, and rows beyond them are zeros.
-#
-# Shapes: S seeds, N nodes, M node capacity, R rows that no cache has, F features.
-
-SPARE_ROWS = 1.1  # rows of a pinned buffer beyond the largest batch so far
-
 
 @dataclass(frozen=True)
 class PaddedItem:
-    """A batch on the device: ``nodes [M]``, ``x [M, F]``, and ``(indptr, indices)`` per hop, seeds outwards."""
+    """A batch on the device: ``nodes [M]``, ``x [M, F]``, and ``(indptr, indices)`` per hop."""
 
     layout: PaddedLayout
     nodes: Tensor
@@ -279,51 +307,39 @@ class PaddedItem:
         """Every array."""
         return [self.nodes, self.x, *(tensor for hop in self.hops for tensor in hop)]
 
-    @classmethod
-    def unpacked(cls, layout: PaddedLayout, packed: Tensor, x: Tensor, epoch: int, batch: int) -> PaddedItem:
-        """Out of a packed structure."""
-        nodes, *rest = layout.parts(packed)
-        return cls(layout, nodes, x, tuple(zip(rest[::2], rest[1::2], strict=True)), epoch, batch)
-
 
 @dataclass(frozen=True)
 class PackedItem:
     """A batch of ``count`` nodes in host memory: the packed structure, and features in the first of ``rows [M, F]``.
 
-    ``places [R]`` int32: the nodes that these rows are of, where a cache has the others; None: they are of all nodes.
+    ``positions [R]`` int32: the nodes that these rows are of, if a cache has the others; None: they are of all nodes.
     ``room``: the buffer that the structure is the beginning of.
     """
 
     layout: PaddedLayout
-    packed: Tensor
+    room: Tensor
     rows: Tensor
     count: int
     epoch: int
     batch: int
-    room: Tensor
-    places: Tensor | None = None
+    positions: Tensor | None = None
+
+    @property
+    def packed(self) -> Tensor:
+        """The structure."""
+        return self.room[: sum(self.layout.sizes)]
 
     @property
     def x(self) -> Tensor:
         """Features of the nodes that exist and that no cache has."""
-        return self.rows[: self.count if self.places is None else self.places.numel()]
+        return self.rows[: self.count if self.positions is None else self.positions.numel()]
 
     def tensors(self) -> list[Tensor]:
         """What is copied."""
-        return [self.packed, self.x] + ([] if self.places is None else [self.places])
+        return [self.packed, self.x] + ([] if self.positions is None else [self.positions])
 
 
-def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
-    """The structure of a batch into ``packed`` int32; rows that do not exist are empty, the rest is not written."""
-    nodes, *rest = layout.parts(packed)
-    nodes[: batch.input_nodes.numel()] = batch.input_nodes
-    for block, indptr, indices in zip(reversed(batch.blocks), rest[::2], rest[1::2], strict=True):
-        indptr[: block.num_dst + 1] = block.indptr
-        indptr[block.num_dst + 1 :] = block.num_edges
-        indices[: block.num_edges] = block.indices
-
-
-class PaddedHost(HostSide):
+class PaddedHost(HostPreparer):
     """Compiled sampling and gathering on the CPU into pinned buffers, at most ``slots`` of them; ``x`` on the host.
 
     ``store``: rows that its cache on the device has are taken from there.
@@ -335,12 +351,10 @@ class PaddedHost(HostSide):
         x: Tensor,
         device: torch.device,
         slots: int,
-        layouts: Layouts | None = None,
         store: FeatureStore | None = None,
     ) -> None:
         self._sampler, self._x, self._device, self._store = sampler, x, device, store
-        self._held = None if store is None else store.held()
-        self._layouts = layouts or layouts_of(sampler)
+        self._cached = None if store is None else store.held()
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
@@ -353,36 +367,34 @@ class PaddedHost(HostSide):
     def prepare(self, seeds: SeedBatch) -> PackedItem:
         """Sample, pack and gather, in the calling thread alone."""
         self.slots.take()
-        count = seeds.seeds.numel()
+        layout = PaddedLayout.of(seeds.seeds.numel(), self._sampler.fanouts, self._sampler.graph.num_nodes)
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
-        nodes, hops = batch.input_nodes.numel(), batch.blocks[::-1]
-        layout = self._layouts.fitting(count, [hop.num_dst for hop in hops], [hop.num_edges for hop in hops], nodes)
-        wanted, places = self._absent(batch.input_nodes)
-        room, rows = self._buffers(self._layouts.largest(count), wanted.numel())
-        packed = room[: sum(layout.sizes)]
-        pack(batch, layout, packed)
-        gather_rows_cpu(self._x, wanted, rows[: wanted.numel()], shares=1)
-        if places is not None:
-            places = room[room.numel() - nodes :][: places.numel()].copy_(places)  # pinned, behind the structure
-        return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch, room, places)
-
-    def _absent(self, nodes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The nodes whose rows no cache has, and where they are among ``nodes``; None: all of them."""
-        if self._held is None or self._store is None:
-            return nodes, None
-        places = torch.empty_like(nodes)
-        wanted = absent_cpu(nodes, self._held, places)
-        self._store.note_reads(nodes.numel(), nodes.numel() - wanted.numel())
-        return wanted, places[: wanted.numel()]
+        nodes = batch.input_nodes
+        absent, positions = nodes, None  # the nodes whose rows no cache has, and where they are among all
+        if self._cached is not None and self._store is not None:
+            positions = torch.empty_like(nodes)
+            absent = absent_cpu(nodes, self._cached, positions)
+            self._store.note_reads(nodes.numel(), nodes.numel() - absent.numel())
+        room, rows = self._buffers(layout, absent.numel())
+        all_nodes, *arrays = room[: sum(layout.sizes)].split(layout.sizes)
+        all_nodes[: nodes.numel()] = nodes
+        for block, indptr, indices in zip(reversed(batch.blocks), arrays[::2], arrays[1::2], strict=True):
+            indptr[: block.num_dst + 1] = block.indptr
+            indptr[block.num_dst + 1 :] = block.num_edges  # rows that do not exist are empty
+            indices[: block.num_edges] = block.indices
+        gather_rows_cpu(self._x, absent, rows[: absent.numel()], shares=1)
+        if positions is not None:  # pinned, behind the structure
+            positions = room[room.numel() - nodes.numel() :][: absent.numel()].copy_(positions[: absent.numel()])
+        return PackedItem(layout, room, rows, nodes.numel(), seeds.epoch, seeds.batch, positions)
 
     def _buffers(self, layout: PaddedLayout, nodes: int) -> tuple[Tensor, Tensor]:
-        """Pinned buffers for ``layout`` that no batch holds, kept, since pinning takes long; ``nodes``: rows needed."""
-        size = sum(layout.sizes) + (0 if self._held is None else layout.nodes)
+        """Idle pinned buffers for ``layout`` and ``nodes`` rows, or new ones; they are reused: pinning is slow."""
+        size = sum(layout.sizes) + (0 if self._cached is None else layout.nodes)
         with self._lock:
             self._largest = max(self._largest, nodes)
-            for place, (packed, x) in enumerate(self._idle):
+            for position, (packed, x) in enumerate(self._idle):
                 if packed.numel() >= size and x.shape[0] >= nodes:
-                    return self._idle.pop(place)
+                    return self._idle.pop(position)
             self._idle = []  # all are too small, and with another there would be more than the plan allows
             rows = min(int(self._largest * SPARE_ROWS), layout.nodes)
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
@@ -401,13 +413,15 @@ class PaddedHost(HostSide):
     def _copied(self, item: PackedItem) -> PaddedItem:
         packed = torch.empty_like(item.packed, device=self._device).copy_(item.packed, non_blocking=True)
         x = torch.empty(item.layout.nodes, item.rows.shape[1], dtype=item.rows.dtype, device=self._device)
-        if item.places is None or self._store is None:
+        if item.positions is None or self._store is None:
             x[: item.count].copy_(item.x, non_blocking=True)
         else:
-            far, places = (one.to(self._device, non_blocking=True) for one in (item.x, item.places))
-            self._store.complete(packed[: item.count], far, places, x[: item.count])
+            far, positions = (tensor.to(self._device, non_blocking=True) for tensor in (item.x, item.positions))
+            self._store.complete(packed[: item.count], far, positions, x[: item.count])
         x[item.count :].zero_()  # never read, but a weight gradient multiplies them by zeros
-        return PaddedItem.unpacked(item.layout, packed, x, item.epoch, item.batch)
+        nodes, *arrays = packed.split(item.layout.sizes)
+        hops = tuple(zip(arrays[::2], arrays[1::2], strict=True))
+        return PaddedItem(item.layout, nodes, x, hops, item.epoch, item.batch)
 
     def discard(self, item: PackedItem) -> None:
         """Its buffers may be used again."""
@@ -416,175 +430,44 @@ class PaddedHost(HostSide):
         self.slots.give_back()
 
 
-def layouts_of(sampler: NeighbourSampler, buckets: int = 1) -> Layouts:
-    """Of the batches of ``sampler``."""
-    stats = sampler.graph.stats() if buckets > 1 else None
-    return Layouts(tuple(sampler.fanouts), sampler.graph.num_nodes, buckets, stats)
+class PaddedDevice(DevicePreparer):
+    """The GPU samples and gathers by itself on a stream of its own; only the end of the work is read back."""
 
-
-@dataclass(frozen=True)
-class SampledItem:
-    """A batch that the GPU has sampled, and the layout that it fits into."""
-
-    seeds: SeedBatch
-    hops: list[DeviceHop]
-    layout: PaddedLayout
-
-
-class PaddedDevice(DeviceSide):
-    """The GPU samples and gathers by itself on a stream of its own.
-
-    Nothing but the end of the work is read back, and with batches of several sizes how large the sampled one is.
-    """
-
-    def __init__(self, sampler: NeighbourSampler, store: FeatureStore, layouts: Layouts | None = None) -> None:
+    def __init__(self, sampler: NeighbourSampler, store: FeatureStore) -> None:
         self._sampler, self._store = sampler, store
-        self._layouts = layouts or layouts_of(sampler)
         self._stream = torch.cuda.Stream(sampler.device)
         self._stream.wait_stream(torch.cuda.current_stream(sampler.device))
 
-    def batch(self, seeds: SeedBatch) -> SampledItem:
+    def batch(self, seeds: SeedBatch) -> tuple[SeedBatch, list[DeviceHop]]:
         """Sample."""
         device = self._sampler.device
         with torch.cuda.stream(self._stream):
             ids = seeds.seeds.to(device, torch.int32, non_blocking=True)
             clock = make_clock(self._sampler.seed, seeds.epoch, seeds.batch).to(device, non_blocking=True)
             hops = self._sampler.sample_padded(ids, clock)
-            layout = layout_of(hops, seeds.seeds.numel(), self._layouts)
-            self._finish()
-        return SampledItem(seeds, hops, layout)
+            self._finished()
+        return seeds, hops
 
-    def read(self, item: SampledItem) -> OnDevice:
+    def read(self, item: tuple[SeedBatch, list[DeviceHop]]) -> OnDevice:
         """Features of all nodes."""
+        seeds, hops = item
+        layout = PaddedLayout.of(seeds.seeds.numel(), self._sampler.fanouts, self._sampler.graph.num_nodes)
         with torch.cuda.stream(self._stream):
-            found = padded_item(item.seeds, item.hops, item.layout, self._store)
-            ready = self._finish()
-        return OnDevice(found, ready)
+            batch = padded_item(seeds, hops, layout, self._store)
+            return OnDevice(batch, self._finished())
 
-    def _finish(self) -> torch.cuda.Event:
+    def _finished(self) -> torch.cuda.Event:
         ready = torch.cuda.Event()
         ready.record(self._stream)
         ready.synchronize()
         return ready
 
 
-def layout_of(hops: list[DeviceHop], seeds: int, layouts: Layouts) -> PaddedLayout:
-    """The layout of a batch that the GPU's sampler has made; with several sizes, its own are read back."""
-    if layouts.buckets == 1:
-        return layouts.largest(seeds)
-    sizes = torch.cat([hop.num_nodes.view(1).long() for hop in hops] + [hop.indptr[-1:].long() for hop in hops])
-    numbers = sizes.tolist()
-    nodes, edges = numbers[: len(hops)], numbers[len(hops) :]
-    return layouts.fitting(seeds, [seeds, *nodes[:-1]], edges, nodes[-1])
-
-
 def padded_item(seeds: SeedBatch, hops: list[DeviceHop], layout: PaddedLayout, store: FeatureStore) -> PaddedItem:
-    """The batch that the GPU's sampler has made in ``layout``, with features that the GPU reads by itself."""
-    last = hops[-1]
-    nodes = last.nodes[: layout.nodes]
+    """The batch that the GPU's sampler has made, with features that the GPU reads by itself."""
+    nodes = hops[-1].nodes[: layout.nodes]
     rows = torch.zeros(nodes.numel(), store.x.shape[1], dtype=store.x.dtype, device=nodes.device)
-    rows = store.read_padded(nodes, last.num_nodes, rows, beside=True)
+    rows = store.read_padded(nodes, hops[-1].num_nodes, rows)
     ends = zip(hops, layout.rows, layout.edges, strict=True)
     pairs = tuple((hop.indptr[: count + 1], hop.indices[:edges]) for hop, count, edges in ends)
     return PaddedItem(layout, nodes, rows, pairs, seeds.epoch, seeds.batch)
-
-
-# ---- Hardware: operators of the registry, and the sides that carry them out for a graph.
-#
-# ``Gpu`` is what Weft has. Other hardware is any object with ``name``, ``registry()`` and ``sides(parts)``, such as a
-# :class:`weft.batches.division.thread_accelerator.ThreadAccelerator`. A ``profile_key`` tells it from other hardware
-# of the
-# same name, so that what was measured of one is not taken for the other.
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What batches are made of: a graph, and a sampler and a store that make them where they are trained.
-
-    ``slots``: prepared batches that may be in host memory at once. ``padded``: batches of ``buckets`` sizes, for
-    captured steps.
-    """
-
-    graph: Graph
-    sampler: NeighbourSampler
-    store: FeatureStore
-    degrees: str
-    slots: int
-    padded: bool = False
-    buckets: int = 1
-
-    def host_sampler(self) -> NeighbourSampler:
-        """The same batches, sampled on the CPU."""
-        graph = self.graph if self.graph.adj.device.type == "cpu" else _edges_in_huge_pages(self.graph.to("cpu"))
-        degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
-        about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
-        about["edge_attr"] = self.sampler.edge_attr
-        return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
-
-    def host_features(self) -> Tensor:
-        """Features in host memory."""
-        x = self.store.x
-        return x if x.device.type == "cpu" else x.cpu()
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Who prepares batches, and the clock of the trainer."""
-
-    host: HostSide | None
-    device: DeviceSide | None
-    clock: DeviceClock
-
-
-class Hardware(Protocol):
-    """What trains and prepares batches."""
-
-    name: str
-
-    def registry(self) -> Registry:
-        """Its operators beside Weft's own."""
-
-    def sides(self, parts: Parts) -> Sides:
-        """Its operators on ``parts``."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """An NVIDIA GPU and the CPUs of its host; padded batches are prepared beside training."""
-
-    padded: bool = True
-    name: str = "gpu"
-
-    def registry(self) -> Registry:
-        """Weft's own."""
-        return built_in(beside=self.padded)
-
-    def sides(self, parts: Parts) -> Sides:
-        """The host reads graph and features where they lie in its memory, or copies of its own."""
-        device, clock = parts.store.device, clock_of(parts.store.device)
-        about = (parts.host_sampler(), parts.host_features(), device, parts.slots)
-        if not parts.padded:
-            return Sides(ExactHost(*about), ExactDevice(parts.sampler, parts.store), clock)
-        layouts = layouts_of(parts.sampler, parts.buckets)
-        host = PaddedHost(*about, layouts, parts.store)
-        return Sides(host, PaddedDevice(parts.sampler, parts.store, layouts), clock)
-
-
-def exact_sides(parts: Parts) -> tuple[ExactHost, ExactDevice]:
-    """Both sides on the CPU, for hardware that a thread stands in for."""
-    cpu = torch.device("cpu")
-    host = ExactHost(parts.host_sampler(), parts.host_features(), cpu, parts.slots)
-    return host, ExactDevice(parts.sampler, parts.store)
-
-
-def _edges_in_huge_pages(graph: Graph) -> Graph:
-    """The same with its edges in memory that is read faster in random places."""
-    adj = graph.adj
-    indptr, indices = (_in_huge_pages(one) for one in (adj.indptr, adj.indices))
-    return graph._changed(adj=Adjacency(indptr, indices, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric))
-
-
-def _in_huge_pages(values: Tensor) -> Tensor:
-    copy = torch.empty(values.shape, dtype=values.dtype)
-    advise_huge_pages(copy.data_ptr(), copy.numel() * copy.element_size())
-    return copy.copy_(values)

@@ -11,9 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from weft.batches.division.preparers import DeviceSide, HostClock, HostSide, Parts, Sides, exact_sides
+import torch
+
+from weft.batches.division.preparers import (
+    DevicePreparer,
+    ExactDevice,
+    ExactHost,
+    HostClock,
+    HostPreparer,
+    Parts,
+    Preparers,
+)
 from weft.batches.pipeline import Workers
 from weft.batches.sampler import SeedBatch
 from weft.core.division import Operator, Registry, built_in
@@ -41,8 +52,8 @@ class ThreadAccelerator:
 
     @property
     def _phases(self) -> tuple[str, ...]:
-        own = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
-        return ("batching_cpu", "transfer_pcie", *own)
+        device = (f"{phase}_{self.name}" for phase in ("batching", "transfer", "training"))
+        return ("batching_cpu", "transfer_pcie", *device)
 
     @property
     def profile_key(self) -> str:
@@ -76,38 +87,30 @@ class ThreadAccelerator:
         with held:
             begin = time.perf_counter()
             result = work()
-            left = self._delay(key) - (time.perf_counter() - begin)
-            if left > 0:
-                time.sleep(left)
+            remaining = self._delay(key) - (time.perf_counter() - begin)
+            if remaining > 0:
+                time.sleep(remaining)
             with self._lock:
                 self.spans.append((key, begin, time.perf_counter()))
         return result
 
     def _delay(self, key: str) -> float:
-        found = self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0.0 <= found < math.inf:
+        seconds = self._delays(key) if callable(self._delays) else self._delays.get(key, 0.0)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.0 <= seconds < math.inf:
             raise InputError(
-                f"delays of {self.name!r}: {key!r} takes {found!r}, which is no number of seconds from 0 on"
+                f"delays of {self.name!r}: {key!r} takes {seconds!r}, which is no number of seconds from 0 on"
             )
-        return found
+        return seconds
 
     def train(self, work: Callable[[], Any]) -> Any:
         """A training step."""
         return self.run(f"training_{self.name}", work)
 
-    def host_side(self, inner: HostSide) -> HostSide:
-        """``inner`` at this accelerator's pace, over its bus."""
-        return _PacedHost(self, inner)
-
-    def device_side(self, inner: DeviceSide) -> DeviceSide:
-        """``inner`` as commands of this accelerator."""
-        return _PacedDevice(self, inner)
-
-    def sides(self, parts: Parts) -> Sides:
+    def preparers(self, parts: Parts) -> Preparers:
         """Sampling and gathering on the CPU, by the host's threads and by this accelerator's."""
         self._check_running()
-        host, device = exact_sides(parts)
-        return Sides(self.host_side(host), self.device_side(device), HostClock())
+        host = ExactHost(parts.host_sampler(), parts.store.x.cpu(), torch.device("cpu"), parts.slots)
+        return Preparers(PacedHost(self, host), PacedDevice(self, ExactDevice(parts.sampler, parts.store)), HostClock())
 
     def stop(self) -> None:
         """End the thread after what it has been given; nothing runs on it afterwards."""
@@ -116,28 +119,39 @@ class ThreadAccelerator:
             self._commands.stop()
 
 
-class _PacedHost:
-    def __init__(self, accelerator: ThreadAccelerator, inner: HostSide) -> None:
-        self._accelerator, self._inner = accelerator, inner
+@dataclass(frozen=True)
+class PacedHost:
+    """``inner`` at the pace of an accelerator, over its bus."""
+
+    accelerator: ThreadAccelerator
+    inner: HostPreparer
 
     def prepare(self, seeds: SeedBatch) -> Any:
-        return self._accelerator.paced("batching_cpu", lambda: self._inner.prepare(seeds), nullcontext())
+        """At least as long as the accelerator says."""
+        return self.accelerator.paced("batching_cpu", lambda: self.inner.prepare(seeds), nullcontext())
 
     def transfer(self, item: Any) -> Any:
-        return self._accelerator.paced("transfer_pcie", lambda: self._inner.transfer(item), self._accelerator.bus)
+        """While the bus is held."""
+        return self.accelerator.paced("transfer_pcie", lambda: self.inner.transfer(item), self.accelerator.bus)
 
     def discard(self, item: Any) -> None:
-        self._inner.discard(item)
+        """At once."""
+        self.inner.discard(item)
 
 
-class _PacedDevice:
-    def __init__(self, accelerator: ThreadAccelerator, inner: DeviceSide) -> None:
-        self._accelerator, self._inner = accelerator, inner
+@dataclass(frozen=True)
+class PacedDevice:
+    """``inner`` as commands of an accelerator."""
+
+    accelerator: ThreadAccelerator
+    inner: DevicePreparer
 
     def batch(self, seeds: SeedBatch) -> Any:
-        key = f"batching_{self._accelerator.name}"
-        return self._accelerator.run(key, lambda: self._inner.batch(seeds), bus=True)
+        """A command that also holds the bus."""
+        key = f"batching_{self.accelerator.name}"
+        return self.accelerator.run(key, lambda: self.inner.batch(seeds), bus=True)
 
     def read(self, item: Any) -> Any:
-        key = f"transfer_{self._accelerator.name}"
-        return self._accelerator.run(key, lambda: self._inner.read(item), bus=True)
+        """A command that also holds the bus."""
+        key = f"transfer_{self.accelerator.name}"
+        return self.accelerator.run(key, lambda: self.inner.read(item), bus=True)

@@ -107,7 +107,7 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, 
 
 
 @dataclass(frozen=True)
-class Filled:
+class PaddingShare:
     """Shares of a padded batch that exist: nodes whose features are read, rows that are computed, and edges."""
 
     nodes: float = 1.0
@@ -115,7 +115,7 @@ class Filled:
     edges: float = 1.0
 
 
-FULL = Filled()
+FULL = PaddingShare()
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class RunMode:
     """How the step will be run, as far as its time depends on it.
 
     ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it, and
-    ``chunk_filled``: how much of that one of them has on average. ``filled``: what exists of the batch that was
-    captured; a GPU computes the other rows as well, and neither follows edges that are not there.
+    ``chunk_padding_share``: how much of that one of them has on average. ``padding_share``: what exists of the batch
+    that was captured; a GPU computes the other rows as well, and neither follows edges that are not there.
     """
 
     precision: str = "fp32"
@@ -133,8 +133,8 @@ class RunMode:
     eval_every: int = 1
     steps: int = 1
     chunks: int = 1
-    filled: Filled = FULL
-    chunk_filled: float = 1.0
+    padding_share: PaddingShare = FULL
+    chunk_padding_share: float = 1.0
 
     def runs(self, phase: str) -> float:
         """How often a phase runs per epoch."""
@@ -142,7 +142,7 @@ class RunMode:
 
     def worked(self, phase: str) -> float:
         """How much of the work that was captured of a phase is done each time it runs."""
-        return self.chunk_filled if phase == "evaluation" else 1.0
+        return self.chunk_padding_share if phase == "evaluation" else 1.0
 
 
 def family(op: Operator) -> str:
@@ -270,18 +270,18 @@ class _Clock:
         return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
 
     def _work(self, op: Operator) -> float:
-        filled = FULL if op.phase == "evaluation" else self.mode.filled  # the rows of evaluations all exist
+        share = FULL if op.phase == "evaluation" else self.mode.padding_share  # the rows of evaluations all exist
         moved = op.stream_bytes / self.machine.copy_bandwidth
-        parts = [part * (filled.rows if self._cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
+        parts = [part * (share.rows if self._cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
         each = 0.0 if self._cpu or not op.reads else ROW_SECONDS.get(op.name.rpartition(".")[2], 0.0)
         if each:  # what an operator takes for every row, however short
             shape = max((self.program.values[i] for i in op.reads), key=lambda value: value.bytes).shape
             parts.append(each * math.prod(shape[:-1]) * H200_SMS / (self.machine.sms or H200_SMS))
         if op.gather_bytes:
-            gathered = self._gather(op) * filled.edges
+            gathered = self._gather(op) * share.edges
             if family(op) == "spmm" and not self._cpu:
                 # Rows come from memory once before they come from the cache: it matters if nodes have few neighbours.
-                touched = table_bytes(op, self.program) / self.machine.copy_bandwidth * filled.nodes
+                touched = table_bytes(op, self.program) / self.machine.copy_bandwidth * share.nodes
                 gathered += moved + touched
             parts.append(gathered)
         return max(parts) * self._efficiency(op) / self._speed()

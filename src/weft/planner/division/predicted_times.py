@@ -47,10 +47,10 @@ def predicted_times(
         "transfer_gpu": _reading(traffic, placement, machine),
         "training_gpu": trained,
     }
-    found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
-    captured = found | {"batching_gpu": PhaseTime(sampled)}
-    captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH, INSIDE)
+    times = {key: PhaseTime(seconds) for key, seconds in phases.items()}
+    captured = times | {"batching_gpu": PhaseTime(sampled)}
+    captured = {key: time for key, time in captured.items() if key.endswith("_gpu")}
+    return PhaseTimes(times, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH, INSIDE)
 
 
 def _completing(traffic: BatchTraffic, near: float, machine: Machine) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.batches.block import exact_device
-from weft.batches.placing import place_features
+from weft.batches.placement import place_features
 from weft.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 from weft.core.errors import SpecError
 from weft.graph.graph import Graph

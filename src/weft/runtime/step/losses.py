@@ -371,7 +371,7 @@ class StackLoss:
     ) -> None:
         self._label, self._splits, self._ranks = tasks[0].label, splits, ranks
         self.objective = objective_of_stack(tasks, graph, device)
-        parts = [([tasks[index] for index in part.places], part.split.train) for part in splits.parts]
+        parts = [([tasks[index] for index in part.positions], part.split.train) for part in splits.parts]
         by_split = [objective_of_stack(some, graph, device, train) for some, train in parts]
         self.objectives = by_split or [self.objective]
 

@@ -1,4 +1,4 @@
-"""Sides for tests: real sampling of a small graph, at the pace of a fake accelerator."""
+"""Preparers for tests: real sampling of a small graph, at the pace of a fake accelerator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.flow.graphs import random_graph
 from weft.batches import FeatureStore, NeighbourSampler, SeedOrder
 from weft.batches.division.executor import DividedPipeline
 from weft.batches.division.preparers import ExactDevice, ExactHost
-from weft.batches.division.thread_accelerator import ThreadAccelerator
+from weft.batches.division.thread_accelerator import PacedDevice, PacedHost, ThreadAccelerator
 from weft.core.division import Division
 
 CPU = torch.device("cpu")
@@ -30,4 +30,4 @@ def accelerated(division: Division, delays=None) -> tuple[ThreadAccelerator, Div
     """A pipeline over a fake accelerator; ``division.trainer`` is its name."""
     fake = ThreadAccelerator(division.trainer, delays)
     host, device = sides(division.pinned_batches or 1)
-    return fake, DividedPipeline(division, fake.host_side(host), fake.device_side(device))
+    return fake, DividedPipeline(division, PacedHost(fake, host), PacedDevice(fake, device))

@@ -79,65 +79,49 @@ HOST = torch.device("cpu")
 
 def place_graph(graph: Graph, placement: DataPlacement, device: torch.device) -> Graph:
     """``graph`` with labels and splits on ``device``, features and edges where ``placement`` says."""
+    x, adj = graph.x, graph.adj
     if device.type != "meta":
-        _check_files(graph, placement)
+        features = x.matrix.indices if isinstance(x, SparseFeatures) else x
+        for name, tier, values in (
+            ("features", placement.features, features),
+            ("topology", placement.topology, adj.indices),
+        ):
+            if tier == "disk" and not is_mapped(values):
+                raise InputError(
+                    f"{name}='disk': graph {graph.name!r} is in memory; write it with graph.save(folder) and give the "
+                    "folder"
+                )
     if device.type != "cuda" or placement.on_device:
         return graph.to(device)
     moved = {name: getattr(graph, name).to(device) for name in ("y", *SPLITS) if getattr(graph, name) is not None}
-    moved["x"] = _placed_features(graph.x, placement.features, device)
-    moved["adj"] = _placed_edges(graph.adj, placement.topology, device)
-    if graph.relation is not None:
-        moved["relation"] = _placed_relation(graph.relation, moved["adj"])
+    if isinstance(x, SparseFeatures):  # batches take dense rows
+        on_gpu = placement.features == "gpu"
+        moved["x"] = x.to(device) if on_gpu else place_features(x.to_dense(), placement.features, device)
+    else:
+        moved["x"] = place_features(x, placement.features, device)
+    pinned_already = adj.device == HOST and adj.indices.is_pinned()
+    if placement.topology == "gpu":
+        adj = adj.to(device)
+    elif placement.topology != "disk" and not pinned_already:
+        weight = None if adj.weight is None else pinned(adj.weight)
+        adj = Adjacency(pinned(adj.indptr), pinned(adj.indices), adj.num_cols, weight=weight, symmetric=adj.symmetric)
+    moved["adj"] = adj
+    if graph.relation is not None:  # with the edges
+        hosted = adj.device == HOST and adj.indices.is_pinned()
+        moved["relation"] = pinned(graph.relation) if hosted else graph.relation.to(adj.device)
     if all(moved[name] is getattr(graph, name) for name in moved):
         return graph
-    several = [Split(*(ids.to(device) for ids in one)) for one in map(graph.split_rows, range(graph.num_splits))]
+    several = [Split(*(ids.to(device) for ids in split)) for split in map(graph.split_rows, range(graph.num_splits))]
     placed = graph._changed(**moved, several=several if graph.num_splits > 1 else ())
     placed._stats = graph._stats
     return placed
 
 
-def place_features(x: Tensor, place: str, device: torch.device) -> Tensor:
-    """A matrix of features where ``place`` says, for batches on ``device``."""
-    if device.type != "cuda" or place == "disk":
+def place_features(x: Tensor, tier: str, device: torch.device) -> Tensor:
+    """A matrix of features where ``tier`` says, for batches on ``device``."""
+    if device.type != "cuda" or tier == "disk":
         return x
-    return x.to(device) if place == "gpu" else pinned(x)
-
-
-def _placed_features(x: Tensor | SparseFeatures, place: str, device: torch.device) -> Tensor | SparseFeatures:
-    if isinstance(x, SparseFeatures):  # batches take dense rows
-        return x.to(device) if place == "gpu" else place_features(x.to_dense(), place, device)
-    return place_features(x, place, device)
-
-
-def _placed_edges(adj: Adjacency, place: str, device: torch.device) -> Adjacency:
-    if place == "gpu":
-        return adj.to(device)
-    if place == "disk" or (adj.device == HOST and adj.indices.is_pinned()):
-        return adj
-    weight = None if adj.weight is None else pinned(adj.weight)
-    return Adjacency(pinned(adj.indptr), pinned(adj.indices), adj.num_cols, weight=weight, symmetric=adj.symmetric)
-
-
-def _placed_relation(relation: Tensor, adj: Adjacency) -> Tensor:
-    """Beside the edges: pinned where a GPU reads those from host memory."""
-    return pinned(relation) if adj.device == HOST and adj.indices.is_pinned() else relation.to(adj.device)
-
-
-# ---- mapped files ------------------------------------------------------------------------------------
-
-
-def _check_files(graph: Graph, placement: DataPlacement) -> None:
-    if placement.features == "disk":
-        _check_mapped("features", graph.x.matrix.indices if isinstance(graph.x, SparseFeatures) else graph.x, graph)
-    if placement.topology == "disk":
-        _check_mapped("topology", graph.adj.indices, graph)
-
-
-def _check_mapped(name: str, values: Tensor, graph: Graph) -> None:
-    if not is_mapped(values):
-        raise InputError(
-            f"{name}='disk': graph {graph.name!r} is in memory; write it with graph.save(folder) and give the folder"
-        )
+    return x.to(device) if tier == "gpu" else pinned(x)
 
 
 def is_mapped(tensor: Tensor) -> bool:
@@ -164,17 +148,12 @@ KEPT = 0.1  # of all memory that stays free for others, and of the disk's free b
 
 def free_disk_bytes() -> int:
     """Of the folder for temporary files; 0 where that lies in memory."""
-    folder = os.path.realpath(tempfile.gettempdir())
-    return 0 if _in_memory(folder) else shutil.disk_usage(folder).free
-
-
-def _in_memory(folder: str) -> bool:
-    try:
+    folder, mounts = os.path.realpath(tempfile.gettempdir()), list[list[str]]()
+    with suppress(OSError):
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return False
-    above = [(len(place), kind) for place, kind in mounts if Path(folder).is_relative_to(place)]
-    return max(above, default=(0, ""))[1] in ("tmpfs", "ramfs")
+    above = [(len(point), kind) for point, kind in mounts if Path(folder).is_relative_to(point)]
+    in_memory = max(above, default=(0, ""))[1] in ("tmpfs", "ramfs")
+    return 0 if in_memory else shutil.disk_usage(folder).free
 
 
 def host_room(shape: tuple[int, ...], dtype: torch.dtype, pin: bool, what: str) -> Tensor:
