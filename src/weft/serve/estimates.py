@@ -51,7 +51,7 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     machine, stats = estimator.machine, estimator.stats(task)
     limits = Limits(stats, machine.device, machine)
     most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
-    seconds = rule_seconds(task, estimator)
+    seconds = task.epochs * _epoch(task, estimator)[0]
     if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
         return None
     told = f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small"
@@ -64,11 +64,6 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
         "why": told,
     }
     return found, _plan(task, estimator, most)
-
-
-def rule_seconds(task: Task, estimator: Estimator) -> float:
-    """Seconds of training by rule of thumb, launches included."""
-    return task.epochs * _epoch(task, estimator)[0]
 
 
 def turn_seconds(task: Task, estimator: Estimator) -> float:

@@ -77,7 +77,9 @@ class DeviceFaults:
         """Queue the members again, to run without others; False where only they can have broken the device."""
         if not self._pool.shares_faults:
             return False
-        told = _first_line(message)
+        found = [message.get("error"), *(one.get("message") for one in message.get("members", {}).values())]
+        text = next((str(one).strip() for one in found if one), "its device no longer answers")
+        told = text.splitlines()[0]
         for name in active.members:
             unless_lost(self._try_one_apart, active, name, told)
         self._state.end_group(active, "dissolved" if active.fused else "ended", told)
@@ -93,12 +95,6 @@ class DeviceFaults:
         reason = f"{told}; it is tried once more with the device to itself" if first else told
         self._state.fail(active, name, reason, first, plan)
         self._state.counters.tasks_requeued += first
-
-
-def _first_line(message: Mapping[str, Any]) -> str:
-    found = [message.get("error"), *(one.get("message") for one in message.get("members", {}).values())]
-    text = next((str(one).strip() for one in found if one), "its device no longer answers")
-    return text.splitlines()[0]
 
 
 GROWTH, DISK_WAIT = 1.5, 20.0
@@ -145,7 +141,13 @@ class GroupEndings:
             self._faults.replace_idle(worker)
         if "error" not in message:
             active.took = message.get("took")
-            self._learn(active, message["members"])
+            outcomes = message["members"]
+            one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
+            if one.get("status") == "finished" and active.kind == "training":
+                trained = float(one["metrics"].get("epochs_run", 0)) * float(
+                    one["metrics"].get("seconds_per_epoch", 0.0)
+                )
+                self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
         self._write(partial(self._ended, active, message))
 
     def _ended(self, active: Active, message: Mapping[str, Any]) -> None:
@@ -154,25 +156,18 @@ class GroupEndings:
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]), message.get("members", {}))
         else:
-            self._members_done(active, message["members"])
-
-    def _members_done(self, active: Active, outcomes: Mapping[str, Any]) -> None:
-        """The run has returned: write down how every member ended."""
-        left = False
-        for name in active.members:
-            left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
-        state = "preempted" if left and active.fused else "dissolved" if left else "ended"
-        self._state.end_group(active, state)
-        if state == "preempted":
-            preempted = self._state.db.groups("preempted", limit=1_000_000)
-            self._state.resumable |= {one.id: one for one in preempted if one.id == active.group.id}
-
-    def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
-        """Learn what a start costs: the time of a task alone, less its epochs."""
-        one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
-        if one.get("status") == "finished" and active.kind == "training":
-            trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
-            self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
+            # The run has returned: write down how every member ended.
+            outcomes = message["members"]
+            left = False
+            for name in active.members:
+                left |= self._member_done(
+                    active, name, outcomes.get(name, {"status": "failed", "message": "no result"})
+                )
+            state = "preempted" if left and active.fused else "dissolved" if left else "ended"
+            self._state.end_group(active, state)
+            if state == "preempted":
+                preempted = self._state.db.groups("preempted", limit=1_000_000)
+                self._state.resumable |= {one.id: one for one in preempted if one.id == active.group.id}
 
     def _member_done(self, active: Active, name: str, outcome: Mapping[str, Any]) -> bool:
         """Write down how a member ended; whether it was preempted, and so is to go on."""
@@ -182,7 +177,11 @@ class GroupEndings:
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
                 if active.kind == "inference":
-                    result |= self._latency(name)
+                    # Seconds from submission to answer, and whether that is within the target, if there is one.
+                    task = self._state.db.get(name)
+                    took, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
+                    latency = {"latency_seconds": took, "late": target is not None and took > target}
+                    result |= latency
                 self._state.db.finish(name, worker, attempt, finite(result))
             elif status == "preempted":
                 held = self._state.db.get(name)
@@ -207,12 +206,6 @@ class GroupEndings:
         kept = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
         result = finite(_result(active, outcome)) if kept else None
         self._state.db.fail(name, worker, attempt, told, result=result)
-
-    def _latency(self, name: str) -> dict[str, Any]:
-        """Seconds from submission to answer, and whether that is within the target, if there is one."""
-        task = self._state.db.get(name)
-        took, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
-        return {"latency_seconds": took, "late": target is not None and took > target}
 
     def _group_failed(self, active: Active, kind: str, error: str, outcomes: Mapping[str, Any]) -> None:
         """The run as a whole failed: members of a group are tried once more alone, a task alone has failed.
@@ -418,7 +411,11 @@ class GroupStarts:
             if (origin := (task.plan or {}).get("from")) is not None
         ]
         limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
-        budget = min([_allowed(group, claimed), *limits]) if len(claimed) == 1 else group.bytes
+        budget = (
+            min([max(group.bytes, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0)))), *limits])
+            if len(claimed) == 1
+            else group.bytes
+        )
         plan = None if cancelled or split else self._plan_of(members, group.bytes)
         worker.send(
             "run",
@@ -470,11 +467,6 @@ class GroupStarts:
             return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
         except InputError:
             return None  # the worker says what is wrong
-
-
-def _allowed(group: Group, claimed: Sequence[QueueTask]) -> int:
-    """The bytes that a task alone may take: its prediction and the margin, even if ``mps`` sets less aside."""
-    return max(group.bytes, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0))))
 
 
 def weights_file(state: SupervisorState, task: QueueTask) -> str:
@@ -595,11 +587,6 @@ def with_seconds_left(db: QueueDB, task: QueueTask, plan: Mapping[str, Any]) -> 
     return {**plan, WHOLE: whole, "seconds": whole * max(epochs - done, 1) / epochs}
 
 
-def has_begun(task: QueueTask) -> bool:
-    """Whether the predicted seconds of a task are of the epochs that are left."""
-    return WHOLE in (task.plan or {})
-
-
 # ---- Fused groups that were preempted: which can go on as they were, and what becomes of those that cannot.
 #
 # A policy sees such a group as one task with the bytes of the group, so that priority, ageing, fair shares, memory and
@@ -650,7 +637,7 @@ class Preempted:
         for one in members:
             draft.add(one)
         shape = draft.footprint(time.time())
-        begun = any(has_begun(task) for task in self.present)
+        begun = any((WHOLE in (task.plan or {})) for task in self.present)
         seconds = max(shape.seconds if begun else self.group.seconds, draft.start_seconds)
         first = max(members, key=lambda one: (one.priority, -one.must_end_by))
         return replace(
@@ -721,7 +708,7 @@ class PreemptedGroups:
             self._leaving.begin_anew(one.group, [task.id for task in one.present], why)
         elif not one.complete:
             self.take_apart(one, "another member was deleted")
-        elif not self._largest_fits(one):
+        elif not (one.group.bytes <= max(map(self._pool.task_bytes, self._pool.room))):
             if devices <= self._pool.room.keys():
                 self.take_apart(one, f"together they need {show_bytes(one.group.bytes)}, more than there is for tasks")
             else:
@@ -729,10 +716,6 @@ class PreemptedGroups:
         else:
             return True
         return False
-
-    def _largest_fits(self, one: Preempted) -> bool:
-        """Whether some device that is known has the bytes of a group, if nothing else runs there."""
-        return one.group.bytes <= max(map(self._pool.task_bytes, self._pool.room))
 
 
 def _kind(device: str) -> str:

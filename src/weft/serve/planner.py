@@ -77,7 +77,9 @@ class TaskPlanner:
             if task.plan is not None and unchanged(task.plan.get("files")):
                 plans.append((task.id, with_seconds_left(self._state.db, task, task.plan)))
                 continue
-            self._tell_if_changed(task)
+            if task.plan is not None and task.attempts and self._told.get(task.id) != task.attempts:
+                self._told[task.id] = task.attempts
+                self._state.records.append((task.id, "note", {"message": CHANGED}))
             key = estimate_key(task.spec)
             known = self._estimates.get(key)
             if known is not None and unchanged(known.get("files")):
@@ -91,12 +93,6 @@ class TaskPlanner:
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
-
-    def _tell_if_changed(self, task: QueueTask) -> None:
-        """Say of a task that goes on that its graph or its model is no longer what it began with."""
-        if task.plan is not None and task.attempts and self._told.get(task.id) != task.attempts:
-            self._told[task.id] = task.attempts
-            self._state.records.append((task.id, "note", {"message": CHANGED}))
 
     def _turn_of(self, task: QueueTask) -> tuple[bool, int, int]:
         """What comes first; after a task of theirs that hung, a user's are planned when there are no others."""

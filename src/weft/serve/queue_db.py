@@ -67,26 +67,6 @@ class Group:
         return {**asdict(self), "members": list(self.members)}
 
 
-def put_group(db: sqlite3.Connection, group: Group) -> None:
-    """Write a group that starts, or starts again."""
-    values = {**group.to_dict(), "members": json.dumps(list(group.members))}
-    names = ", ".join(values)
-    marks = ", ".join("?" for _ in values)
-    db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
-
-
-def change_group(db: sqlite3.Connection, group: str, state: str, now: float, note: str) -> None:
-    """Note how a group ended."""
-    db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group))
-
-
-def read_groups(db: sqlite3.Connection, state: str | None, limit: int) -> list[Group]:
-    """Groups, newest first."""
-    where, values = ("WHERE state = ?", (state,)) if state else ("", ())
-    rows = db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
-    return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
-
-
 # ---- Users in the durable queue: what each has had of the devices, and their waiting tasks in turn.
 
 # Every user once, by jumps over the index: a list of 10,000 tasks of one user is not read for it.
@@ -107,15 +87,6 @@ def put_shares(db: sqlite3.Connection, shares: Iterable[UserShare]) -> None:
     """Write what users have had."""
     rows = [(one.user, one.device_seconds, json.dumps(dict(one.last_start))) for one in shares]
     db.executemany("INSERT OR REPLACE INTO shares (user, device_seconds, last_start) VALUES (?, ?, ?)", rows)
-
-
-def read_shares(db: sqlite3.Connection) -> list[UserShare]:
-    """What every user has had."""
-    return [UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"])) for row in _all_shares(db)]
-
-
-def _all_shares(db: sqlite3.Connection) -> list[sqlite3.Row]:
-    return db.execute("SELECT * FROM shares ORDER BY user").fetchall()
 
 
 def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -> list[sqlite3.Row]:
@@ -163,26 +134,6 @@ class Submission:
     said_key: str | None = None
 
 
-def check_same(known: QueueTask, new: Submission, spec: Mapping[str, Any]) -> None:
-    """A :class:`QueueError` unless ``new``, with ``spec`` as it would be read back, asks for what ``known`` is."""
-    other = ""
-    if known.spec != spec:
-        other = _other_limit(known.spec, spec) or "another spec"
-    elif known.priority != new.priority:
-        other = f"another priority ({known.priority}, not {new.priority})"
-    elif set(known.after) != set(new.after):
-        other = f"another after ({', '.join(known.after) or 'nothing'}, not {', '.join(new.after) or 'nothing'})"
-    if other:
-        key = new.key if new.said_key is None else new.said_key
-        raise QueueError(f"key={key!r} was used for task {known.id!r} with {other}; choose another key")
-
-
-def _other_limit(known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The name of what differs where the settings themselves do not."""
-    names = [name for name in dict.fromkeys((*known, *new)) if known.get(name) != new.get(name)]
-    return f"another {names[0]}" if len(names) == 1 and names[0] in ("budget", "deadline", "max_attempts") else ""
-
-
 def check_needed(new: Submission, needed: str, state: str | None) -> None:
     """A :class:`QueueError` if a task that ``new`` comes after will never be done; ``state``: None if it is unknown."""
     if state is not None and state not in ("failed", "cancelled"):
@@ -203,19 +154,15 @@ def check_whole(db: sqlite3.Connection, batch: Sequence[Submission]) -> None:
     """
     if not batch or batch[0].key is None or batch[0].said_key is None:
         return
-    known = _keys_like(db, batch[0].key)
+    # The keys of the queue that differ from `key` in the number at its end alone.
+    stem = batch[0].key.rpartition("/")[0]
+    rows = db.execute("SELECT key FROM tasks WHERE key > ? AND key < ?", (f"{stem}/", f"{stem}0"))  # 0 follows /
+    known = {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
     if known and known != {one.key for one in batch}:
         n, new = len(known), len(batch)
         told = f"{n} task{'s' if n > 1 else ''} in the queue, and {new} {'were' if new > 1 else 'was'} submitted"
         told = told if n != new else "other tasks in the queue"
         raise QueueError(f"key={batch[0].said_key!r} has {told}; choose another key")
-
-
-def _keys_like(db: sqlite3.Connection, key: str) -> set[str]:
-    """The keys of the queue that differ from ``key`` in the number at its end alone."""
-    stem = key.rpartition("/")[0]
-    rows = db.execute("SELECT key FROM tasks WHERE key > ? AND key < ?", (f"{stem}/", f"{stem}0"))  # 0 follows /
-    return {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
 
 
 CLAIMABLE = """
@@ -294,7 +241,22 @@ class QueueDB:
         if not row:
             return None
         known = QueueTask.from_row(row)
-        check_same(known, new, json.loads(_json(new.spec)))
+        # A QueueError unless `new`, with `spec` as it would be read back, asks for what `known` is.
+        spec = json.loads(_json(new.spec))
+        other = ""
+        if known.spec != spec:
+            names = [name for name in dict.fromkeys((*known.spec, *spec)) if known.spec.get(name) != spec.get(name)]
+            other_limit = (
+                f"another {names[0]}" if len(names) == 1 and names[0] in ("budget", "deadline", "max_attempts") else ""
+            )
+            other = other_limit or "another spec"
+        elif known.priority != new.priority:
+            other = f"another priority ({known.priority}, not {new.priority})"
+        elif set(known.after) != set(new.after):
+            other = f"another after ({', '.join(known.after) or 'nothing'}, not {', '.join(new.after) or 'nothing'})"
+        if other:
+            key = new.key if new.said_key is None else new.said_key
+            raise QueueError(f"key={key!r} was used for task {known.id!r} with {other}; choose another key")
         return known
 
     def _check_new(self, new: Submission, name: str) -> None:
@@ -339,7 +301,11 @@ class QueueDB:
         ``shares``: of their users, from now on.
         """
         with transaction(self._db) as db:
-            put_group(db, group)
+            # Write a group that starts, or starts again.
+            values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+            names = ", ".join(values)
+            marks = ", ".join("?" for _ in values)
+            db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
             put_shares(db, shares)
             return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
 
@@ -423,16 +389,25 @@ class QueueDB:
         ``shares``: of the users of its members, from now on.
         """
         with transaction(self._db) as db:
-            change_group(db, group, state, self._clock(), note)
+            now = self._clock()
+            db.execute(
+                "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
+            )
             put_shares(db, shares)
 
     def shares(self) -> list[UserShare]:
         """What every user has had of the devices."""
-        return read_shares(self._db)
+        return [
+            UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"]))
+            for row in self._db.execute("SELECT * FROM shares ORDER BY user").fetchall()
+        ]
 
     def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
         """The groups that started last, newest first."""
-        return read_groups(self._db, state, limit)
+        # Groups, newest first.
+        where, values = ("WHERE state = ?", (state,)) if state else ("", ())
+        rows = self._db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
+        return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
@@ -485,7 +460,15 @@ class QueueDB:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
         self._move(task, state, **columns)
         if state in ("failed", "cancelled"):
-            self._fail_dependents(task.id, state)
+            lost = deque([(task.id, state)])
+            while lost:
+                needed, how = lost.popleft()
+                query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
+                for row in self._db.execute(query, (needed,)).fetchall():
+                    dependent = self.get(row["task"])
+                    if dependent.state not in ENDED:
+                        self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
+                        lost.append((dependent.id, "failed"))
         return self.get(task.id)
 
     def _move(self, task: QueueTask, state: str, **columns: Any) -> None:
@@ -498,18 +481,6 @@ class QueueDB:
         )
         told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit(task.id, state, now, told)
-
-    def _fail_dependents(self, task: str, state: str) -> None:
-        """Fail what waits for ``task``, and what waits for that, however long the chain is."""
-        lost = deque([(task, state)])
-        while lost:
-            needed, how = lost.popleft()
-            query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
-            for row in self._db.execute(query, (needed,)).fetchall():
-                dependent = self.get(row["task"])
-                if dependent.state not in ENDED:
-                    self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
-                    lost.append((dependent.id, "failed"))
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
         self._db.execute(

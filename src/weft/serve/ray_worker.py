@@ -120,15 +120,12 @@ class RayWorker(WorkerProcess):
                     with suppress(ValueError):
                         self._inbox.put((self, message_in(line)))
         except Exception:  # the actor, its node or the whole cluster is gone
-            self._find_lost()
+            with suppress(Exception):
+                self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
+            if self.lost:
+                self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
         self._ended.set()
         self._inbox.put((self, {"say": "gone", "code": code}))
-
-    def _find_lost(self) -> None:
-        with suppress(Exception):
-            self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
-        if self.lost:
-            self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
 
     def kill(self, reason: str) -> None:
         """End the worker at once."""

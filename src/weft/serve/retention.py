@@ -45,7 +45,10 @@ def unused(queue: QueueDB, names: Iterable[str]) -> list[str]:
     left = [name for name in names if not _is_known(db, name)]
     if not left:
         return []
-    mentioned = _mentioned(db)
+    # Folders that tasks have their results in, or go on from.
+    query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
+    places = [place for row in db.execute(query) for place in (row["had"], row["origin"]) if isinstance(place, str)]
+    mentioned = {place.partition("/")[0] for place in places}
     return [name for name in left if name not in mentioned]
 
 
@@ -73,13 +76,6 @@ def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
         return ()
     row = db.execute("SELECT members FROM groups WHERE id = ?", (folder.removeprefix(GROUP),)).fetchone()
     return () if row is None else tuple(json.loads(row["members"]))
-
-
-def _mentioned(db: sqlite3.Connection) -> set[str]:
-    """Folders that tasks have their results in, or go on from."""
-    query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
-    places = [place for row in db.execute(query) for place in (row["had"], row["origin"]) if isinstance(place, str)]
-    return {place.partition("/")[0] for place in places}
 
 
 def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> int:

@@ -130,7 +130,14 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         for family, kind, protocol, _, address in found:
             try:
-                made.append(_bound(family, kind, protocol, (address[0], _port_of(made) or port, *address[2:])))
+                made.append(
+                    _bound(
+                        family,
+                        kind,
+                        protocol,
+                        (address[0], (int(made[0].getsockname()[1]) if made else 0) or port, *address[2:]),
+                    )
+                )
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
@@ -156,11 +163,6 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> s
         made.close()
         raise
     return made
-
-
-def _port_of(made: Sequence[socket.socket]) -> int:
-    """The port of the sockets so far; 0 if there is none."""
-    return int(made[0].getsockname()[1]) if made else 0
 
 
 def serve(

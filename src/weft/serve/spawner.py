@@ -85,14 +85,39 @@ def spawn_until_closed(link: socket.socket) -> None:
             if wake_read in readable:
                 if signal.SIGTERM in os.read(wake_read, 4096):
                     return
-                _report_ended(link, workers, before)
+                # Say which workers have ended, and end what they left; `before`: children that were there before
+                # them.
+                reaped = False
+                with suppress(ChildProcessError):
+                    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                        pid, reaped = ended.si_pid, True
+                        if pid in workers:
+                            _kill(
+                                os.killpg, pid
+                            )  # while the process that has ended keeps this number from being used again
+                        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                        if pid in workers:
+                            workers.discard(pid)
+                            link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
+                for orphan in _children() - workers - before if reaped else ():
+                    _kill(os.kill, orphan)
             if link.fileno() in readable:
                 text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
                 if not text:
                     return
                 _fork(link, json.loads(text), handles, (wake_read, wake_write), workers)
     finally:
-        _end_all(workers, before)
+        # End every worker and what they started; what is killed leaves its own children to this process.
+        for pid in workers:
+            _kill(os.killpg, pid)
+        until = time.monotonic() + END_SECONDS
+        while (left := _children() - before) and time.monotonic() < until:
+            for pid in left:
+                _kill(os.kill, pid)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.01)
 
 
 def _fork(
@@ -119,7 +144,22 @@ def _fork(
             os.close(handle)
         os.environ.update(wanted["environment"])
         _use_threads(wanted.get("threads"), wanted["device"])
-        _become_worker(wanted, handles[1], spawner)
+        # Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
+        out = handles[1]
+        device, keep, pooled = wanted["device"], int(wanted.get("keep_bytes", 0)), bool(wanted.get("pooled"))
+        if device.startswith("cuda"):
+            os.dup2(out, 1)
+            told = [
+                "--device",
+                device,
+                "--parent",
+                str(spawner),
+                "--keep-bytes",
+                str(keep),
+                *(["--pooled"] if pooled else []),
+            ]
+            os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *told])
+        work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
     finally:
         os._exit(0)
 
@@ -134,57 +174,6 @@ def _use_threads(count: int | None, device: str) -> None:
     import torch
 
     torch.set_num_threads(count)
-
-
-def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
-    """Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
-
-    Torch touches it when it is asked for devices, without knowing of it afterwards.
-    """
-    device, keep, pooled = wanted["device"], int(wanted.get("keep_bytes", 0)), bool(wanted.get("pooled"))
-    if device.startswith("cuda"):
-        os.dup2(out, 1)
-        told = [
-            "--device",
-            device,
-            "--parent",
-            str(spawner),
-            "--keep-bytes",
-            str(keep),
-            *(["--pooled"] if pooled else []),
-        ]
-        os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *told])
-    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
-
-
-def _report_ended(link: socket.socket, workers: set[int], before: set[int]) -> None:
-    """Say which workers have ended, and end what they left; ``before``: children that were there before them."""
-    reaped = False
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            pid, reaped = ended.si_pid, True
-            if pid in workers:
-                _kill(os.killpg, pid)  # while the process that has ended keeps this number from being used again
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if pid in workers:
-                workers.discard(pid)
-                link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
-    for orphan in _children() - workers - before if reaped else ():
-        _kill(os.kill, orphan)
-
-
-def _end_all(workers: set[int], before: set[int]) -> None:
-    """End every worker and what they started; what is killed leaves its own children to this process."""
-    for pid in workers:
-        _kill(os.killpg, pid)
-    until = time.monotonic() + END_SECONDS
-    while (left := _children() - before) and time.monotonic() < until:
-        for pid in left:
-            _kill(os.kill, pid)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)
 
 
 def _kill(send: Callable[[int, int], None], number: int) -> None:

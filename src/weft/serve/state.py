@@ -68,7 +68,22 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     """
     plan = task.plan or {}
     if is_inference(task):
-        return _inference(task, plan, share)
+        return QueuedTask(
+            id=task.id,
+            bytes=max(int(plan["bytes"]), 0),
+            seconds=float(plan["seconds"]),
+            graph=str(plan.get("graph", "")),
+            fusable=False,
+            utilisation=share * float(plan.get("utilisation", 1.0)),
+            arrival=task.created,
+            user=task.user,
+            priority=task.priority,
+            deadline=task.spec.get("deadline"),
+            kind="inference",
+            latency_target=task.spec["infer"].get("latency_target"),
+            attempts=int(plan.get("failures", 0)),
+            turn_seconds=float(plan.get("turn_seconds", 0.0)),
+        )
     training = float(plan["seconds"])
     seconds = training + setup_seconds
     return QueuedTask(
@@ -101,26 +116,6 @@ def runs_users_code(task: QueueTask) -> bool:
     functions = (settings[name] for name in OWN_FUNCTIONS if settings.get(name) is not None)
     return (
         settings.get("model", "gcn") not in BUILT_IN or bool(settings.get("callbacks")) or any(map(is_own, functions))
-    )
-
-
-def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> QueuedTask:
-    """An inference task as a policy sees it: never fused, due ``latency_target`` seconds after it arrived."""
-    return QueuedTask(
-        id=task.id,
-        bytes=max(int(plan["bytes"]), 0),
-        seconds=float(plan["seconds"]),
-        graph=str(plan.get("graph", "")),
-        fusable=False,
-        utilisation=share * float(plan.get("utilisation", 1.0)),
-        arrival=task.created,
-        user=task.user,
-        priority=task.priority,
-        deadline=task.spec.get("deadline"),
-        kind="inference",
-        latency_target=task.spec["infer"].get("latency_target"),
-        attempts=int(plan.get("failures", 0)),
-        turn_seconds=float(plan.get("turn_seconds", 0.0)),
     )
 
 

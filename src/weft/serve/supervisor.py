@@ -170,7 +170,36 @@ class Supervisor:
         """One round. Trouble that may pass, as a full disk, is waited for: what could not be written is, later."""
         try:
             self._take_messages()
-            self._tick()
+            now = time.monotonic()
+            if trouble := self.pool.start_missing(now):
+                self._complain(trouble)
+            self.pool.end_silent(now)
+            self._planner.end_stuck(now)
+            self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
+            if now - self._beat > self.state.options.lease_seconds / 3:
+                self._beat = now
+                self._leaving.heartbeat()
+            if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
+                self.state.dirty, self.state.again = True, math.inf
+            if (
+                self.state.dirty
+                and not self.state.draining
+                and (self.pool.any_idle() or now - self._looked > PASS_SECONDS)
+            ):
+                self.state.dirty, self._looked = False, now
+                self._planner.plan_queued()
+                if self.pool.any_idle() or self.state.urgent or now - self._decided > BUSY_SECONDS:
+                    self._decided, self.state.urgent = now, False
+                    self._scheduler.schedule()
+            elif self.state.draining:
+                self._leaving.preempt_all()
+            self.state.write_records()
+            if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
+                self._cleaned = now
+                clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
+            if now - self._viewed > VIEW_SECONDS:
+                self._viewed = now
+                self.view = self._views.show()
         except NoWorkersError:
             raise
         except TROUBLE as error:
@@ -261,37 +290,6 @@ class Supervisor:
                 self.state.active[active.group.id], worker.group = active, active.group.id
             worker.end_reason, worker.renewed = "", False
             worker.kill(f"sent a message that cannot be used ({type(error).__name__}: {str(error)[:80]})")
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if trouble := self.pool.start_missing(now):
-            self._complain(trouble)
-        self.pool.end_silent(now)
-        self._planner.end_stuck(now)
-        self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
-        if now - self._beat > self.state.options.lease_seconds / 3:
-            self._beat = now
-            self._leaving.heartbeat()
-        if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
-            self.state.dirty, self.state.again = True, math.inf
-        if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
-            self.state.dirty, self._looked = False, now
-            self._planner.plan_queued()
-            if self.pool.any_idle() or self.state.urgent or now - self._decided > BUSY_SECONDS:
-                self._decided, self.state.urgent = now, False
-                self._scheduler.schedule()
-        elif self.state.draining:
-            self._leaving.preempt_all()
-        self.state.write_records()
-        self._keep_small(now)
-        if now - self._viewed > VIEW_SECONDS:
-            self._viewed = now
-            self.view = self._views.show()
-
-    def _keep_small(self, now: float) -> None:
-        if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
-            self._cleaned = now
-            clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
 
     def _event(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         active = self.state.active.get(message["group"])

@@ -147,19 +147,17 @@ class Worker:
         threading.Thread(target=self._stay_alive, daemon=True).start()
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room, beside=beside)
         if not self._warm:
-            self._warm_up()
+            # Train one epoch of something small, so that kernels are there before the first task, unless one
+            # waits.
+            from weft.engine.run import run
+
+            time.sleep(WARM_UP_AFTER)
+            if self._work.empty():
+                with suppress(Exception):  # the first task will say what is wrong
+                    run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
             leave_out_of_collections()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
-
-    def _warm_up(self) -> None:
-        """Train one epoch of something small, so that kernels are there before the first task, unless one waits."""
-        from weft.engine.run import run
-
-        time.sleep(WARM_UP_AFTER)
-        if self._work.empty():
-            with suppress(Exception):  # the first task will say what is wrong
-                run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
 
     # ---- in a thread of its own: what comes in while the main thread trains -----------------------------
 
@@ -424,18 +422,6 @@ def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def leave_native_stacks() -> None:
-    """Should the process crash, say for every thread also where it was in libraries.
-
-    Only if it is asked for: torch allocates memory for it, so a process that crashed while it did may hang instead.
-    """
-    import torch
-
-    faulthandler.disable()
-    torch._C._set_print_stack_traces_on_fatal_signal(True)
-    faulthandler.enable(2)  # is first then, and needs nothing
-
-
 def work_on(
     device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
 ) -> None:
@@ -446,7 +432,12 @@ def work_on(
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
     if os.environ.get(NATIVE_STACKS, "0") != "0":
-        leave_native_stacks()
+        # Should the process crash, say for every thread also where it was in libraries.
+        import torch
+
+        faulthandler.disable()
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
+        faulthandler.enable(2)  # is first then, and needs nothing
     Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
 
 
@@ -474,7 +465,10 @@ def log_error(error: BaseException, out: TextIO | None = None) -> None:
     """
     out = sys.stderr if out is None else out
     sys.stdout.flush()  # what the model printed comes before
-    print(_sentence(error), file=out)
+    print(
+        str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip(),
+        file=out,
+    )
     for one in _chain(error):
         if (first := _first_own(one.__traceback__)) is not None:
             traceback.print_exception(type(one), one, first, chain=False, file=out)
@@ -483,10 +477,6 @@ def log_error(error: BaseException, out: TextIO | None = None) -> None:
         if not isinstance(error, WeftError):
             traceback.print_exception(error, file=out)
     out.flush()
-
-
-def _sentence(error: BaseException) -> str:
-    return str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

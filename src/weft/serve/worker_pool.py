@@ -242,14 +242,6 @@ class WorkerPool:
             elif now - active.unwanted_since > CANCELLED_SECONDS and not active.worker.end_reason:
                 active.worker.kill("did not end a group that was cancelled")
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        """A machine is gone, and its device with it; what it trained is queued again, for the others."""
-        del self.workers[worker.name]
-        if not any(one.device == worker.device for name, one in self.workers.items() if name != PLANNER):
-            self.room.pop(worker.device, None)
-        if all(name == PLANNER for name in self.workers):
-            raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
-
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that has ended."""
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
@@ -260,7 +252,12 @@ class WorkerPool:
             print("weft: workers do not start under NVIDIA's MPS; going on without it", file=sys.stderr, flush=True)
             self._mps.stop()
         if worker.lost:
-            self._forget(worker)
+            # A machine is gone, and its device with it; what it trained is queued again, for the others.
+            del self.workers[worker.name]
+            if not any(one.device == worker.device for name, one in self.workers.items() if name != PLANNER):
+                self.room.pop(worker.device, None)
+            if all(name == PLANNER for name in self.workers):
+                raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
             return
         if failed >= MOST_STARTS_FAILED:
             log = f"{self._state.options.runs}/workers.log"
