@@ -492,8 +492,9 @@ def drop_damaged(folder: Path) -> list[Path]:
     for file in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
         try:
             saved = read_checkpoint(file.parent)
-            for stack in () if saved is None else stacks_of(saved.about):
-                if stack.unsaved and not saved.about.get("finished"):
+            facts = {} if saved is None else saved.about
+            for stack in () if saved is None or facts.get("finished") else stacks_of(facts):
+                if stack.unsaved:
                     raise SpecError(f"{file}: a model keeps {stack.unsaved!r} between calls, which is not plain data")
         except SpecError as error:
             print(f"{error}; starting afresh", flush=True)
