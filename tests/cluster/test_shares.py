@@ -8,13 +8,12 @@ import weft
 from weft.cluster import ray as ray_nodes
 from weft.cluster.ray import (
     Mailbox,
-    Node,
+    RayNode,
     Share,
     address_of,
     device_names,
     divide,
     gpu_bytes,
-    least_cpus,
     needs,
     pack,
     shares_of,
@@ -48,11 +47,11 @@ def test_parts_differ_by_one():
 
 def test_what_ray_is_to_reserve():
     share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30)
-    nodes = [Node("a", 8 << 30), Node("b", 16 << 30)]
+    nodes = [RayNode("a", 8 << 30), RayNode("b", 16 << 30)]
     assert needs(share, nodes, "cpu") == {"num_cpus": 1, "memory": 10 << 30}
     with pytest.raises(SpecError, match="the largest node of the cluster has 8"):
         needs(share, nodes[:1], "cpu")
-    gpus = [Node("c", 64 << 30, 4, "h200")]
+    gpus = [RayNode("c", 64 << 30, 4, "h200")]
     wanted = needs(share, gpus, "cuda", shares=100)
     assert 0 < wanted["num_gpus"] < 0.1
     assert wanted["num_gpus"] * gpu_bytes("h200") >= share.num_bytes
@@ -63,13 +62,12 @@ def test_what_ray_is_to_reserve():
 def test_a_share_has_a_device_of_its_own_while_there_are_enough():
     """Ray would put parts of 0.1 on one GPU, and gives a task of one CPU one thread."""
     share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30)
-    gpus = [Node("a", 64 << 30, 4, "h200", cpus=64), Node("b", 64 << 30, 4, "h200", cpus=64)]
+    gpus = [RayNode("a", 64 << 30, 4, "h200", cpus=64), RayNode("b", 64 << 30, 4, "h200", cpus=64)]
     parts = [needs(share, gpus, "cuda", shares)["num_gpus"] for shares in (1, 8, 9, 16, 17)]
     assert parts == [1.0, 1.0, 0.5, 0.5, 0.33]
     assert needs(share, gpus, "cuda", shares=1000)["num_gpus"] * gpu_bytes("h200") >= share.num_bytes
-    nodes = [Node("a", 64 << 30, cpus=0), Node("b", 64 << 30, cpus=8), Node("c", 64 << 30, cpus=32)]
-    assert least_cpus(nodes) == 8
-    assert needs(share, nodes, "cpu", shares=3, cpus=least_cpus(nodes))["num_cpus"] == 8
+    nodes = [RayNode("a", 64 << 30, cpus=0), RayNode("b", 64 << 30, cpus=8), RayNode("c", 64 << 30, cpus=32)]
+    assert needs(share, nodes, "cpu", shares=3)["num_cpus"] == 8
     with pytest.raises(SpecError, match="the largest node of the cluster has 0"):
         needs(share, nodes[:1], "cpu")
 
@@ -101,7 +99,7 @@ def test_a_cluster_elsewhere_needs_rays_client(monkeypatch):
 
 
 def test_devices_of_nodes():
-    nodes = [Node("a", 1), Node("b", 1, gpus=2)]
+    nodes = [RayNode("a", 1), RayNode("b", 1, gpus=2)]
     assert device_names(nodes) == ("cuda:0@b", "cuda:1@b")
     assert device_names(nodes[:1]) == ("cpu@a",)
 
