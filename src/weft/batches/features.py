@@ -159,7 +159,18 @@ class FeatureStore:
         with self._lock:
             self._rows += ids.numel()
         if self._slots is not None:
-            return self._read_cached(ids)
+            ids = ids.to(self.device)
+            if self.tier == "pinned":
+                return gather_cached_triton(self.x, self._cache, self._slots, ids, self._device_hits)
+            slots = self._slots[ids.long()]
+            hit = slots >= 0
+            there, missing = hit.nonzero().squeeze(1), (~hit).nonzero().squeeze(1)
+            with self._lock:
+                self._hit_rows += there.numel()
+            rows = torch.empty(ids.numel(), self.x.shape[1], dtype=self.x.dtype, device=self.device)
+            rows[there] = self._cache[slots[there].long()]
+            rows[missing] = self._read_host(ids[missing])
+            return rows
         if self.tier == "device":
             gather = gather_rows_triton if self.x.is_cuda else gather_rows_cpu
             return gather(self.x, ids.to(self.device))
@@ -187,17 +198,3 @@ class FeatureStore:
             return gather_rows_cpu(self.x, ids)
         staging = torch.empty(ids.numel(), self.x.shape[1], dtype=self.x.dtype, pin_memory=True)
         return gather_rows_cpu(self.x, ids.cpu(), staging).to(self.device, non_blocking=True)
-
-    def _read_cached(self, ids: Tensor) -> Tensor:
-        ids = ids.to(self.device)
-        if self.tier == "pinned":
-            return gather_cached_triton(self.x, self._cache, self._slots, ids, self._device_hits)
-        slots = self._slots[ids.long()]
-        hit = slots >= 0
-        there, missing = hit.nonzero().squeeze(1), (~hit).nonzero().squeeze(1)
-        with self._lock:
-            self._hit_rows += there.numel()
-        rows = torch.empty(ids.numel(), self.x.shape[1], dtype=self.x.dtype, device=self.device)
-        rows[there] = self._cache[slots[there].long()]
-        rows[missing] = self._read_host(ids[missing])
-        return rows

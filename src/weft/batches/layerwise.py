@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from weft.batches.block import MiniBatch
 from weft.batches.features import FeatureStore
 from weft.batches.placement import ACTIVATIONS, host_room
 from weft.batches.sampler import NeighbourSampler
@@ -109,34 +108,35 @@ class LayerWise:
         for layer in range(layers):
             nodes, out = self._nodes_of(layers - 1 - layer), None
             for first, ids in self._chunks(nodes):
-                chunk = self._chunk(self._sampler.sample(ids), layer, layers - 1 - layer, below)
+                block = self._sampler.sample(ids)
+                later = layers - 1 - layer
+                if below is None:
+                    x = self._store.read(block.input_nodes)
+                else:
+                    rows = self._nodes_of(later + 1).position[block.input_nodes.long()].to(self._device)
+                    x = (
+                        FeatureStore(below.flatten(1), self._device)
+                        .read(rows)
+                        .unflatten(1, below.shape[1:])
+                        .movedim(1, 0)
+                    )
+                adjacency = block.to(self._device).blocks[0].adjacency()
+                rows = torch.arange(block.seeds.numel(), device=self._device)
+                y = self._graph.y[:0].to(self._device)
+                chunk = Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=layer)
                 values = infer_chunk(infer, chunk)
                 if out is None:
-                    out = self._room(layer, (nodes.ids.numel(), values.shape[0], values.shape[-1]), values.dtype)
+                    shape = (nodes.ids.numel(), values.shape[0], values.shape[-1])
+                    dtype = values.dtype
+                    out = self._rooms.get(layer)
+                    if out is None or out.shape != shape or out.dtype != dtype:
+                        out = None
+                        self._rooms.pop(layer, None)  # released before there is another
+                        self._rooms[layer] = out = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
                 out[first : first + ids.numel()].copy_(values.movedim(0, 1))
             below = out
         assert below is not None
         return below.to(self._device).movedim(1, 0)
-
-    def _room(self, layer: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory for a layer, reused by the next evaluation."""
-        room = self._rooms.get(layer)
-        if room is None or room.shape != shape or room.dtype != dtype:
-            room = None
-            self._rooms.pop(layer, None)  # released before there is another
-            self._rooms[layer] = room = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
-        return room
-
-    def _chunk(self, block: MiniBatch, layer: int, later: int, below: Tensor | None) -> Batch:
-        if below is None:
-            x = self._store.read(block.input_nodes)
-        else:
-            rows = self._nodes_of(later + 1).position[block.input_nodes.long()].to(self._device)
-            x = FeatureStore(below.flatten(1), self._device).read(rows).unflatten(1, below.shape[1:]).movedim(1, 0)
-        adjacency = block.to(self._device).blocks[0].adjacency()
-        rows = torch.arange(block.seeds.numel(), device=self._device)
-        y = self._graph.y[:0].to(self._device)
-        return Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=layer)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Where the nodes ``ids`` are in what :meth:`logits` gives, on the device."""

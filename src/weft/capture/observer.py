@@ -206,7 +206,13 @@ class Observer(TorchDispatchMode):
             return func(*args, **kwargs)  # neither its arguments nor its results are on the device
         if is_composite(func):
             with self:  # inside an operator, below autograd, no other rule decomposes it
-                return _decomposed(func, args, kwargs)
+                if func is torch.ops.aten.matmul.default:
+                    left, right = args
+                    if left.dim() == right.dim() == 2:
+                        return torch.mm(left, right)
+                    if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
+                        return torch.bmm(left, right)
+                return func.decompose(*args, **kwargs)
         self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
@@ -329,17 +335,6 @@ def is_composite(func: Any) -> bool:
     if func.namespace != "aten":
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
-def _decomposed(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of the operators that ``func`` is written in. Torch's rule for products imports sympy."""
-    if func is torch.ops.aten.matmul.default:
-        left, right = args
-        if left.dim() == right.dim() == 2:
-            return torch.mm(left, right)
-        if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
-            return torch.bmm(left, right)
-    return func.decompose(*args, **kwargs)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

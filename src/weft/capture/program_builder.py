@@ -53,7 +53,11 @@ def program_of(
     if setup is not None:
         stays = tuple(ids[number] for number in born if number in kinds)
         operators += (Operator(MARKER_KEPT, "warm-up", stays, ()),)
-    unknown = {call.name for call in calls if not has_cost(call.name) or not call.inside.seen}
+    unknown = {
+        call.name
+        for call in calls
+        if not (call.name in ATEN or call.name in WEFT or call.name.startswith(KERNELS)) or not call.inside.seen
+    }
     return Program(
         values=values,
         operators=operators,
@@ -65,11 +69,6 @@ def program_of(
         left=tuple(ids[number] for number in left),
         recordable=recordable,
     )
-
-
-def has_cost(name: str) -> bool:
-    """Whether the operator has a cost rule."""
-    return name in ATEN or name in WEFT or name.startswith(KERNELS)
 
 
 def work_of(call: ObservedCall) -> Work:

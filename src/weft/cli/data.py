@@ -13,7 +13,6 @@ from rich.table import Table
 
 from weft.cli.spec import ShellOption, takes
 from weft.core.errors import SpecError
-from weft.core.graph_stats import GraphStats
 
 if TYPE_CHECKING:
     from weft.graph.graph import Graph
@@ -55,7 +54,29 @@ def info(
         print(jsonlib.dumps(stats.to_dict()))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in _facts(stats):
+    # The rows of `weft data info`, in order.
+    kinds = ["symmetric" if stats.symmetric else "directed"] + (["weighted"] if stats.weighted else [])
+    features = f"{stats.num_features:,} ({stats.feature_dtype}"
+    if stats.feature_nnz is not None:
+        features += f", sparse, {stats.feature_nnz:,} stored"
+    facts = [
+        ("name", stats.name),
+        ("nodes", f"{stats.num_nodes:,}"),
+        ("edges", f"{stats.num_edges:,} ({', '.join(kinds)})"),
+        ("degree", f"{stats.num_edges / max(1, stats.num_nodes):.1f} on average, {stats.max_degree:,} at most"),
+        ("features", features + ")" if stats.num_features else "none"),
+        ("targets" if stats.regression else "labels" if stats.multilabel else "classes", f"{stats.num_classes:,}"),
+    ]
+    if stats.num_relations:
+        facts.append(("relations", f"{stats.num_relations:,}"))
+    split = (stats.num_train, stats.num_val, stats.num_test)
+    facts.append(("train / val / test", " / ".join(f"{size:,}" for size in split)))
+    for length, count in enumerate(stats.degree_histogram):  # a line per power of two
+        if count:
+            low, high = (1 << length) // 2, (1 << length) - 1
+            span = f"{low:,}" if low >= high else f"{low:,}-{high:,}"
+            facts.append(("degrees", f"{span:>17}  {count:>13,} nodes"))
+    for name, value in facts:
         table.add_row(f"[dim]{name}[/dim]", value)
     console = Console()
     (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
@@ -167,29 +188,3 @@ def convert(
 def _save(graph: Graph, out: Path, overwrite: bool) -> None:
     graph.save(out, overwrite=overwrite)
     print(f"{graph!r} -> {out}", file=sys.stderr)
-
-
-def _facts(stats: GraphStats) -> list[tuple[str, str]]:
-    """The rows of `weft data info`, in order."""
-    kinds = ["symmetric" if stats.symmetric else "directed"] + (["weighted"] if stats.weighted else [])
-    features = f"{stats.num_features:,} ({stats.feature_dtype}"
-    if stats.feature_nnz is not None:
-        features += f", sparse, {stats.feature_nnz:,} stored"
-    facts = [
-        ("name", stats.name),
-        ("nodes", f"{stats.num_nodes:,}"),
-        ("edges", f"{stats.num_edges:,} ({', '.join(kinds)})"),
-        ("degree", f"{stats.num_edges / max(1, stats.num_nodes):.1f} on average, {stats.max_degree:,} at most"),
-        ("features", features + ")" if stats.num_features else "none"),
-        ("targets" if stats.regression else "labels" if stats.multilabel else "classes", f"{stats.num_classes:,}"),
-    ]
-    if stats.num_relations:
-        facts.append(("relations", f"{stats.num_relations:,}"))
-    split = (stats.num_train, stats.num_val, stats.num_test)
-    facts.append(("train / val / test", " / ".join(f"{size:,}" for size in split)))
-    for length, count in enumerate(stats.degree_histogram):  # a line per power of two
-        if count:
-            low, high = (1 << length) // 2, (1 << length) - 1
-            span = f"{low:,}" if low >= high else f"{low:,}-{high:,}"
-            facts.append(("degrees", f"{span:>17}  {count:>13,} nodes"))
-    return facts

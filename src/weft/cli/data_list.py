@@ -26,14 +26,13 @@ def print_graphs(json: bool = False) -> None:
             print(jsonlib.dumps(asdict(entry)))
         return
     head, *lines = _lines([HEADINGS, *map(_cells, found)])
-    print(f"\x1b[2m{head}\x1b[0m" if _dims() else head)
+    print(
+        f"\x1b[2m{head}\x1b[0m"
+        if (sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+        else head
+    )
     for line in lines:
         print(line)
-
-
-def _dims() -> bool:
-    """Whether the heading may be dimmed."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

@@ -78,7 +78,9 @@ def main() -> None:
         with shell_words():
             if answer_at_once(sys.argv[1:]):
                 sys.exit(0)
-            _run_command()
+            from weft.cli.app import app  # the parser and all commands: 0.1 s
+
+            app()
     except WeftError as error:
         _fail(plain_text(f"weft: error: {error}"), error.exit_code)
     except KeyboardInterrupt:
@@ -89,12 +91,6 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         _fail(f"weft: internal error: {type(error).__name__}: {error}\n{_PLEASE_REPORT}", 1)
-
-
-def _run_command() -> None:
-    from weft.cli.app import app  # the parser and all commands: 0.1 s
-
-    app()
 
 
 _PLEASE_REPORT = "This is a fault of Weft's own. Please report it with the output of: weft --debug ..."

@@ -74,7 +74,11 @@ def simulate(
     for name in dict.fromkeys(map(str.lower, given["policy"] or POLICIES)):
         policy = find_policy(name)
         runs.append(simulated(policy, queue.tasks, [queue.device], queue.conditions, name=name, actual=queue.actual))
-    print(_json(runs) if json else _table(runs, len(queue.tasks)))
+    print(
+        jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False)
+        if json
+        else _table(runs, len(queue.tasks))
+    )
     if plot is not None:
         from weft.engine.charts import queue_svg
 
@@ -110,10 +114,6 @@ def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
         seed = SEED if given["seed"] is None else given["seed"]
         tasks = random_queue(length, seed, costs, Mixture(gap_seconds=given["gap"] or 0.0))
     return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
-
-
-def _json(runs: list[Simulation]) -> str:
-    return jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False)
 
 
 def _table(runs: list[Simulation], count: int) -> str:

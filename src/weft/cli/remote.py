@@ -170,7 +170,16 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
     only = tasks[0] if len(tasks) == 1 else None
     for event in client.events(task=only, on_lost=_say) if left else ():
         if event["task"] in tasks:
-            print(_event_line(event), flush=True)
+            data = event["data"]
+            shown = {
+                key: data[key] for key in ("epoch", "epochs", "loss", "message", "error", "worker") if data.get(key)
+            }
+            shown |= {key: value for key, value in data.items() if key.startswith("val_")}
+            words = " ".join(
+                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
+            )
+            event_line = plain_line(f"{event['task']}  {event['kind']}  {words}".rstrip())
+            print(event_line, flush=True)
         if event["kind"] in ENDED:
             left.discard(event["task"])
         if not left:
@@ -257,13 +266,3 @@ def _exit_if_failed(tasks: Sequence[dict[str, Any]], then: str = "") -> None:
         print(plain_text(sentence + then), file=sys.stderr)
     if wrong:
         raise typer.Exit(FAILED)
-
-
-def _event_line(event: dict[str, Any]) -> str:
-    data = event["data"]
-    shown = {key: data[key] for key in ("epoch", "epochs", "loss", "message", "error", "worker") if data.get(key)}
-    shown |= {key: value for key, value in data.items() if key.startswith("val_")}
-    words = " ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
-    )
-    return plain_line(f"{event['task']}  {event['kind']}  {words}".rstrip())

@@ -216,7 +216,15 @@ def _show_caches(console: Console, plans: Sequence[Plan]) -> None:
 def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
     usable = any(member.metrics["best_epoch"] for member in result)
     if live:
-        _show_sweep(result, folder)
+        console = Console()
+        ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+        console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
+        parts = result.by_graph()
+        for graph, part in parts.items():
+            where = f" on {escape(graph)}" if len(parts) > 1 else ""
+            console.print(f"best{where}: {_best_words(part)}", highlight=False)
+        _show_caches(console, result.plan)
+        console.print(f"report: {folder / 'report.html'}", highlight=False)
     wrong = [member.message for member in result if member.status in ("diverged", "failed")]
     for message in wrong[:MOST_TOLD]:
         print(f"weft: {message}", file=sys.stderr)
@@ -225,18 +233,6 @@ def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
     if not usable:
         print("weft: error: every member of the sweep failed", file=sys.stderr)
         raise typer.Exit(FAILED)
-
-
-def _show_sweep(result: SweepResult, folder: Path) -> None:
-    console = Console()
-    ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
-    console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
-    parts = result.by_graph()
-    for graph, part in parts.items():
-        where = f" on {escape(graph)}" if len(parts) > 1 else ""
-        console.print(f"best{where}: {_best_words(part)}", highlight=False)
-    _show_caches(console, result.plan)
-    console.print(f"report: {folder / 'report.html'}", highlight=False)
 
 
 def _best_words(result: SweepResult) -> str:

@@ -363,7 +363,14 @@ class _Run:
                     if kind == "checkpoint":
                         checkpoints[key] = message
                     elif (key, attempt) in current:
-                        self._forward(key, kind, message)
+                        if kind == "begin":
+                            self._emit("note", key=key, message=f"share {key} begins", node=message)
+                        elif kind == "event" and message["event"] in FORWARDED:
+                            event = Event.from_dict(message)
+                            if event.kind == "checkpoint":
+                                self._emit("checkpoint", key=key, epoch=event.data.get("epoch"))
+                            else:
+                                self._emit(event.kind, event.task if event.kind == "end" else "", key, **event.data)
                 for reference in ready:
                     share, attempt = running.pop(reference)
                     outcome = self._outcome(reference, share.key, attempt)
@@ -396,17 +403,6 @@ class _Run:
 
     def _emit(self, kind: str, task: str = "", key: str = "", **data: Any) -> None:
         self._broadcast(Event(kind, task or self._work.label, data, group=key))
-
-    def _forward(self, key: str, kind: str, message: Any) -> None:
-        """Emit what a node has sent."""
-        if kind == "begin":
-            self._emit("note", key=key, message=f"share {key} begins", node=message)
-        elif kind == "event" and message["event"] in FORWARDED:
-            event = Event.from_dict(message)
-            if event.kind == "checkpoint":
-                self._emit("checkpoint", key=key, epoch=event.data.get("epoch"))
-            else:
-                self._emit(event.kind, event.task if event.kind == "end" else "", key, **event.data)
 
     def _finish(self, share: Share, outcome: dict[str, Any]) -> None:
         """Collect the results of a share."""

@@ -46,11 +46,6 @@ class Stage:
         return cls(data["name"], data["resource"], data.get("depth", 1), data.get("workers", 1))
 
 
-def full_graph_stages(device: str) -> tuple[Stage, ...]:
-    """The only stage of training on the full graph on a ``device``, ``"cpu"`` or ``"cuda"``."""
-    return (Stage("train", "gpu" if device == "cuda" else "cpu"),)
-
-
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
@@ -109,7 +104,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.stages:
-            object.__setattr__(self, "stages", full_graph_stages(self.device))
+            object.__setattr__(self, "stages", ((Stage("train", "gpu" if self.device == "cuda" else "cpu"),)))
         if self.placement is None:
             object.__setattr__(self, "placement", on_device(self.device))
 

@@ -47,7 +47,11 @@ def show_bytes(amount: float) -> str:
 def show_seconds(amount: float) -> str:
     """``0.000937`` as ``"937 us"``: three digits and the unit that gives them."""
     if amount >= 100:
-        return _long(amount)
+        minutes = amount / 60
+        if minutes < 100:
+            return f"{minutes:.1f} min"
+        hours = minutes / 60
+        return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if amount * factor >= 1 or unit == "us":
             return _three_digits(amount * factor, unit)
@@ -63,11 +67,3 @@ def _three_digits(size: float, unit: str, exact: bool = False) -> str:
     if exact or abs(size) >= 99.95:
         return f"{size:.0f} {unit}"
     return f"{size:.1f} {unit}" if abs(size) >= 9.995 else f"{size:.2f} {unit}"
-
-
-def _long(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes < 100:
-        return f"{minutes:.1f} min"
-    hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

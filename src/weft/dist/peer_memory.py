@@ -336,7 +336,19 @@ class Barrier:
             now = time.monotonic()
             begin = begin or now
             if now - checked > POLL_SECONDS:
-                self._raise_if_lost(now - begin)
+                waited = now - begin
+                gone = [rank for rank in self.dead() if rank in self.late()]
+                if gone:
+                    raise RankLostError(
+                        f"rank {gone[0]} of {len(self._pids)} has died; the run cannot continue", gone[0]
+                    )
+                if waited > self._timeout:
+                    late = self.late()[0]
+                    raise RankLostError(
+                        f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; "
+                        "the run cannot continue",
+                        late,
+                    )
                 checked = now
             time.sleep(2e-5 if now - begin < 0.01 else 5e-4)
 
@@ -347,14 +359,3 @@ class Barrier:
     def dead(self) -> list[int]:
         """The ranks whose processes have ended."""
         return [rank for rank, pid in enumerate(self._pids) if rank != self._rank and not is_alive(pid)]
-
-    def _raise_if_lost(self, waited: float) -> None:
-        gone = [rank for rank in self.dead() if rank in self.late()]
-        if gone:
-            raise RankLostError(f"rank {gone[0]} of {len(self._pids)} has died; the run cannot continue", gone[0])
-        if waited > self._timeout:
-            late = self.late()[0]
-            raise RankLostError(
-                f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; the run cannot continue",
-                late,
-            )

@@ -130,7 +130,33 @@ class _Listing:
 
     def _of(self, task: Task, plan: Plan | None) -> list[Way]:
         if task.sampled:
-            return self._sampled(task, plan)
+            # One per placement and share of a cache; the planned one first.
+            estimator, stats = self.estimator, self.estimator.stats(task)
+            ways, rest, by_tier = list[Way](), list[DataPlacement](), dict[tuple[str, str], list[DataPlacement]]()
+            if plan is not None:
+                ways += self._placed(task, plan, estimator.placement(task))
+            for placement in candidates(task, stats, estimator.machine, self.options.placement):
+                by_tier.setdefault((placement.features, placement.topology), []).append(placement)
+            for placements in by_tier.values():
+                first = placements[0]
+                tier = without_cache(first)
+                if any((w.placement.features, w.placement.topology) == (tier.features, tier.topology) for w in ways):
+                    continue
+                size = feature_bytes(task, stats) if first.features == "gpu" else 0
+                size += 4 * stats.num_edges if first.topology == "gpu" else 0
+                # A requested cache is always priced exactly.
+                decided = not self._cache_requested and any(way.device_bytes <= self.room for way in ways)
+                if decided or size > self.room:
+                    rest.append(first)
+                else:
+                    ways += self._first_that_fits(task, plan, placements)
+            ways = ways or self._first_that_fits(task, plan, [rest.pop()])
+            base = ways[0]
+            for first in rest:  # evaluated as the way whose bytes they are worked out from
+                evaluated = {"evaluation": base.placement.evaluation, "chunk_edges": base.placement.chunk_edges}
+                placement = replace(first, **evaluated)
+                ways += self._with_caches(base.elsewhere(placement, stats), placement)
+            return ways
         cost = self._estimate(task, plan, None).cost
         members = 1 if plan is None else len(plan.members)
         return [Way(task, self.estimator.plan(task).places, cost, cost.total_bytes, members)]
@@ -139,35 +165,6 @@ class _Listing:
         if plan is not None and len(plan.members) > 1:
             return self.estimator.together(list(self.tasks), plan, placement)
         return self.estimator.alone(task, placement)
-
-    def _sampled(self, task: Task, plan: Plan | None) -> list[Way]:
-        """One per placement and share of a cache; the planned one first."""
-        estimator, stats = self.estimator, self.estimator.stats(task)
-        ways, rest, by_tier = list[Way](), list[DataPlacement](), dict[tuple[str, str], list[DataPlacement]]()
-        if plan is not None:
-            ways += self._placed(task, plan, estimator.placement(task))
-        for placement in candidates(task, stats, estimator.machine, self.options.placement):
-            by_tier.setdefault((placement.features, placement.topology), []).append(placement)
-        for placements in by_tier.values():
-            first = placements[0]
-            tier = without_cache(first)
-            if any((w.placement.features, w.placement.topology) == (tier.features, tier.topology) for w in ways):
-                continue
-            size = feature_bytes(task, stats) if first.features == "gpu" else 0
-            size += 4 * stats.num_edges if first.topology == "gpu" else 0
-            # A requested cache is always priced exactly.
-            decided = not self._cache_requested and any(way.device_bytes <= self.room for way in ways)
-            if decided or size > self.room:
-                rest.append(first)
-            else:
-                ways += self._first_that_fits(task, plan, placements)
-        ways = ways or self._first_that_fits(task, plan, [rest.pop()])
-        base = ways[0]
-        for first in rest:  # evaluated as the way whose bytes they are worked out from
-            evaluated = {"evaluation": base.placement.evaluation, "chunk_edges": base.placement.chunk_edges}
-            placement = replace(first, **evaluated)
-            ways += self._with_caches(base.elsewhere(placement, stats), placement)
-        return ways
 
     def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[DataPlacement]) -> list[Way]:
         """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.

@@ -123,7 +123,17 @@ class Driver:
             self._unsaved_seconds = 0.0
         if self._paused:
             return Decision(self._epoch, **about, save=save, pause=True)
-        return Decision(self._epoch, **about, save=save, advance=self._epochs_to_train())
+        # Epochs to the next update: never past one at which a policy is called or members may leave.
+        ends, policy = [self._period if self._drift is None else 1], self._policy
+        if policy is not None:
+            ends.append(every(policy) - self._epoch % every(policy))
+        for member in self._running():
+            later = (callback.next_after(self._epoch) for callback in self._callbacks.get(member.name, ()))
+            ends += [epoch - self._epoch for epoch in later if epoch is not None]
+        if self._group.device == "cpu" and len(self._present()) > 1:
+            ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
+        epochs_to_train = min(ends)
+        return Decision(self._epoch, **about, save=save, advance=epochs_to_train)
 
     def _learn(self, updates: Sequence[Update]) -> tuple[int, tuple[str, ...]]:
         """Take over updates: epochs trained since the last ones, and notes on phases that drifted."""
@@ -198,18 +208,6 @@ class Driver:
             remaining = max((member.outline.epochs - member.epoch for member in self._running()), default=0)
             leave = pays_to_leave(len(ended), len(present), remaining, self._pace, self._prepare_seconds)
         return tuple(member.name for member in ended) if leave else ()
-
-    def _epochs_to_train(self) -> int:
-        """Epochs to the next update: never past one at which a policy is called or members may leave."""
-        ends, policy = [self._period if self._drift is None else 1], self._policy
-        if policy is not None:
-            ends.append(every(policy) - self._epoch % every(policy))
-        for member in self._running():
-            later = (callback.next_after(self._epoch) for callback in self._callbacks.get(member.name, ()))
-            ends += [epoch - self._epoch for epoch in later if epoch is not None]
-        if self._group.device == "cpu" and len(self._present()) > 1:
-            ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
-        return min(ends)
 
 
 def _checked(answer: Any, running: Mapping[str, Any] | Collection[str]) -> list[str]:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from weft.core.decision import RUNNING
 from weft.core.errors import SpecError, TrainingError, WeftError
@@ -124,7 +123,20 @@ def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], fi
     described = [(task, task.to_dict()) for task in tasks]
     found = []
     for one in saved:
-        task = next((task for task, now in described if same_settings(one, now)), None)
+        task = next(
+            (
+                task
+                for task, now in described
+                if (
+                    all(
+                        one.get(key) == now[key] or (key not in one and not now[key])
+                        for key in now
+                        if key not in MAY_DIFFER
+                    )
+                )
+            ),
+            None,
+        )
         if task is None:
             raise SpecError(
                 f"{file}: {one.get('name') or one['model']!r} is not in this sweep; extending keeps what is there, so "
@@ -132,13 +144,6 @@ def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], fi
             )
         found.append(task)
     return found
-
-
-def same_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two tasks differ in their names and epochs at most; a setting that is new may be at its default."""
-    return all(
-        saved.get(key) == now[key] or (key not in saved and not now[key]) for key in now if key not in MAY_DIFFER
-    )
 
 
 def lengthened(checkpoint: Checkpoint, tasks: Sequence[Task], place: Path) -> Checkpoint:
@@ -149,7 +154,9 @@ def lengthened(checkpoint: Checkpoint, tasks: Sequence[Task], place: Path) -> Ch
     tensors, members = dict(checkpoint.tensors), [dict(member) for member in checkpoint.about["members"]]
     length = max(task.epochs for task in tasks)
     for index, (one, task) in enumerate(zip(saved, tasks, strict=True)):
-        tensors[f"{index}.history"] = _with_rows(tensors[f"{index}.history"], length)
+        history = tensors[f"{index}.history"]
+        more = history.new_full((max(length - history.shape[0], 0), history.shape[1]), torch.nan)
+        tensors[f"{index}.history"] = torch.cat([history, more])
         if task.epochs != one["epochs"] and members[index]["status"] in (RUNNING, "finished"):
             _check_more_epochs(task, one["epochs"], int(checkpoint.about["epoch"]), members[index]["status"], place)
             members[index]["status"] = RUNNING
@@ -173,12 +180,6 @@ def _check_more_epochs(task: Task, before: int, trained: int, status: str, place
         )
     if status == "finished" and trained != before:
         raise SpecError(f"{start}its group trained {trained} and it has left the step; start afresh")
-
-
-def _with_rows(history: Tensor, length: int) -> Tensor:
-    """A history ``[L, M]`` with room for ``length`` epochs."""
-    more = history.new_full((max(length - history.shape[0], 0), history.shape[1]), torch.nan)
-    return torch.cat([history, more])
 
 
 REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
@@ -226,8 +227,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.take()
             if afresh:
-                self._clear()
-            self._mend_journal()
+                for name in FILES:
+                    (self.path / name).unlink(missing_ok=True)
+                for pattern in INSIDE:
+                    for file in self.path.glob(pattern):
+                        file.unlink()
+                        if not any(file.parent.iterdir()):
+                            file.parent.rmdir()
+            path = self.path / JOURNAL
+            if path.exists():
+                text = path.read_bytes()
+                if not text.endswith(b"\n"):
+                    os.truncate(path, text.rfind(b"\n") + 1)
         except OSError as error:
             what = f"cannot be written to ({error.strerror}); choose another"
             raise SpecError(f"{option('out', self.path)}: {what}") from None
@@ -247,15 +258,6 @@ class RunFolder:
         """Let other runs in."""
         self._lock.release()
 
-    def _clear(self) -> None:
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for pattern in INSIDE:
-            for file in self.path.glob(pattern):
-                file.unlink()
-                if not any(file.parent.iterdir()):
-                    file.parent.rmdir()
-
     def journal(self, event: Event) -> None:
         """Append one line; what cannot be written now is, in order, with a later one."""
         self._unwritten.append(event.to_json() + "\n")
@@ -274,14 +276,6 @@ class RunFolder:
                 os.truncate(path, whole)
         else:
             self._unwritten.clear()
-
-    def _mend_journal(self) -> None:
-        """Remove half a line at the end, which a process that was killed may leave."""
-        path = self.path / JOURNAL
-        if path.exists():
-            text = path.read_bytes()
-            if not text.endswith(b"\n"):
-                os.truncate(path, text.rfind(b"\n") + 1)
 
     def last_stamp(self) -> tuple[str, int]:
         """The id of the run in this folder and the number of its last event; ``""`` and 0 if there is none."""

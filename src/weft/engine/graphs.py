@@ -402,15 +402,6 @@ def with_all_splits(work: Task | Sweep) -> Task | Sweep:
     return Sweep.from_tasks(members, work.name)
 
 
-def check_split(task: Task, stats: GraphStats) -> None:
-    """Raise an error unless the graph has the split of ``task``."""
-    if isinstance(task.split, int) and task.split >= stats.num_splits:
-        several = (
-            f"{stats.num_splits} splits, 0..{stats.num_splits - 1}" if stats.num_splits > 1 else "1 split, number 0"
-        )
-        raise SpecError(f"task {task.label!r}: split={task.split}, but graph {stats.name!r} has {several}")
-
-
 # ---- Graphs of the tasks of a plan or a run
 
 
@@ -521,7 +512,11 @@ def find_graph(task: Task, device: torch.device) -> Graph:
 def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
     """Raise an error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
-    check_split(task, stats)
+    if isinstance(task.split, int) and task.split >= stats.num_splits:
+        several = (
+            f"{stats.num_splits} splits, 0..{stats.num_splits - 1}" if stats.num_splits > 1 else "1 split, number 0"
+        )
+        raise SpecError(f"task {task.label!r}: split={task.split}, but graph {stats.name!r} has {several}")
     labelled = stats.num_classes > 0 if isinstance(graph, GraphStats) else graph.y is not None
     name = f"graph {stats.name!r}"
     if not stats.num_features:

@@ -326,10 +326,26 @@ class Job:
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
-        self._train_groups()
+        # Group after group, in the order of the queue.
+        waiting = list(self.groups)
+        queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
+        with Interruption(self._control), self._cap():
+            while waiting:
+                (key, plan), self._scheduled = queue.next(waiting)
+                waiting.remove((key, plan))
+                if not self._cancelled(key, plan) and not self._preempted(plan):
+                    waiting = self._group(key, plan) + waiting
+                    self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
+                    if waiting or self._device.type == "cuda":
+                        # Only now does nothing hold the group any more, unless it refers to itself.
+                        give_back_memory(self._device, gone=bool(self._parts) and all(p() is None for p in self._parts))
         if self._device.type == "cpu":
             give_back_heap()
-        self._save_lost()
+        lost = self._results.without_weights()
+        if lost and self._folder is not None and self._folder.opened:
+            self._keep(lost)
         if self._results.all_failed:
             raise self._errors[0]
         return self._results.in_order()
@@ -357,23 +373,6 @@ class Job:
     def _note(self, remarks: Sequence[str]) -> None:
         for remark in remarks:
             self._events.note(remark)
-
-    def _train_groups(self) -> None:
-        """Group after group, in the order of the queue."""
-        waiting = list(self.groups)
-        queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
-        with Interruption(self._control), self._cap():
-            while waiting:
-                (key, plan), self._scheduled = queue.next(waiting)
-                waiting.remove((key, plan))
-                if not self._cancelled(key, plan) and not self._preempted(plan):
-                    waiting = self._group(key, plan) + waiting
-                    self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
-                    if self._pool is not None:
-                        move_out(self._pool)
-                    if waiting or self._device.type == "cuda":
-                        # Only now does nothing hold the group any more, unless it refers to itself.
-                        give_back_memory(self._device, gone=bool(self._parts) and all(p() is None for p in self._parts))
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
@@ -562,7 +561,9 @@ class Job:
         session.train()
         if session.left == "interrupted":
             self._report(force=True)
-            raise self._interrupted(session)
+            place = None if session.checkpoint is None else session.checkpoint.parent
+            interrupted = Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
+            raise interrupted
         plan = self._took(key, group.plan, session)
         found = self._results.of(group, session.members, plan)
         self._results.add(found)
@@ -583,10 +584,6 @@ class Job:
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
         return Session(group, self._events, save, driver, self._control, threads)
-
-    def _interrupted(self, session: Session) -> Interrupted:
-        place = None if session.checkpoint is None else session.checkpoint.parent
-        return Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
         """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
@@ -631,12 +628,6 @@ class Job:
             return replace(half, why=(reason, *whole.why))
         task = self._tasks[half.members[0]]
         return replace(half, why=(reason, *plan_as_one_group([task], self._graphs.stats(task), half.device).why))
-
-    def _save_lost(self) -> None:
-        """Members without weights leave a file as well, once a member has begun."""
-        lost = self._results.without_weights()
-        if lost and self._folder is not None and self._folder.opened:
-            self._keep(lost)
 
 
 def _number(key: str) -> int:

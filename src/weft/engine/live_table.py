@@ -104,19 +104,19 @@ class LiveTable:
         with self._lock:
             if not self._members:
                 return Text(self._preparing, style="dim")
-            shown = self._shown()
+            # The best members of every graph, as many as there are rows; those of no known graph are with the
+            # first.
+            by_graph: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
+            for name, member in self._members.items():
+                graph = member.get("graph")
+                by_graph[graph if graph in by_graph else self._graphs[0]].append((name, member))
+            ranked = [
+                sorted(members, key=lambda item: -self._best(item[1])) for members in by_graph.values() if members
+            ]
+            room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
+            rows = max(3, min(MOST_ROWS, room, len(self._members)))
+            shown = [members[: max(1, rows // len(ranked))] for members in ranked]
             return Group(self._table(shown), *self._rest(shown), self._bar())
-
-    def _shown(self) -> list[list[tuple[str, dict[str, Any]]]]:
-        """The best members of every graph, as many as there are rows; those of no known graph are with the first."""
-        by_graph: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
-        for name, member in self._members.items():
-            graph = member.get("graph")
-            by_graph[graph if graph in by_graph else self._graphs[0]].append((name, member))
-        ranked = [sorted(members, key=lambda item: -self._best(item[1])) for members in by_graph.values() if members]
-        room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
-        rows = max(3, min(MOST_ROWS, room, len(self._members)))
-        return [members[: max(1, rows // len(ranked))] for members in ranked]
 
     def _best(self, member: dict[str, Any]) -> float:
         column = f"val_{member.get('metric', self._metric)}"

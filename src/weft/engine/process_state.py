@@ -104,7 +104,12 @@ def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         with _LOCK:
-            _leave(run, found, device)
+            _UNDER_WAY.remove(run)
+            if not _UNDER_WAY:
+                outside, place = _OUTSIDE.pop()
+                outside.restore(place)
+            elif any(other.thread == run.thread for other in _UNDER_WAY):
+                found.restore(device)
 
 
 def _enter(run: _Run, device: torch.device) -> _Found:
@@ -120,15 +125,6 @@ def _enter(run: _Run, device: torch.device) -> _Found:
         _OUTSIDE[:] = [(found, device)]
     _UNDER_WAY.append(run)
     return found
-
-
-def _leave(run: _Run, found: _Found, device: torch.device) -> None:
-    _UNDER_WAY.remove(run)
-    if not _UNDER_WAY:
-        outside, place = _OUTSIDE.pop()
-        outside.restore(place)
-    elif any(other.thread == run.thread for other in _UNDER_WAY):
-        found.restore(device)
 
 
 @contextmanager

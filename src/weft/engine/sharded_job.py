@@ -48,7 +48,7 @@ from weft.planner.kernel_tuner import (
     TunedKernels,
     search_for,
 )
-from weft.planner.partition import Partition, split_by_edges
+from weft.planner.partition import split_by_edges
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.convert import stacks_of
@@ -146,7 +146,13 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
         search = search_launch(adj, shape, ranks)
         found, words = search.best, _words(search)
         if ranks.rank == 0:
-            _keep(machine, name, shape, search)
+            path = machine_folder(machine) / FILE
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with locked(path):
+                    write_text(path, load_tuned(machine).with_found(name, shape, search).to_json())
+            except OSError:
+                pass  # the next run searches again
     ranks.staging.launch = launch_of(found)
     pieces = f"ps={found.ps}, dist={found.dist}, warps per block={found.wpb}"
     ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
@@ -164,16 +170,6 @@ def load_tuned(machine: str) -> TunedKernels:
         return TunedKernels.from_json((machine_folder(machine) / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return TunedKernels()
-
-
-def _keep(machine: str, name: str, shape: KernelShape, search: CrossIterationSearch) -> None:
-    path = machine_folder(machine) / FILE
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path):
-            write_text(path, load_tuned(machine).with_found(name, shape, search).to_json())
-    except OSError:
-        pass  # the next run searches again
 
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
@@ -269,8 +265,17 @@ class ShardedJob(Job):
         key = graph_key(tasks[0])
         if key not in self._shards:
             graph = self._in_order(graph)
-            self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
-            self._tune(self._shards[key], tasks)
+            self._shards = {
+                key: ShardGraph(
+                    graph, split_by_edges(graph.adj.indptr.cpu().numpy(), self._ranks.ranks).bounds, self._ranks
+                )
+            }
+            # Choose the kernel's launch before the first epoch.
+            shard = self._shards[key]
+            adj = shard.adj
+            assert isinstance(adj, ShardedAdjacency)
+            if is_worth_tuning(adj, shard.stats().num_edges):
+                self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
         source = self._source_for(tasks[0])
         former = () if checkpoint is None else stacks_of(checkpoint.about)
         return GroupRun(tasks, self._shards[key], plan, self._device, make_source=source, former=former)
@@ -289,13 +294,6 @@ class ShardedJob(Job):
         found = order_nodes(graph.adj, self._options.order, self._ranks.ranks) if self._first else None
         return reordered_graph(graph, self._ranks.share(found))
 
-    def _tune(self, shard: ShardGraph, tasks: list[Task]) -> None:
-        """Choose the kernel's launch before the first epoch."""
-        adj = shard.adj
-        assert isinstance(adj, ShardedAdjacency)
-        if is_worth_tuning(adj, shard.stats().num_edges):
-            self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
-
     def _warm(self, tasks: list[Task], plan: Plan) -> None:
         """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
 
@@ -310,11 +308,6 @@ class ShardedJob(Job):
 
     def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
         raise error  # halves would have to be agreed on while a rank may be gone
-
-
-def partition_of(graph: Graph, ranks: int) -> Partition:
-    """How the nodes of ``graph`` are spread over ``ranks``."""
-    return split_by_edges(graph.adj.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
 
 
 class NoEvents(EventSource):

@@ -197,7 +197,27 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
     try:
         specs = {name: ArraySpec.from_dict(spec) for name, spec in meta["arrays"].items()}
         arrays = {name: map_array(folder / f"{name}.npy", spec) for name, spec in specs.items()}
-        graph = _graph_of(meta, arrays)
+        adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
+        adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
+        x: Tensor | SparseFeatures | None = arrays.get("x")
+        if "x_indptr" in arrays:
+            matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
+            x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
+        count, none = meta.get("num_splits", 1), torch.empty(0, dtype=torch.int64)
+        suffixes = ["", *(f"_{number}" for number in range(1, count))] if count > 1 else []
+        several = [Split(*(arrays.get(name + suffix, none) for name in SPLITS)) for suffix in suffixes]
+        graph = Graph(
+            adj,
+            x,
+            arrays.get("y"),
+            *(arrays.get(name) for name in SPLITS),
+            relation=arrays.get("relation"),
+            name=meta["name"],
+            num_classes=meta["num_classes"],
+            num_relations=meta["num_relations"],
+            several=several,
+            numbers=meta.get("stats", {}).get("regression"),
+        )
         stats = GraphStats.from_dict(meta["stats"])
         if not graph.num_relations or stats.relation_edges:  # a summary of an older Weft lacks those
             graph._stats = stats
@@ -238,27 +258,3 @@ def _write(graph: Graph, draft: Path) -> None:
         "arrays": specs,
     }
     write_json(draft / META, meta, indent=1, flush=True)
-
-
-def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
-    adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
-    adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
-    x: Tensor | SparseFeatures | None = arrays.get("x")
-    if "x_indptr" in arrays:
-        matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
-        x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
-    count, none = meta.get("num_splits", 1), torch.empty(0, dtype=torch.int64)
-    suffixes = ["", *(f"_{number}" for number in range(1, count))] if count > 1 else []
-    several = [Split(*(arrays.get(name + suffix, none) for name in SPLITS)) for suffix in suffixes]
-    return Graph(
-        adj,
-        x,
-        arrays.get("y"),
-        *(arrays.get(name) for name in SPLITS),
-        relation=arrays.get("relation"),
-        name=meta["name"],
-        num_classes=meta["num_classes"],
-        num_relations=meta["num_relations"],
-        several=several,
-        numbers=meta.get("stats", {}).get("regression"),
-    )

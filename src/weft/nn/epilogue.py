@@ -187,7 +187,15 @@ class BatchNorm(Parametrised):
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         if self.reduce.ranks > 1:
-            return self._train_over_ranks(x, weight, bias, b, then)
+            # Statistics over the rows of all ranks.
+            rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
+            x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
+            mean = self.reduce.sum(x.sum(-2)) / rows
+            var = self.reduce.sum((x - mean).square().sum(-2)) / rows
+            keep, take = 1.0 - self.momentum, self.momentum
+            self.running_mean.mul_(keep).add_(mean.detach() if b is None else mean.detach() + b.detach(), alpha=take)
+            self.running_var.mul_(keep).add_(var.detach() * (take * rows / (rows - 1).clamp(min=1)))
+            return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
         if x.shape[-2] < 2:
             raise InputError(f"BatchNorm: x has {x.shape[-2]} nodes; training takes a variance over at least two")
         if on_gpu(x) and x.dim() == 2:
@@ -202,17 +210,6 @@ class BatchNorm(Parametrised):
         out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
         self.running_mean.copy_(without_b + b.detach())
         return then(out)
-
-    def _train_over_ranks(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
-        """Statistics over the rows of all ranks."""
-        rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
-        x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
-        mean = self.reduce.sum(x.sum(-2)) / rows
-        var = self.reduce.sum((x - mean).square().sum(-2)) / rows
-        keep, take = 1.0 - self.momentum, self.momentum
-        self.running_mean.mul_(keep).add_(mean.detach() if b is None else mean.detach() + b.detach(), alpha=take)
-        self.running_var.mul_(keep).add_(var.detach() * (take * rows / (rows - 1).clamp(min=1)))
-        return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
 
     def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         from weft.ops.dense.batch_norm import batch_norm_act_dropout  # models without norms do without

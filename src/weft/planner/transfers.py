@@ -94,8 +94,30 @@ def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: DataPlace
         sampled = sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE / max(machine.host.cores, 1)
         host = steps * (moved + sampled)
         return replace(cost, seconds=_plus(cost.seconds, "cpu", host), phases=_plus(cost.phases, "fetch", host))
-    device = steps * _on_device(traffic, placement, machine, len(task.fanouts))
-    away, resource = steps * _away(traffic, placement, machine), "pcie" if placement.read_by_gpu else "disk"
+    # A step's sampling, and gathering of rows that are on the device.
+    hops = len(task.fanouts)
+    near = traffic.hits if placement.features == "cached" else float(placement.features == "gpu")
+    gathered = near * traffic.batch.nodes * traffic.row_bytes / (ON_DEVICE * machine.copy_bandwidth)
+    sampled = 0.0
+    if placement.topology != "disk":
+        sampled = sum(traffic.batch.edges) * SAMPLED_BYTES / machine.copy_bandwidth
+        sampled += batch_launches(hops) * machine.replay_seconds
+    on_device = gathered + sampled
+    device = steps * on_device
+    # A step's reads over PCIe or from disk.
+    link = machine.link("pcie", "host", "gpu:0")
+    rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
+    total = 0.0
+    if placement.features in ("host", "cached"):
+        total += traffic.features_by_gpu(rate)
+    elif placement.features == "disk":
+        disk = machine.link("disk", "disk", "host")
+        total += traffic.moved_bytes / min(disk.bytes_per_second if disk is not None else USUAL_DISK, rate)
+    if placement.topology in ("host", "cached"):
+        total += traffic.edges_by_gpu(rate)
+    elif placement.topology == "disk":
+        total += sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE
+    away, resource = steps * total, "pcie" if placement.read_by_gpu else "disk"
     trained = sum(value for phase, value in cost.phases.items() if phase != "evaluation") + device
     # Training continues during all of a copy by the CPU, and hardly during the GPU's own reads.
     hidden = min(away, trained) * (HIDDEN_BY_OVERLAP if placement.read_by_gpu else 1.0) if placement.overlap else 0.0
@@ -111,34 +133,6 @@ def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, fl
     return {**amounts, key: amounts.get(key, 0.0) + amount}
 
 
-def _on_device(traffic: BatchTraffic, placement: DataPlacement, machine: Machine, hops: int) -> float:
-    """A step's sampling, and gathering of rows that are on the device."""
-    near = traffic.hits if placement.features == "cached" else float(placement.features == "gpu")
-    gathered = near * traffic.batch.nodes * traffic.row_bytes / (ON_DEVICE * machine.copy_bandwidth)
-    sampled = 0.0
-    if placement.topology != "disk":
-        sampled = sum(traffic.batch.edges) * SAMPLED_BYTES / machine.copy_bandwidth
-        sampled += batch_launches(hops) * machine.replay_seconds
-    return gathered + sampled
-
-
 def batch_launches(hops: int) -> int:
     """Kernels that sample a batch and transpose its hops, except the outermost: features have no gradient."""
     return hops * LAUNCHES + (hops - 1) * TRANSPOSE_LAUNCHES
-
-
-def _away(traffic: BatchTraffic, placement: DataPlacement, machine: Machine) -> float:
-    """A step's reads over PCIe or from disk."""
-    link = machine.link("pcie", "host", "gpu:0")
-    rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
-    total = 0.0
-    if placement.features in ("host", "cached"):
-        total += traffic.features_by_gpu(rate)
-    elif placement.features == "disk":
-        disk = machine.link("disk", "disk", "host")
-        total += traffic.moved_bytes / min(disk.bytes_per_second if disk is not None else USUAL_DISK, rate)
-    if placement.topology in ("host", "cached"):
-        total += traffic.edges_by_gpu(rate)
-    elif placement.topology == "disk":
-        total += sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE
-    return total

@@ -211,16 +211,11 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     held = (graph.x, *run.held_inputs())
     named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
     for stack in run.stacks:
-        named += held_batches(stack.source)
+        named += stack.source.held() if isinstance(stack.source, DrySampled) else []
         named += [("state", t) for t in stack.state.tensors().values()]
         named += [("weight", t) for t in (stack.state.flat, stack.state.best_flat)]
     numbers = ((observer.number(tensor), kind) for kind, tensor in named)
     return {number: kind for number, kind in numbers if number is not None}
-
-
-def held_batches(source: Any) -> list[tuple[str, Tensor]]:
-    """What a sampled source keeps, by kind: ``batch``, ``queue``, ``sampling``."""
-    return source.held() if isinstance(source, DrySampled) else []
 
 
 def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:

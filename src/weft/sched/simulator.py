@@ -392,25 +392,20 @@ class _Run:
         for group in preempted:  # they save their state within the event
             self._remove(group)
             for task in group.tasks:
-                self._requeue(task, max(group.progress, 0.0))
+                # Queue the rest of a preempted task; what is predicted of it shrinks by the same progress.
+                progress = max(group.progress, 0.0)
+                if task.id in self.actual:
+                    self.actual[task.id] = task.rest(progress)
+                rest = self.predicted[task.id].rest(progress)
+                self.predicted[task.id] = rest
+                self.queue.put_back(rest)
+                self._charge(rest, -rest.work)
         state = self.now, len(self.arrivals), len(self.runs)
         self.restless = self.restless + 1 if state == self.decided else 0
         self.decided = state
         if self.restless > MOST_RESTLESS and self.queue:
             raise self._fault(f"has decided {self.restless} times at {self.now:g} s without coming to rest")
         return decision
-
-    def _requeue(self, task: QueuedTask, progress: float) -> None:
-        """Queue the rest of a preempted task; what is predicted of it shrinks by the same progress.
-
-        Its user has not had that rest. Its lane was served until now: it does not rise for the time that it ran.
-        """
-        if task.id in self.actual:
-            self.actual[task.id] = task.rest(progress)
-        rest = self.predicted[task.id].rest(progress)
-        self.predicted[task.id] = rest
-        self.queue.put_back(rest)
-        self._charge(rest, -rest.work)
 
     def _start(self, start: GroupStart) -> None:
         taken = [self.queue.take(name) for name in start.members]

@@ -389,7 +389,11 @@ class Client:
         try:
             return self._opener.open(request, timeout=self._timeout)
         except urllib.error.HTTPError as error:
-            raise _refused(error) from None
+            message = f"HTTP {error.code}"
+            with error, suppress(ValueError, KeyError, TypeError, OSError):
+                message = str(json.loads(error.read(1 << 16))["error"])
+            refused = InputError(message) if error.code < 500 else ServerError(message)
+            raise refused from None
         except urllib.error.URLError as error:
             told = f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?"
             raise UnreachableError(told) from None
@@ -440,13 +444,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
-
-
-def _refused(error: urllib.error.HTTPError) -> WeftError:
-    message = f"HTTP {error.code}"
-    with error, suppress(ValueError, KeyError, TypeError, OSError):
-        message = str(json.loads(error.read(1 << 16))["error"])
-    return InputError(message) if error.code < 500 else ServerError(message)
 
 
 def _is_loopback(host: str) -> bool:

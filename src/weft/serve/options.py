@@ -76,11 +76,6 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         find_policy(self.policy)
-        self._check_numbers()
-        self._check_devices()
-        self._check_names()
-
-    def _check_numbers(self) -> None:
         check_whole("workers", self.workers, 1)
         check_whole("inference_workers", self.inference_workers, 0)
         if self.inference_workers >= self.workers:
@@ -96,16 +91,12 @@ class ServeOptions:
             check_amount(name, getattr(self, name))
         if self.keep_seconds is not None:
             check_amount("keep_seconds", self.keep_seconds)
-
-    def _check_devices(self) -> None:
         for name in (one.partition("@")[0] for one in self.devices):
             if name not in ("auto", "cpu", "cuda") and not is_gpu_name(name):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
         if len({name.partition("@")[0].partition(":")[0] for name in self.devices}) > 1:
             told = "bytes and seconds are predicted for devices of one kind; start another server for the other"
             raise SpecError(f"devices {' and '.join(self.devices)}: {told}")
-
-    def _check_names(self) -> None:
         for name in self.models:
             module, _, called = name.rpartition(":")
             if not module or not called:

@@ -51,23 +51,18 @@ def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
     """The value in ``body``; a :class:`BadRequestError` for anything that is too large, too deep or no JSON."""
     if len(body) > most_bytes:
         raise BadRequestError(f"the body has {len(body):,} bytes; at most {most_bytes:,} are read", 413)
-    check_depth(body)
-    try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON ({str(error)[:200]})") from None
-    check_values(value)
-    return value
-
-
-def check_depth(body: bytes) -> None:
-    """Refuse brackets nested too deep, before a parser goes down into them."""
     depth = 0
     for token in TEXT_OR_BRACKET.finditer(body):
         first = body[token.start()]
         depth += (first in b"[{") - (first in b"]}")
         if depth > MOST_DEPTH:
             raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON ({str(error)[:200]})") from None
+    check_values(value)
+    return value
 
 
 def check_values(value: Any) -> None:

@@ -115,14 +115,6 @@ _register("linear_backward", linear_backward_parts, f"{BACKWARD_ARGUMENTS} -> (T
 _register("cross_entropy_rows", cross_entropy_parts, "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
 
 
-def add_parts_torch(partial: Tensor, first: int, second: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Reference: ``partial [T, P, first + second]`` to the sums ``[T, first]`` and ``[T, second]``."""
-    total = partial[:, 0] if partial.shape[1] == 1 else partial.sum(1)
-    return tuple(
-        part.clone(memory_format=torch.contiguous_format) for part in total.to(dtype).split((first, second), 1)
-    )
-
-
 @custom_op(
     "weft::add_parts", mutates_args=(), schema="(Tensor partial, int first, int second, str dtype) -> (Tensor, Tensor)"
 )
@@ -140,4 +132,5 @@ def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Ten
     kind = getattr(torch, dtype)
     if use_triton(partial) and partial.numel():
         return add_parts_triton(partial, (first, second), kind)
-    return add_parts_torch(partial, first, second, kind)
+    total = partial[:, 0] if partial.shape[1] == 1 else partial.sum(1)
+    return tuple(part.clone(memory_format=torch.contiguous_format) for part in total.to(kind).split((first, second), 1))

@@ -245,7 +245,25 @@ class _Running:
         try:
             while (number := self._claim(key)) is not None:
                 try:
-                    self._do(key, number)
+                    # Prepare or transfer one batch.
+                    host = self._pipeline.host
+                    assert host is not None
+                    with self._changed:
+                        batch = number - self._before
+                        seeds = self._seeds[batch] if batch < len(self._seeds) else self._then[batch - len(self._seeds)]
+                        item = seeds if key == PREPARE else self._items.pop(number)
+                        self._changed.notify_all()  # there may be room in the host's buffer now
+                    begin = time.perf_counter()
+                    try:
+                        with named_failures(f"phase '{key}' failed at batch {seeds.batch}"):
+                            made = host.prepare(seeds) if key == PREPARE else host.transfer(item)
+                        seconds = time.perf_counter() - begin
+                        self._log.add(key, seconds)
+                        self._took("host" if key == PREPARE else "bus", seconds)
+                        self._done(number, made)
+                    finally:
+                        if key == TRANSFER:
+                            host.discard(item)
                 finally:
                     with self._changed:
                         self._at_work -= 1
@@ -275,27 +293,6 @@ class _Running:
                     self._changed.notify_all()
                     self._drop_items()
         return None
-
-    def _do(self, key: str, number: int) -> None:
-        """Prepare or transfer one batch."""
-        host = self._pipeline.host
-        assert host is not None
-        with self._changed:
-            batch = number - self._before
-            seeds = self._seeds[batch] if batch < len(self._seeds) else self._then[batch - len(self._seeds)]
-            item = seeds if key == PREPARE else self._items.pop(number)
-            self._changed.notify_all()  # there may be room in the host's buffer now
-        begin = time.perf_counter()
-        try:
-            with named_failures(f"phase '{key}' failed at batch {seeds.batch}"):
-                made = host.prepare(seeds) if key == PREPARE else host.transfer(item)
-            seconds = time.perf_counter() - begin
-            self._log.add(key, seconds)
-            self._took("host" if key == PREPARE else "bus", seconds)
-            self._done(number, made)
-        finally:
-            if key == TRANSFER:
-                host.discard(item)
 
     def _took(self, phase: str, seconds: float) -> None:
         with self._changed:

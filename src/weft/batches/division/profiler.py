@@ -212,11 +212,27 @@ class _Profiler:
     def run(self) -> PhaseTimes:
         """Everything that there is to measure; first what no division can be chosen without."""
         item = None if self._host is None else self._warm_host(self._host)
-        alone = self._device_phases()
+        # The phases of the trainer by name, each as a call.
+        device, trainer, alone = self._device, self._what.trainer, {}
+        if device is not None:
+            sampled = device.batch(self._next_seeds())
+            self._example = device.read(sampled)
+            alone[f"batching_{trainer}"] = lambda: device.batch(self._next_seeds())
+            alone[f"transfer_{trainer}"] = lambda: device.read(sampled)
+        example = arrived(self._example)
+        alone[f"training_{trainer}"] = lambda: self._what.train(example)
         for key, work in alone.items():
             self._phases[key] = PhaseTime.of(self._repeated(work, self._limit.part()))
         if self._what.alone is not None:
-            self._measure_whole_step(self._what.alone)
+            # Its phases: training and reading take as long as alone, sampling takes the rest.
+            whole = PhaseTime.of(self._repeated(self._what.alone, self._limit.part(WHOLE)))
+            rest = whole.mean
+            for phase in ("training", "transfer"):
+                key = f"{phase}_{self._what.trainer}"
+                taken = min(self._phases[key].mean, rest) if key in self._phases else 0.0
+                self._captured[key] = PhaseTime(taken, 0.0, whole.count)
+                rest -= taken
+            self._captured[f"batching_{self._what.trainer}"] = PhaseTime(max(rest, 0.0), whole.std, whole.count)
         crowding = 0.0
         if self._host is not None:
             self._steps_during_copies(self._host, alone, item)
@@ -276,29 +292,6 @@ class _Profiler:
             yield step
             if step >= FEWEST and time.perf_counter() - begin > limit:
                 return
-
-    def _device_phases(self) -> dict[str, Callable[[], Any]]:
-        """The phases of the trainer by name, each as a call."""
-        device, trainer, phases = self._device, self._what.trainer, {}
-        if device is not None:
-            sampled = device.batch(self._next_seeds())
-            self._example = device.read(sampled)
-            phases[f"batching_{trainer}"] = lambda: device.batch(self._next_seeds())
-            phases[f"transfer_{trainer}"] = lambda: device.read(sampled)
-        example = arrived(self._example)
-        phases[f"training_{trainer}"] = lambda: self._what.train(example)
-        return phases
-
-    def _measure_whole_step(self, step: Callable[[], Any]) -> None:
-        """Its phases: training and reading take as long as alone, sampling takes the rest."""
-        whole = PhaseTime.of(self._repeated(step, self._limit.part(WHOLE)))
-        rest = whole.mean
-        for phase in ("training", "transfer"):
-            key = f"{phase}_{self._what.trainer}"
-            taken = min(self._phases[key].mean, rest) if key in self._phases else 0.0
-            self._captured[key] = PhaseTime(taken, 0.0, whole.count)
-            rest -= taken
-        self._captured[f"batching_{self._what.trainer}"] = PhaseTime(max(rest, 0.0), whole.std, whole.count)
 
     def _repeated(
         self,

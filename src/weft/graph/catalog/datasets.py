@@ -69,7 +69,27 @@ def ogb(name: str, folder: Path) -> Graph:
     chosen = check_published("ogb", name)
     path = folder / "ogb" / chosen
     if not (path / "raw").is_dir():
-        _fetch_archive(f"ogb:{chosen}", f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip", path)
+        what = f"ogb:{chosen}"
+        url = f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip"
+        draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
+        try:
+            if not reachable(url):
+                raise GraphError(f"{what} is not on this machine yet and {url} does not answer; {_instead(what)}")
+            draft.mkdir(parents=True)
+            with (
+                urllib.request.urlopen(url, timeout=STALL_SECONDS) as answer,
+                (draft / "archive.zip").open("wb") as file,
+            ):
+                shutil.copyfileobj(answer, file, 2**20)
+            with zipfile.ZipFile(draft / "archive.zip") as archive:
+                archive.extractall(draft / "unpacked")
+            (dataset,) = (raw.parent for raw in (draft / "unpacked").glob("*/raw"))
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(dataset, path)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise GraphError(f"{what} could not be fetched: {_reason(error)}; {_instead(what)}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
     return readers.read(path, name=chosen)
 
 
@@ -110,26 +130,6 @@ def _fetch(what: str, host: str, path: Path, load: Callable[[], Any]) -> Any:
         return load()
     except Exception as error:  # whatever a download, an archive or a foreign loader can raise
         raise GraphError(f"{what} could not be loaded: {_reason(error)}; {_instead(what)}") from error
-
-
-def _fetch_archive(what: str, url: str, path: Path) -> None:
-    """Download and unpack into a draft folder, then rename it to ``path``: the folder is whole or absent."""
-    draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    try:
-        if not reachable(url):
-            raise GraphError(f"{what} is not on this machine yet and {url} does not answer; {_instead(what)}")
-        draft.mkdir(parents=True)
-        with urllib.request.urlopen(url, timeout=STALL_SECONDS) as answer, (draft / "archive.zip").open("wb") as file:
-            shutil.copyfileobj(answer, file, 2**20)
-        with zipfile.ZipFile(draft / "archive.zip") as archive:
-            archive.extractall(draft / "unpacked")
-        (dataset,) = (raw.parent for raw in (draft / "unpacked").glob("*/raw"))
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(dataset, path)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise GraphError(f"{what} could not be fetched: {_reason(error)}; {_instead(what)}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _reason(error: Exception) -> str:

@@ -81,7 +81,7 @@ def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
         template = _template(layer)
         vars(layer).update({TEMPLATE: template, BUILDS: builds})
         if builds and isinstance(template, AttentionConv) and template.dropout.p > 0:
-            template.dropout = Dropout(template.dropout.p).to(_device(layer)).train(layer.training)
+            template.dropout = Dropout(template.dropout.p).to(next(layer.parameters()).device).train(layer.training)
             layer.add_module(DROPOUT, template.dropout)  # so that a run finds it
         layer.__class__ = SWAPPED[type(layer)]
         vars(layer)[SETUP] = setup_of(layer)
@@ -122,7 +122,11 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: its weights are not initialised; call the module once")
     if any(getattr(part, hooks) for part in layer.modules() if part is not layer for hooks in HOOKS):
         raise SpecError(f"{kind.__name__}: a layer inside has hooks")
-    if any(value for key, value in vars(layer).items() if key.endswith("_hooks") and key not in _torch_hooks()):
+    if any(
+        value
+        for key, value in vars(layer).items()
+        if key.endswith("_hooks") and key not in frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
+    ):
         raise SpecError(f"{kind.__name__}: it has hooks on its messages")
     for name, part in layer.named_children():
         if name.startswith(LINEAR) and not _plain_linear(part):
@@ -170,19 +174,10 @@ def _attention_dropout(template: Conv | None) -> float:
     return template.dropout.p if isinstance(template, AttentionConv) else 0.0
 
 
-def _torch_hooks() -> frozenset[str]:
-    """The hooks that torch calls around ``forward``: those of a swapped layer are called as before."""
-    return frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
-
-
 def _template(layer: nn.Module) -> Conv | None:
     """Weft's layer of the same kind and sizes, without data; None for layers that need none."""
     with torch.device("meta"):
         return TEMPLATES[type(layer).__name__](layer)
-
-
-def _device(layer: nn.Module) -> torch.device:
-    return next(layer.parameters()).device
 
 
 def from_pyg(module: nn.Module) -> Any:

@@ -51,7 +51,16 @@ def compile_versions(
     """Compile ``versions`` for GPUs of compute capability ``arch`` (90), with ``progress(done, total)``."""
     # Versions with much code come first, so that none of them is left to the end alone.
     order = sorted(range(len(versions)), key=lambda index: -len(versions[index].kernel.fn.__code__.co_code))
-    prepare_fork(arch)
+    # Import what every child needs, once.
+    import triton.backends.nvidia.compiler
+    import triton.compiler
+
+    key = getattr(triton.runtime.cache, "triton_key", None)
+    if key is not None:
+        key()  # which reads all of Triton, once for all children
+    driver = getattr(triton.backends.nvidia, "driver", None)
+    with suppress(Exception):  # finds libcuda with a process of its own, and remembers it
+        driver.library_dirs()  # type: ignore[union-attr]
     jobs, write = os.pipe()  # every child takes the next index, until it is empty
     os.write(write, b"".join(index.to_bytes(INDEX_BYTES, "big") for index in order))
     os.close(write)
@@ -83,19 +92,6 @@ def compile_versions(
             os.waitpid(child, 0)
 
 
-def prepare_fork(arch: int) -> None:
-    """Import what every child needs, once."""
-    import triton.backends.nvidia.compiler
-    import triton.compiler
-
-    key = getattr(triton.runtime.cache, "triton_key", None)
-    if key is not None:
-        key()  # which reads all of Triton, once for all children
-    driver = getattr(triton.backends.nvidia, "driver", None)
-    with suppress(Exception):  # finds libcuda with a process of its own, and remembers it
-        driver.library_dirs()  # type: ignore[union-attr]
-
-
 def _start(jobs: int, results: tuple[int, int], versions: Sequence[KernelVersion], arch: int) -> int:
     """Fork a child that compiles until there are no more jobs; returns its id."""
     with warnings.catch_warnings():
@@ -113,7 +109,20 @@ def _start(jobs: int, results: tuple[int, int], versions: Sequence[KernelVersion
         while data := os.read(jobs, INDEX_BYTES):
             index, begin, folder = int.from_bytes(data, "big"), time.perf_counter(), ""
             with suppress(Exception):
-                folder = compile_version(versions[index], arch)
+                # Compile one version in this process, and what launches it; the folder of Triton's cache that has
+                # it.
+                version = versions[index]
+                from triton.runtime import driver
+                from triton.runtime.cache import get_cache_manager
+
+                driver.set_active(CompileOnly(arch))
+                make(version.kernel)
+                compiled = version.kernel.run(*version.args, grid=(1,), warmup=True, **dict(version.options))
+                with suppress(Exception):  # a small C module per signature, of versions of Triton that have that
+                    from triton.backends.nvidia.driver import CudaLauncher
+
+                    CudaLauncher(compiled.src, compiled.metadata)
+                folder = str(get_cache_manager(compiled.hash).cache_dir)
             os.write(results[1], f"{index}\t{time.perf_counter() - begin:.4f}\t{folder}\n".encode())
         code = 0
     finally:
@@ -142,24 +151,6 @@ class CompileOnly:
     def get_current_stream(self, device: int) -> int:
         """The number of a stream that is never used."""
         return 0
-
-
-def compile_version(version: KernelVersion, arch: int) -> str:
-    """Compile one version in this process, and what launches it; the folder of Triton's cache that has it.
-
-    Triton's driver is replaced for good: for children, and for machines without a GPU.
-    """
-    from triton.runtime import driver
-    from triton.runtime.cache import get_cache_manager
-
-    driver.set_active(CompileOnly(arch))
-    make(version.kernel)
-    compiled = version.kernel.run(*version.args, grid=(1,), warmup=True, **dict(version.options))
-    with suppress(Exception):  # a small C module per signature, of versions of Triton that have that
-        from triton.backends.nvidia.driver import CudaLauncher
-
-        CudaLauncher(compiled.src, compiled.metadata)
-    return str(get_cache_manager(compiled.hash).cache_dir)
 
 
 # ---- Keep the digest that every key of Triton's cache begins with.

@@ -185,7 +185,18 @@ def sample_torch(
     if fanout == FULL:
         edges, counts = all_edges(start, degree)[1], degree
     elif weight is not None:
-        edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
+        # `(edges, counts)` of the neighbours with the smallest exponential keys `E / weight`, in the order of
+        # edges.
+        row, edge = all_edges(start, degree)
+        weights = weight[edge].to(torch.float64)
+        keys = draw_exponential(streams[row], edge - start[row]) / weights
+        keys = torch.where(weights > 0, keys, torch.inf)
+        order = torch.sort(keys, stable=True).indices
+        order = order[torch.sort(row[order], stable=True).indices]  # rows together, keys ascending in each
+        rank = torch.arange(row.numel(), device=row.device) - (degree.cumsum(0) - degree)[row]
+        picked = torch.zeros_like(row, dtype=torch.bool)
+        picked[order] = (rank < fanout) & torch.isfinite(keys[order])
+        edges, counts = edge[picked], torch.bincount(row[picked], minlength=degree.numel())
     else:
         columns, rows = torch.arange(fanout, device=degree.device), degree[:, None]
         if replace:
@@ -220,26 +231,6 @@ def floyd(degree: Tensor, fanout: int | Tensor, streams: Tensor, most: int) -> T
         repeated = (chosen == draw[:, None]).any(1)
         chosen[:, slot] = torch.where(repeated, last, draw)
     return chosen
-
-
-def _lightest_keys(
-    start: Tensor, degree: Tensor, fanout: int, streams: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``(edges, counts)`` of the neighbours with the smallest exponential keys ``E / weight``, in the order of edges.
-
-    The smallest key belongs to neighbour i with probability ``weight_i / sum``, and the next smallest likewise among
-    the rest: sampling without replacement with probabilities proportional to the weights.
-    """
-    row, edge = all_edges(start, degree)
-    weights = weight[edge].to(torch.float64)
-    keys = draw_exponential(streams[row], edge - start[row]) / weights
-    keys = torch.where(weights > 0, keys, torch.inf)
-    order = torch.sort(keys, stable=True).indices
-    order = order[torch.sort(row[order], stable=True).indices]  # rows together, keys ascending in each
-    rank = torch.arange(row.numel(), device=row.device) - (degree.cumsum(0) - degree)[row]
-    picked = torch.zeros_like(row, dtype=torch.bool)
-    picked[order] = (rank < fanout) & torch.isfinite(keys[order])
-    return edge[picked], torch.bincount(row[picked], minlength=degree.numel())
 
 
 def sample_reservoir_torch(

@@ -84,7 +84,18 @@ def clusters(adj: Adjacency) -> Tensor:
     cluster = _best_column(_reached(near, hubs), adj)
     for _ in range(REFINED):
         cluster = _best_column(_neighbours(near, cluster, count), adj)
-    order = chain(_edges_between(near, cluster, count).tolist())
+    # Edges into cluster a from cluster b `[K, K]` float64: integers, so that sums are exact in any order.
+    ones = torch.ones_like(near.row_scale)
+    plain = near.scaled(row_scale=ones, col_scale=ones)  # factors of 1: the same kernel as for all other products
+    tables = []
+    for first in range(0, count, BLOCK):
+        table = torch.zeros(count, BLOCK, dtype=torch.float64, device=cluster.device)
+        from_here = spmm(plain, _inside(cluster, first))
+        for rows, clusters_of in zip(from_here.split(COUNTED_ROWS), cluster.split(COUNTED_ROWS), strict=True):
+            table.index_add_(0, clusters_of, rows.double())
+        tables.append(table)
+    edges_between = torch.cat(tables, 1)[:, :count]
+    order = chain(edges_between.tolist())
     return torch.tensor(order, dtype=torch.int32, device=adj.device)[cluster]
 
 
@@ -145,17 +156,3 @@ def _inside(cluster: Tensor, first: int) -> Tensor:
     """Whether a node is in the clusters ``first .. first + 15``: ``[N, 16]`` of 0 and 1."""
     ids = torch.arange(first, first + BLOCK, device=cluster.device)
     return (cluster[:, None] == ids).float()
-
-
-def _edges_between(near: Adjacency, cluster: Tensor, count: int) -> Tensor:
-    """Edges into cluster a from cluster b ``[K, K]`` float64: integers, so that sums are exact in any order."""
-    ones = torch.ones_like(near.row_scale)
-    plain = near.scaled(row_scale=ones, col_scale=ones)  # factors of 1: the same kernel as for all other products
-    tables = []
-    for first in range(0, count, BLOCK):
-        table = torch.zeros(count, BLOCK, dtype=torch.float64, device=cluster.device)
-        from_here = spmm(plain, _inside(cluster, first))
-        for rows, clusters_of in zip(from_here.split(COUNTED_ROWS), cluster.split(COUNTED_ROWS), strict=True):
-            table.index_add_(0, clusters_of, rows.double())
-        tables.append(table)
-    return torch.cat(tables, 1)[:, :count]

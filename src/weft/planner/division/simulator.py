@@ -231,10 +231,57 @@ class _Run:
     def _run(self) -> None:
         """Until all batches are trained; the host may continue with those of the next epoch."""
         while True:
-            self._dispatch()
+            # Begin everything that can begin.
+            if self._pending is not None:
+                self._prepare(*self._pending)
+            while not self._device_busy and (action := self._schedule.next_on_device()) is not None:
+                what, batch = action
+                first = self._training if what == "train" else self._device[0]
+                if not self._free(first):
+                    break
+                self._schedule.begin_on_device(what, batch)
+                self._device_busy = True
+                if what == "train":
+                    self._begin(first, batch, self._release_device)
+                else:
+                    self._prepare(batch, 0)
+            while (self._host and self._free(self._host[1])) and (moved := self._schedule.begin_transfer()) is not None:
+                self._begin(self._host[1], moved, lambda batch: self._schedule.complete(batch))
+            while (self._host and self._free(self._host[0])) and (begun := self._schedule.begin_on_host()) is not None:
+                self._begin(self._host[0], begun, lambda batch: self._schedule.complete(batch))
             if not self._running or (self._schedule.finished and not self._device_busy):
                 break
-            self._advance()
+            # To the next event.
+            keys, host = tuple({running.operator.key for running in self._running}), self._used.get(HOST, 0)
+            slow = {key: self._times.slowdown(key, keys, host) for key in keys}
+            step = min(running.remaining * slow[running.operator.key] for running in self._running)
+            if not self._device_busy and not self._schedule.finished:
+                self._waited[0] += step
+            idle = self._division.workers - host
+            if self._division.host_batches and idle and self._schedule.host_has_work:
+                self._waited[1] += step * idle / self._division.workers
+            self._now += step
+            for running in self._running:
+                running.remaining -= step / slow[running.operator.key]
+            ended = [running for running in self._running if running.remaining <= 1e-12 + 1e-9 * step]
+            self._running = [running for running in self._running if running not in ended]
+            for running in ended:
+                for name in running.operator.occupies:
+                    self._used[name] -= 1
+                self._activities.append(running.activity(self._now))
+                if self._division.elastic:
+                    if running.operator in self._host:
+                        self._schedule.took(
+                            "host" if running.operator is self._host[0] else "bus", self._now - running.begin
+                        )
+                    elif running.operator.key == self._training.key:
+                        begin = self._own.pop(running.batch, None)
+                        self._schedule.took(
+                            "given" if begin is None else "own", self._now - (running.begin if begin is None else begin)
+                        )
+                    else:
+                        self._own.setdefault(running.batch, running.begin)
+                running.then(running.batch)
         if not self._schedule.finished:
             raise SpecError(f"division {self._division.words()!r} came to a stop")
 
@@ -244,26 +291,6 @@ class _Run:
             running.batch -= self._schedule.batches
         self._schedule = self._schedule.following(self._batches)
         self._origin, self._activities, self._waited = self._now, [], [0.0, 0.0]
-
-    def _dispatch(self) -> None:
-        """Begin everything that can begin."""
-        if self._pending is not None:
-            self._prepare(*self._pending)
-        while not self._device_busy and (action := self._schedule.next_on_device()) is not None:
-            what, batch = action
-            first = self._training if what == "train" else self._device[0]
-            if not self._free(first):
-                break
-            self._schedule.begin_on_device(what, batch)
-            self._device_busy = True
-            if what == "train":
-                self._begin(first, batch, self._release_device)
-            else:
-                self._prepare(batch, 0)
-        while (self._host and self._free(self._host[1])) and (moved := self._schedule.begin_transfer()) is not None:
-            self._begin(self._host[1], moved, lambda batch: self._schedule.complete(batch))
-        while (self._host and self._free(self._host[0])) and (begun := self._schedule.begin_on_host()) is not None:
-            self._begin(self._host[0], begun, lambda batch: self._schedule.complete(batch))
 
     def _prepare(self, batch: int, step: int) -> None:
         """The device's operators one after another; between two of them the device may wait for the bus."""
@@ -297,38 +324,3 @@ class _Run:
         if self._random is not None and time.std > 0.0:
             duration = max(self._random.gauss(time.mean, time.std), 0.1 * time.mean)
         self._running.append(_Running(operator, batch, duration, self._now, then))
-
-    def _advance(self) -> None:
-        """To the next event."""
-        keys, host = tuple({running.operator.key for running in self._running}), self._used.get(HOST, 0)
-        slow = {key: self._times.slowdown(key, keys, host) for key in keys}
-        step = min(running.remaining * slow[running.operator.key] for running in self._running)
-        if not self._device_busy and not self._schedule.finished:
-            self._waited[0] += step
-        idle = self._division.workers - host
-        if self._division.host_batches and idle and self._schedule.host_has_work:
-            self._waited[1] += step * idle / self._division.workers
-        self._now += step
-        for running in self._running:
-            running.remaining -= step / slow[running.operator.key]
-        ended = [running for running in self._running if running.remaining <= 1e-12 + 1e-9 * step]
-        self._running = [running for running in self._running if running not in ended]
-        for running in ended:
-            for name in running.operator.occupies:
-                self._used[name] -= 1
-            self._activities.append(running.activity(self._now))
-            if self._division.elastic:
-                self._measure(running)
-            running.then(running.batch)
-
-    def _measure(self, ended: _Running) -> None:
-        """What the executor measures of an elastic division: a step that prepares its batch counts as a whole."""
-        if ended.operator in self._host:
-            self._schedule.took("host" if ended.operator is self._host[0] else "bus", self._now - ended.begin)
-        elif ended.operator.key == self._training.key:
-            begin = self._own.pop(ended.batch, None)
-            self._schedule.took(
-                "given" if begin is None else "own", self._now - (ended.begin if begin is None else begin)
-            )
-        else:
-            self._own.setdefault(ended.batch, ended.begin)

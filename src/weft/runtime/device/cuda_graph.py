@@ -175,7 +175,13 @@ class Replay:
                 with no_collections(), torch.cuda.graph(graph, pool=handle, stream=side):
                     self._fn()
             except BaseException:
-                _give_up(graph, handle)
+                try:
+                    graph.pool()
+                except RuntimeError:  # it was not ended
+                    _BROKEN.append(graph)
+                    with suppress(AttributeError, RuntimeError):  # an older torch; or it was never begun
+                        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), handle)
+                        torch._C._cuda_releasePool(torch.cuda.current_device(), handle)
                 raise
             self._graph = graph
 
@@ -240,22 +246,6 @@ class Recordings:
     def reasons(self) -> list[str]:
         """Why some run eagerly, each reason once."""
         return list(dict.fromkeys(replay.reason for replay in self._all if replay.reason is not None))
-
-
-def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """Let torch forget a capture that failed, if it could not be ended: torch itself ends only one that went well.
-
-    Its allocators check every capture under way, by the address of its graph, whether an allocation belongs to it. So
-    they would read freed memory, and never give cached memory back again. The graph stays for good: a capture of the
-    allocator of pinned memory cannot be ended here.
-    """
-    try:
-        graph.pool()
-    except RuntimeError:  # it was not ended
-        _BROKEN.append(graph)
-        with suppress(AttributeError, RuntimeError):  # an older torch; or it was never begun
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
 
 @contextmanager

@@ -81,14 +81,11 @@ class CountedDropout(TorchFunctionMode):
         """Whether ``x`` is on the clock's device, and no derivative is taken that only torch's dropout supports."""
         if type(x) not in PLAIN or not x.is_floating_point() or x.device != self._clock.device:
             return False
-        return not self._is_repeated() and not has_forward_derivatives() and vmap_sizes(x) is not None
-
-    def _is_repeated(self) -> bool:
-        """Whether the backward pass will run this again, outside of here: its masks would be others.
-
-        ``torch.utils.checkpoint`` hooks what is saved; it may, and functions that recompute do, run without gradients.
-        """
-        return saved_tensors_are_hooked() or (self._with_grad and not torch.is_grad_enabled())
+        return (
+            not (saved_tensors_are_hooked() or (self._with_grad and not torch.is_grad_enabled()))
+            and not has_forward_derivatives()
+            and vmap_sizes(x) is not None
+        )
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         site = self._next_site()
@@ -209,7 +206,11 @@ def _serves(x: Any, index: Any, *more: Any) -> bool:
     if index.dim() != 1 or index.dtype not in POSITIONS or index.numel() == 0 or vmap_sizes(index) != {}:
         return False
     batches = vmap_sizes(x)
-    return batches is not None and len(batches) == 1 and not _watched()
+    return (
+        batches is not None
+        and len(batches) == 1
+        and not (torch.compiler.is_compiling() or has_forward_derivatives() or saved_tensors_are_hooked())
+    )
 
 
 def _shared_index(out: Any, dim: Any, index: Any, rows: Any) -> Tensor | None:
@@ -222,10 +223,6 @@ def _shared_index(out: Any, dim: Any, index: Any, rows: Any) -> Tensor | None:
         return None
     first = index[(slice(None), *(0,) * (index.dim() - 1))]
     return first if _serves(rows, first) else None
-
-
-def _watched() -> bool:
-    return torch.compiler.is_compiling() or has_forward_derivatives() or saved_tensors_are_hooked()
 
 
 # ---- TallLinear: run the dense layers of a user's module through Weft's own products.

@@ -185,7 +185,32 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
             if not is_read and not shared and getattr(task, name) != DEFAULTS[name]:
-                raise SpecError(_unread(task, name, signatures[identity(task.model)], any(read)))
+                signature = signatures[identity(task.model)]
+                elsewhere = any(read)
+                value = getattr(task, name)
+                start = f"task {task.label!r}: {name}={value!r} would have no effect: "
+                if name in LOOP_SETTINGS:
+                    why = task.why_ignored(name) or ""
+                elif name in OPTIMIZER_SETTINGS:
+                    users = OPTIMIZER_SETTINGS[name]
+                    why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+                elif name in SAMPLING_SETTINGS:
+                    why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
+                elif name == "convert":
+                    why = f"{task.model} has no layers of PyG; leave it out"
+                elif signature is not None:
+                    why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
+                elif task.traits is not None:
+                    why = f"{task.model} has no {name}; leave it out"
+                else:
+                    why = (
+                        f"the model is a {task.model_name} that is already built; give its class, "
+                        "or a function that builds it"
+                    )
+                unread = (
+                    start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
+                )
+                raise SpecError(unread)
     _check_seeds(tasks)
 
 
@@ -238,27 +263,6 @@ def _reads(task: Task, name: str, signature: Signature | None) -> bool:
     if name in named or task.traits is not None:
         return not task.ignores(name)
     return signature is not None and signature.takes(name)
-
-
-def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool) -> str:
-    value = getattr(task, name)
-    start = f"task {task.label!r}: {name}={value!r} would have no effect: "
-    if name in LOOP_SETTINGS:
-        why = task.why_ignored(name) or ""
-    elif name in OPTIMIZER_SETTINGS:
-        users = OPTIMIZER_SETTINGS[name]
-        why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
-    elif name in SAMPLING_SETTINGS:
-        why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
-    elif name == "convert":
-        why = f"{task.model} has no layers of PyG; leave it out"
-    elif signature is not None:
-        why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
-    elif task.traits is not None:
-        why = f"{task.model} has no {name}; leave it out"
-    else:
-        why = f"the model is a {task.model_name} that is already built; give its class, or a function that builds it"
-    return start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
 
 
 def _check_second(task: Task, signature: Signature | None) -> None:

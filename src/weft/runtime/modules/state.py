@@ -178,7 +178,11 @@ def tensors_in(value: Any, skipped: Collection[int] = ()) -> Iterator[Tensor]:
             waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         elif isinstance(value, MethodType):
             waiting.append(value.__self__)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not _is_wefts(value):
+        elif (
+            hasattr(value, "__dict__")
+            and not isinstance(value, type)
+            and not type(value).__module__.startswith(("weft.ops", "weft.graph", "weft.batches"))
+        ):
             waiting += vars(value).values()
 
 
@@ -188,11 +192,6 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_wefts(value: Any) -> bool:
-    """True for adjacencies and batches, which every call gets anew."""
-    return type(value).__module__.startswith(("weft.ops", "weft.graph", "weft.batches"))
 
 
 # ---- Attributes: where a module has its own data, and what is plain among it.

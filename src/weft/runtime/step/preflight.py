@@ -237,7 +237,12 @@ class Preflight:
         members, runs = self._members, bool(self._models)
         try:
             with same_draws(self._device) if runs else nullcontext(), self._globals.fresh_caches():
-                self._try_features()
+                try:
+                    self._check_output()
+                except SpecError as error:
+                    self._members.builder.note_dense(error)
+                    self._members.source = self._members.source_of(dense=True)
+                    self._check_output()
                 if runs:
                     self._globals.restore()
                     self._try_sparse()
@@ -249,14 +254,6 @@ class Preflight:
             self._globals.restore()
 
     # ---- one call ------------------------------------------------------------------------------------
-
-    def _try_features(self) -> None:
-        try:
-            self._check_output()
-        except SpecError as error:
-            self._members.builder.note_dense(error)
-            self._members.source = self._members.source_of(dense=True)
-            self._check_output()
 
     def _check_output(self) -> None:
         """Call the first member's model and check what it returns."""
