@@ -16,7 +16,7 @@ python_version = $(shell $(PYTHON) --version 2>&1 | tail -n 1)
 need_python = $(if $(filter True,$(python_found)),,$(error Weft needs Python 3.11 or newer, but \
 $(PYTHON) is: $(or $(python_version),not there); name another one, such as make PYTHON=python3.12))
 
-.PHONY: help setup demo test check test-gpu test-slow bench format clean
+.PHONY: help setup demo test test-rest soak check test-gpu bench format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,11 +38,16 @@ demo: $(READY)  ## train sixteen models on the graph that comes with Weft, live,
 	@$(BIN)/weft run examples/demo.toml --out runs/demo --overwrite
 
 # A worker per core and one thread per worker: threads of several workers would wait for each other.
-test: $(READY)  ## the test suite; what needs a GPU is skipped where there is none, clusters are under test-slow
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 $(TESTS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test-slow: $(READY)  ## tests that take minutes each: a Ray cluster of three nodes that loses one
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(TESTS)
+test: $(READY)  ## the test suite in at most ten minutes on two cores; what needs a GPU is skipped without one
+	$(PYTEST) -m "not rest and not soak" -n logical --maxprocesses 8 $(TESTS)
+
+test-rest: $(READY)  ## the longer tests: interpreted kernels, servers that are killed, a Ray cluster that loses a node
+	$(PYTEST) -m "rest and not soak" -n logical --maxprocesses 8 $(TESTS)
+
+soak: $(READY)  ## tests that take longer than that: fifty kills of every process of a queue
+	$(PYTEST) -m soak -n logical --maxprocesses 8 $(TESTS)
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check $(CODE)

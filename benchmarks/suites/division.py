@@ -56,7 +56,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.machine import find_machine
-from weft.engine.memory_budget import memory_cap
+from weft.engine.memory import memory_cap
 from weft.engine.plan import plan as make_plan
 from weft.graph.generate import citation
 from weft.graph.graph import Graph

@@ -45,7 +45,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.machine import machine_with
-from weft.engine.memory_budget import memory_cap
+from weft.engine.memory import memory_cap
 from weft.engine.plan import plan as make_plan
 from weft.graph.graph import Graph
 from weft.runtime.device.process import matmul_precision

@@ -356,7 +356,7 @@ def test_the_first_estimate_of_a_process_is_like_the_second():
         "from weft.runtime.dry_run import capture;"
         "build = lambda i, o: nn.Sequential(nn.Linear(i, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, o));"
         "steps = [capture(Task(graph='products', model=build), PRODUCTS, tasks=3) for _ in range(2)];"
-        "print(*(memory(s.program, profile('h200'), True, s.preparation).peak for s in steps))"
+        "print(*(memory(s.program, profile('h200'), s.preparation).peak for s in steps))"
     )
     first, second = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True

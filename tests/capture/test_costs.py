@@ -16,13 +16,13 @@ from weft.batches.block import PaddedAdjacency
 from weft.capture.costs import ATEN, FAMILIES, WEFT
 from weft.capture.meta_graph import meta_graph
 from weft.capture.meta_shapes import gpu_rules
-from weft.capture.observer import Call, Observer
+from weft.capture.observer import ObservedCall, Observer
 from weft.capture.program_builder import work_of
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import register
 
 
-def one(function) -> Call:
+def one(function) -> ObservedCall:
     """The last call that ``function`` makes, on tensors without data."""
     observer = Observer("meta", look_inside=True)
     with meta_means_gpu(), observer:
@@ -142,7 +142,7 @@ def test_operators_in_one_launch_cost_the_sum():
 
 
 def test_what_nobody_knows_is_charged_for_its_tensors():
-    call = Call("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
+    call = ObservedCall("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
     call.args = one(lambda: empty(10) + 1).args
     assert work_of(call).stream == 40
 

@@ -9,7 +9,7 @@ import pytest
 import torch  # noqa: F401  (a pause inside which torch is imported keeps what it made for good)
 
 from weft.core import startup as names
-from weft.core.startup import beside, gc_paused
+from weft.core.startup import gc_paused, start_in_background
 
 
 def test_it_runs_beside_the_caller():
@@ -19,7 +19,7 @@ def test_it_runs_beside_the_caller():
         there.set()
         assert here.wait(10)
 
-    thread = beside(work, "start")
+    thread = start_in_background(work, "start")
     assert there.wait(10)  # while it has not ended yet
     assert thread.is_alive()
     assert thread.name == "start"
@@ -33,7 +33,7 @@ def test_an_error_is_left_to_who_needs_it(capfd):
     def work() -> None:
         raise RuntimeError("no device")
 
-    beside(work, "start").join(10)
+    start_in_background(work, "start").join(10)
     assert capfd.readouterr().err == ""
 
 

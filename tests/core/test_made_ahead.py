@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft.core.startup import MadeAhead
+from weft.core.startup import PrefetchCache
 
 
 def test_what_was_found_goes_when_it_is_dropped():
-    ahead: MadeAhead[str, bytes] = MadeAhead(100, len)
+    ahead: PrefetchCache[str, bytes] = PrefetchCache(100, len)
     ahead.put("a", b"1" * 40)
     ahead.put("b", b"2" * 40)
     assert ahead.find("a") == b"1" * 40
@@ -17,7 +17,7 @@ def test_what_was_found_goes_when_it_is_dropped():
 
 
 def test_the_oldest_go_first():
-    ahead: MadeAhead[int, bytes] = MadeAhead(100, len)
+    ahead: PrefetchCache[int, bytes] = PrefetchCache(100, len)
     for key in range(4):
         ahead.put(key, b"0" * 40)
     assert [ahead.has(key) for key in range(4)] == [False, False, True, True]

@@ -49,8 +49,8 @@ def test_ranks_search_together_and_keep_what_they_found():
 
 def shape_of_tiny(ranks: Ranks):
     """The shape of the fuller of two ranks, counted apart from the code under test."""
+    from tests.planner.partition_reference import shard_edges
     from weft.planner.kernel_tuner import KernelShape
-    from weft.planner.partition import shard_edges
 
     whole = tiny_graph()
     indptr, indices = whole.adj.indptr.tolist(), whole.adj.indices.tolist()

@@ -9,7 +9,7 @@ import weft
 from tests.gpu.conftest import held_by_others
 from weft.core.errors import DoesNotFitError
 from weft.engine.machine import load_calibration, machine_with
-from weft.engine.memory_budget import memory_cap
+from weft.engine.memory import memory_cap
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from weft.sched.policies import Backfill
 from weft.sched.queue_state import MachineState, QueueDecision, RunningGroup
 from weft.sched.simulator import simulate
 from weft.serve.queue_db import Group
-from weft.serve.state import Active
+from weft.serve.state import ActiveGroup
 
 MODEL = Interference()
 FULL = [task(f"t{place}", 0.1, 10.0, join_key="k") for place in range(8)]
@@ -42,7 +42,7 @@ def test_users_are_charged_what_the_device_does_for_them():
     start = group_of(FULL)
     group = Group("g", "cuda:0", "w", start.members, "g", start.bytes, start.seconds, "", 0.0)
     users = dict.fromkeys(start.members, "ann")
-    active = Active(group, None, dict.fromkeys(start.members, 1), users, start.utilisation, "", 0.0)  # type: ignore[arg-type]
+    active = ActiveGroup(group, None, dict.fromkeys(start.members, 1), users, start.utilisation, "", 0.0)  # type: ignore[arg-type]
     charged = active.will_have * len(users)
     assert charged == pytest.approx(70.4)
     assert charged <= sum(one.work for one in FULL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.serve.serving import TASK
-from weft.serve.groups import Leaving
+from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB, Submission
 from weft.serve.queue_file import transaction
@@ -47,8 +47,8 @@ class Bench:
                 worker = FakeWorker(f"{device}/{place}", device)
                 self.pool.workers[worker.name] = worker
                 self.pool.ready(worker, {"room": 8 * GIB, "beside": 0})
-        self.leaving = Leaving(self.state)
-        self.scheduler = Scheduler(self.state, self.pool, self.leaving)
+        self.evictions = Evictions(self.state)
+        self.scheduler = Scheduler(self.state, self.pool, self.evictions)
 
     def planned(self, count=1, plan=PLAN, **more) -> list[str]:
         """Tasks that wait; their ids."""

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core.errors import SpecError
-from weft.serve.groups import Leaving
+from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB, Submission
 from weft.serve.server import ServerLock, bound_sockets, make_folder
-from weft.serve.state import Active, SupervisorState
+from weft.serve.state import ActiveGroup, SupervisorState
 from weft.serve.submissions import make_token_file
 
 HOUR = 3600.0
@@ -31,7 +31,7 @@ def running(tmp_path):
         group = Group("g", "cpu", "cpu/0", (task.id,), task.id, 1, 60.0, "is next", time.time())
         (claimed,) = state.db.claim_all([task.id], state.claimant(worker), 30.0, group)
         attempts, users = {task.id: claimed.attempts}, {task.id: ""}
-        state.active["g"] = Active(group, worker, attempts, users, 1.0, "", heard=time.monotonic())
+        state.active["g"] = ActiveGroup(group, worker, attempts, users, 1.0, "", heard=time.monotonic())
         yield state, task.id, lambda seconds: ahead.__setitem__(0, seconds)
 
 
@@ -40,9 +40,9 @@ def test_a_clock_that_is_set_takes_no_task_from_its_worker(running, seconds):
     state, task, set_clock = running
     for _ in range(3):  # as often as a task is tried
         set_clock(seconds)
-        Leaving(state).heartbeat()
+        Evictions(state).heartbeat()
         set_clock(0.0)
-        Leaving(state).heartbeat()
+        Evictions(state).heartbeat()
     found = state.db.get(task)
     assert (found.state, found.attempts) == ("running", 1)
 
@@ -51,7 +51,7 @@ def test_a_worker_that_is_gone_loses_its_task_all_the_same(running):
     state, task, set_clock = running
     state.active.clear()
     set_clock(31.0)
-    Leaving(state).heartbeat()
+    Evictions(state).heartbeat()
     assert state.db.get(task).state == "queued"
 
 

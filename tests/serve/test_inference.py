@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue
-from weft.core.errors import SpecError
+from weft.core.errors import GraphError, SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
@@ -59,7 +59,9 @@ def test_weights_of_another_model_are_refused(tmp_path):
         predict(weft.Task(**{**TASK, "hidden": 9}), tmp_path / "model.safetensors", device="cpu")
     with pytest.raises(SpecError, match="cannot be read"):
         predict(weft.Task(**TASK), tmp_path / "result.json", device="cpu")
-    with pytest.raises(SpecError, match="is not a node of graph"):
+    with pytest.raises(
+        GraphError, match=r"nodes\[1\] = 1000000 is out of range: nodes of graph 'demo' must lie in 0..2399"
+    ):
         predict(weft.Task(**TASK), tmp_path / "model.safetensors", nodes=[1, 10**6], device="cpu")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.serve.scheduler_bench import PLAN, Bench
 from weft.sched.backfill import Backfill
 from weft.sched.task_queue import UserShares
-from weft.serve.groups import DeviceFaults, GroupEndings
+from weft.serve.groups import GroupEndings
 from weft.serve.supervisor import Supervisor
 
 AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels
@@ -19,7 +19,7 @@ AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels
 def bench(tmp_path):
     made = Bench(tmp_path)
     made.scheduler.use(Backfill(age_seconds=AGE_SECONDS))
-    made.endings = GroupEndings(made.state, DeviceFaults(made.state, made.pool))
+    made.endings = GroupEndings(made.state, made.pool)
     yield made
     made.db.close()
 
@@ -63,7 +63,7 @@ def test_the_task_that_others_made_way_for_starts_in_their_place(bench, count, h
 def test_a_paused_task_has_not_waited_while_it_ran(bench):
     [name] = started(bench)
     bench.db.pause(name)
-    bench.leaving.heartbeat()
+    bench.evictions.heartbeat()
     bench.db.resume(name)
     other = bench.planned(user="bob", priority=1)
     end(bench, "preempted")
@@ -73,7 +73,7 @@ def test_a_paused_task_has_not_waited_while_it_ran(bench):
 
 def restart(bench) -> None:
     """End the server as ``kill -9`` does, after a heartbeat, and let the next one take over."""
-    bench.leaving.heartbeat()
+    bench.evictions.heartbeat()
     supervisor = Supervisor(bench.state.options)
     for worker in bench.pool.workers.values():
         worker.group = ""

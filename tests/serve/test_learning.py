@@ -32,7 +32,7 @@ def submit(queue, *settings) -> list[str]:
 def learned(folder) -> list[str]:
     """The labels of the runs that estimates are corrected by."""
     files = list(folder.rglob("calibration.json"))
-    return [one["label"] for path in files for one in json.loads(path.read_text())["observations"]]
+    return [one["label"] for path in files for one in json.loads(path.read_text())["value"]["observations"]]
 
 
 def test_a_group_that_had_the_device_to_itself_teaches_how_long_epochs_take(queue, tmp_path):

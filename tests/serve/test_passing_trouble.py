@@ -14,7 +14,7 @@ from tests.serve.scheduler_bench import PLAN, Bench, FakeWorker
 from tests.serve.serving import opened
 from weft.core.errors import WeftError
 from weft.serve import worker_pool
-from weft.serve.groups import DeviceFaults, GroupEndings
+from weft.serve.groups import GroupEndings
 from weft.serve.options import ServeOptions
 from weft.serve.planner import LOADING_SECONDS, PLANNING_SECONDS, TaskPlanner
 from weft.serve.queue_db import Submission
@@ -99,7 +99,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_files_open():
 def ending(bench: Bench) -> tuple[GroupEndings, str]:
     [name] = bench.planned()
     bench.scheduler.schedule()
-    return GroupEndings(bench.state, DeviceFaults(bench.state, bench.pool)), name
+    return GroupEndings(bench.state, bench.pool), name
 
 
 def end_twice(bench: Bench, endings: GroupEndings, message) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.weave.matching import operator_name
 from weft.weave.merge import Woven
-from weft.weave.recorder import Node, map_nodes
+from weft.weave.recorder import StepNode, map_nodes
 from weft.weave.stream_schedule import run_node, schedule
 
 
@@ -21,7 +21,7 @@ def count_launches(woven: Woven) -> Counter[str]:
 FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
 
 
-def launches_something(node: Node) -> bool:
+def launches_something(node: StepNode) -> bool:
     """Whether a node is work for a device: it neither looks at memory another way nor only reserves it."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or schema.name in FREE:
@@ -35,7 +35,7 @@ def longest_chain(woven: Woven) -> int:
 
     Fused ones follow one another in the order in which they are issued, as they do on the stream that they share.
     """
-    length: dict[Node, int] = {}
+    length: dict[StepNode, int] = {}
     last: dict[int, int] = {}  # by stream, of the fused ones
     for node in woven.graph.calls:
         before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
@@ -52,7 +52,7 @@ def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
     plan = schedule(woven, side_streams)
     graph = woven.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
+    values: dict[StepNode, Any] = dict(zip(inputs, woven.inputs, strict=True))
     for action in plan.actions:
         run_node(action.node, values)
         for node in action.drops:

@@ -1,7 +1,7 @@
 """Cost of one operator call: floating-point operations, sequential bytes, gathered bytes, kernel launches.
 
-A cost is computed from the shapes of one :class:`~weft.capture.observer.Call`. Weft's operators are in
-``costs_weft.py``, torch's in ``costs_aten.py``; an unknown one is reported and counted as one pass over its tensors.
+A cost is computed from the shapes of one :class:`~weft.capture.observer.ObservedCall`: :data:`ATEN` has the rules of
+torch's operators, :data:`WEFT` those of Weft's; an unknown one is reported and counted as one pass over its tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from weft.capture.observer import Call, Seen, argument
+from weft.capture.observer import ObservedCall, Seen
 from weft.core.program import ALLOCATIONS
 
 
@@ -45,12 +45,12 @@ def tensors(tree: Any) -> Iterator[Seen]:
         yield from tensors(list(tree.values()))
 
 
-def bytes_in(call: Call) -> int:
+def bytes_in(call: ObservedCall) -> int:
     """Bytes of all tensor arguments of the call."""
     return sum(t.bytes for t in tensors((call.args, call.kwargs)))
 
 
-def bytes_out(call: Call) -> int:
+def bytes_out(call: ObservedCall) -> int:
     """Bytes of all results."""
     return sum(t.bytes for t in tensors(call.outs))
 
@@ -60,59 +60,59 @@ def elements(tree: Any) -> int:
     return sum(t.numel for t in tensors(tree))
 
 
-# ---- Costs of torch's operators, by families that move data in the same way.
+# ---- Torch's operators, by families that move data in the same way
 
 
-def _nothing(call: Call) -> Work:
+def _nothing(call: ObservedCall) -> Work:
     return Work(launches=0)
 
 
-def _fill(call: Call) -> Work:
-    return Work(stream=sum(t.bytes for t in tensors(call.outs)))
+def _fill(call: ObservedCall) -> Work:
+    return Work(stream=bytes_out(call))
 
 
-def _pointwise(call: Call) -> Work:
+def _pointwise(call: ObservedCall) -> Work:
     return Work(flops=elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
-def _costly_pointwise(call: Call) -> Work:
+def _costly_pointwise(call: ObservedCall) -> Work:
     """Exponentials and the like: ten operations per element."""
     return Work(flops=10 * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
-def _move(call: Call) -> Work:
+def _move(call: ObservedCall) -> Work:
     return Work(stream=bytes_in(call) + bytes_out(call))
 
 
-def _reduce(call: Call) -> Work:
+def _reduce(call: ObservedCall) -> Work:
     return Work(flops=elements(call.args), stream=bytes_in(call) + bytes_out(call))
 
 
-def _sum(call: Call) -> Work:
+def _sum(call: ObservedCall) -> Work:
     """Inputs of another type than the result's are copied to it first, except halves, which are summed in place."""
-    work, given, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
-    if given.dtype == out.dtype or given.dtype in ("float16", "bfloat16"):
+    work, source, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
+    if source.dtype == out.dtype or source.dtype in ("float16", "bfloat16"):
         return work
-    copy = given.numel * out.itemsize
+    copy = source.numel * out.itemsize
     return replace(work, stream=work.stream + 2 * copy, launches=2, pieces=(copy,))
 
 
-def _rowwise(call: Call) -> Work:
+def _rowwise(call: ObservedCall) -> Work:
     """Softmax and norms: a few passes over a row that stays in a cache."""
     return Work(flops=8 * elements(call.args), stream=bytes_in(call) + bytes_out(call))
 
 
-def _gather(call: Call) -> Work:
+def _gather(call: ObservedCall) -> Work:
     """Rows gathered by index: the result is gathered and written sequentially."""
     source, *rest = tensors((call.args, call.kwargs))
     index = sum(t.bytes for t in rest)
     masks = [t for t in rest if t.dtype == "bool"]
     # A mask becomes a list of positions, eight bytes each, before anything is gathered.
-    found = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
-    return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), pieces=(found,))
+    positions = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
+    return Work(stream=bytes_out(call) + index + 2 * positions, gather=bytes_out(call), pieces=(positions,))
 
 
-def _scatter(call: Call) -> Work:
+def _scatter(call: ObservedCall) -> Work:
     """Values added to or written over existing ones by index."""
     target, *rest = tensors((call.args, call.kwargs))
     values = sum(t.bytes for t in rest)
@@ -121,7 +121,7 @@ def _scatter(call: Call) -> Work:
     return Work(flops=elements(call.args) - target.numel, stream=values + copied, gather=2 * source)
 
 
-def _sorted_scatter(call: Call) -> Work:
+def _sorted_scatter(call: ObservedCall) -> Work:
     """Rows added by an index that is sorted first: positions, their order, both sorted, and the sort's own copies."""
     work = _scatter(call)
     indices = sum(t.numel for t in tensors((call.args, call.kwargs)) if t.dtype == "int64")
@@ -129,13 +129,13 @@ def _sorted_scatter(call: Call) -> Work:
     return replace(work, stream=work.stream + 16 * 8 * indices, launches=10, pieces=pieces)
 
 
-def _put(call: Call) -> Work:
+def _put(call: ObservedCall) -> Work:
     """``index_put``: sorted if values are accumulated, direct if they are written."""
     adds = call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False)
     return _sorted_scatter(call) if adds else _scatter(call)
 
 
-def _matmul(call: Call) -> Work:
+def _matmul(call: ObservedCall) -> Work:
     """``[..., M, K] x [..., K, N]``, also with something added."""
     left, right = list(tensors(call.args))[-2:]
     flops = 2 * prod(left.shape) * (right.shape[-1] if len(right.shape) > 1 else 1)
@@ -145,14 +145,14 @@ def _matmul(call: Call) -> Work:
 SHORT = 4096  # elements that are sorted in place
 
 
-def _sort(call: Call) -> Work:
+def _sort(call: ObservedCall) -> Work:
     """A radix sort: eight passes over keys and positions, the positions as they were, and a second copy of both."""
     out, keys = bytes_out(call), next(tensors(call.args))
     pieces = (8 * keys.numel, (keys.itemsize + 8) * keys.numel) if max(keys.shape, default=0) > SHORT else ()
     return Work(flops=elements(call.args), stream=8 * (bytes_in(call) + out), launches=8, pieces=pieces)
 
 
-FAMILIES: dict[Callable[[Call], Work], str] = {
+FAMILIES: dict[Callable[[ObservedCall], Work], str] = {
     _nothing: "resize_ set_ lift_fresh " + " ".join(ALLOCATIONS),
     _fill: (
         "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ fill zero_ arange "
@@ -206,12 +206,12 @@ FAMILIES: dict[Callable[[Call], Work], str] = {
     _sort: "sort topk argsort msort kthvalue unique_consecutive _unique2 unique_dim",
 }
 
-ATEN: dict[str, Callable[[Call], Work]] = {
+ATEN: dict[str, Callable[[ObservedCall], Work]] = {
     f"aten.{name}": family for family, names in FAMILIES.items() for name in names.split()
 }
 
 
-# ---- Costs of Weft's own operators. Launches and workspaces come from running the launchers on meta tensors.
+# ---- Weft's operators; launches and workspaces come from running the launchers on meta tensors
 #
 # Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
 
@@ -219,41 +219,28 @@ INDEX = 4  # bytes of an edge's column
 HASH = 20  # operations to draw one random number
 
 
-def _given(call: Call, name: str) -> Any:
-    """The argument of that name in the operator's schema; None if it is None or the operator has none."""
-    return argument(call.name, call.args, name)
-
-
-def _edges(call: Call) -> int:
+def _edges(call: ObservedCall) -> int:
     """E, from the packed CSR among the arguments: row offsets, then columns."""
-    return _given(call, "csr")[1].numel
+    return call.argument("csr")[1].numel
 
 
-def _rows(call: Call) -> int:
-    return _given(call, "csr")[0].numel - 1
-
-
-def _plain_in(call: Call) -> int:
+def _plain_in(call: ObservedCall) -> int:
     """Bytes of the arguments that are tensors, not packed CSRs."""
     return sum(arg.bytes for arg in call.args if isinstance(arg, Seen))
 
 
-def _tiles(width_bytes: int) -> int:
-    """How often the edges are read: once for every 128 floats of a row."""
-    return max(1, -(-width_bytes // 512))
-
-
-def _spmm(call: Call) -> Work:
-    x, weight = _given(call, "x"), _given(call, "weight")
+def _spmm(call: ObservedCall) -> Work:
+    x, weight = call.argument("x"), call.argument("weight")
     edges, tasks = _edges(call), prod(x.shape[:-2])
     row = x.shape[-1] * x.itemsize
-    index = edges * (INDEX + (weight.itemsize if weight else 0)) * tasks * _tiles(row)
-    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (_given(call, "col_scale") is not None))
+    tiles = max(1, -(-row // 512))  # the edges are read once for every 128 floats of a row
+    index = edges * (INDEX + (weight.itemsize if weight else 0)) * tasks * tiles
+    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (call.argument("col_scale") is not None))
     return Work(flops=flops, stream=index + bytes_out(call), gather=edges * row * tasks)
 
 
-def _spmm_max_backward(call: Call) -> Work:
-    grad, edges = _given(call, "grad"), _edges(call)
+def _spmm_max_backward(call: ObservedCall) -> Work:
+    grad, edges = call.argument("grad"), _edges(call)
     row, tasks = grad.shape[-1], prod(grad.shape[:-2])
     return Work(
         flops=2 * edges * row * tasks,
@@ -262,8 +249,8 @@ def _spmm_max_backward(call: Call) -> Work:
     )
 
 
-def _sddmm(call: Call) -> Work:
-    a, edges = _given(call, "a"), _edges(call)
+def _sddmm(call: ObservedCall) -> Work:
+    a, edges = call.argument("a"), _edges(call)
     row, tasks = a.shape[-1] * a.itemsize, prod(a.shape[:-2])
     return Work(
         flops=2 * edges * a.shape[-1] * tasks,
@@ -272,14 +259,14 @@ def _sddmm(call: Call) -> Work:
     )
 
 
-def _edge_softmax(call: Call) -> Work:
+def _edge_softmax(call: ObservedCall) -> Work:
     return Work(flops=20 * elements(call.outs), stream=2 * _plain_in(call) + bytes_out(call))
 
 
-def _attention(call: Call, packed: bool = False) -> Work:
+def _attention(call: ObservedCall, packed: bool = False) -> Work:
     """One pass: scores and coefficients once per edge and head, rows gathered once per edge."""
-    x, edges, rows = _given(call, "packed" if packed else "x"), _edges(call), _rows(call)
-    heads = _given(call, "heads") if packed else x.shape[-2]
+    x, edges, rows = call.argument("packed" if packed else "x"), _edges(call), call.argument("csr")[0].numel - 1
+    heads = call.argument("heads") if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
     tasks = next(tensors(call.outs)).numel // max(rows * width, 1)  # a block of a batch reads more rows than it has
     coefficients = edges * heads * tasks
@@ -290,13 +277,9 @@ def _attention(call: Call, packed: bool = False) -> Work:
     )
 
 
-def _attention_packed(call: Call) -> Work:
-    return _attention(call, packed=True)
-
-
-def _attention_backward(call: Call) -> Work:
+def _attention_backward(call: ObservedCall) -> Work:
     """One pass over the transpose: the gradient's rows and the statistics of every edge's destination."""
-    grad, edges = _given(call, "grad"), _edges(call)
+    grad, edges = call.argument("grad"), _edges(call)
     heads, width = grad.shape[-2], grad.shape[-2] * grad.shape[-1]
     tasks = prod(grad.shape[:-3])
     coefficients = edges * heads * tasks
@@ -307,14 +290,14 @@ def _attention_backward(call: Call) -> Work:
     )
 
 
-def _row_gradient(call: Call) -> Work:
+def _row_gradient(call: ObservedCall) -> Work:
     return Work(
-        flops=4 * elements((_given(call, "grad"), _given(call, "out"))), stream=bytes_in(call) + bytes_out(call)
+        flops=4 * elements((call.argument("grad"), call.argument("out"))), stream=bytes_in(call) + bytes_out(call)
     )
 
 
-def _attention_v2(call: Call) -> Work:
-    x, edges = _given(call, "x_src"), _edges(call)
+def _attention_v2(call: ObservedCall) -> Work:
+    x, edges = call.argument("x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
     return Work(
         flops=edges * width * tasks * 8,
@@ -323,9 +306,9 @@ def _attention_v2(call: Call) -> Work:
     )
 
 
-def _attention_v2_backward(call: Call) -> Work:
+def _attention_v2_backward(call: ObservedCall) -> Work:
     """Two passes: one over the graph, one over the transpose."""
-    x, edges = _given(call, "x_src"), _edges(call)
+    x, edges = call.argument("x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
     return Work(
         flops=edges * width * tasks * 24,
@@ -334,55 +317,55 @@ def _attention_v2_backward(call: Call) -> Work:
     )
 
 
-def _product(call: Call) -> Work:
+def _product(call: ObservedCall) -> Work:
     """``x [..., N, I]`` times ``weight [..., O, I]``, with the layer's epilogue."""
-    weight, out = _given(call, "weight"), next(tensors(call.outs))
-    drops = HASH * out.numel if _given(call, "rate") else 0
+    weight, out = call.argument("weight"), next(tensors(call.outs))
+    drops = HASH * out.numel if call.argument("rate") else 0
     return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
 
 
-def _linear_backward(call: Call) -> Work:
+def _linear_backward(call: ObservedCall) -> Work:
     """The weight's gradient and, if needed, the input's: two products over the same rows."""
-    grad, x = _given(call, "grad"), _given(call, "x")
-    products = 1 + bool(_given(call, "wants_x"))
-    drops = HASH * grad.numel if _given(call, "rate") else 0
+    grad, x = call.argument("grad"), call.argument("x")
+    products = 1 + bool(call.argument("wants_x"))
+    drops = HASH * grad.numel if call.argument("rate") else 0
     return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
 
 
-def _weight_grad(call: Call) -> Work:
-    grad, x = _given(call, "grad"), _given(call, "x")
+def _weight_grad(call: ObservedCall) -> Work:
+    grad, x = call.argument("grad"), call.argument("x")
     return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
 
 
-def _pass(call: Call) -> Work:
+def _pass(call: ObservedCall) -> Work:
     """One pass over everything, with one random number per element under dropout."""
     return Work(flops=(4 + HASH * _drops(call)) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
-def _drops(call: Call) -> bool:
+def _drops(call: ObservedCall) -> bool:
     """Whether the call drops: whether it has a clock."""
     return any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
 
 
-def _batch_norm(call: Call) -> Work:
+def _batch_norm(call: ObservedCall) -> Work:
     """Statistics in one pass over the inputs, the result in another; backward a mask is drawn in both."""
     drops = _drops(call) * (2 if call.name.endswith("backward") else 1)
     return Work(flops=(8 + HASH * drops) * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
 
 
-def _cross_entropy(call: Call) -> Work:
-    logits, rows = _given(call, "logits"), _given(call, "rows")
+def _cross_entropy(call: ObservedCall) -> Work:
+    logits, rows = call.argument("logits"), call.argument("rows")
     listed = rows.numel * logits.shape[-1] * prod(logits.shape[:-2])
     return Work(flops=12 * listed, stream=rows.bytes * 2 + bytes_out(call), gather=listed * logits.itemsize)
 
 
-def _adam(call: Call) -> Work:
+def _adam(call: ObservedCall) -> Work:
     """Weight, gradient and two moments read, three of them written; of the table of rates a row per task."""
-    param = _given(call, "param")
-    return Work(flops=12 * param.numel, stream=bytes_in(call) - _given(call, "hyper").bytes + 3 * param.bytes)
+    param = call.argument("param")
+    return Work(flops=12 * param.numel, stream=bytes_in(call) - call.argument("hyper").bytes + 3 * param.bytes)
 
 
-WEFT: dict[str, Callable[[Call], Work]] = {
+WEFT: dict[str, Callable[[ObservedCall], Work]] = {
     "weft.spmm": _spmm,
     "weft.spmm_max": _spmm,
     "weft.spmm_max_backward": _spmm_max_backward,
@@ -390,7 +373,7 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.edge_softmax": _edge_softmax,
     "weft.edge_softmax_backward": _edge_softmax,
     "weft.graph_attention": _attention,
-    "weft.graph_attention_packed": _attention_packed,
+    "weft.graph_attention_packed": lambda call: _attention(call, packed=True),
     "weft.graph_attention_packed_backward": _attention_backward,
     "weft.graph_attention_backward": _attention_backward,
     "weft.graph_attention_row_gradient": _row_gradient,
@@ -415,8 +398,3 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.cross_entropy_rows_backward": _cross_entropy,
     "weft.adam_": _adam,
 }
-
-
-def register_costs(costs: dict[str, Callable[[Call], Work]]) -> None:
-    """Add the costs of operators that a package above this one registers."""
-    WEFT.update(costs)

@@ -42,10 +42,15 @@ class Degrees:
         """
         if not stats.degree_histogram:
             return cls.even(stats.num_nodes, stats.num_edges)
-        bins = [(_middle(b, stats.max_degree), rows) for b, rows in enumerate(stats.degree_histogram) if rows]
-        edges = sum(degree * rows for degree, rows in bins)
+        bins = []  # (lowest, highest and middle degree, rows)
+        for bits, rows in enumerate(stats.degree_histogram):
+            low, high = (1 << bits) >> 1, (1 << bits) - 1
+            if rows:
+                bins.append((low, max(high, 0), (low + max(low, min(high, stats.max_degree or high))) / 2, rows))
+        edges = sum(middle * rows for *_, middle, rows in bins)
         scale = stats.num_edges / edges if edges else 1.0
-        return cls(tuple((_inside(degree * scale, degree), rows) for degree, rows in bins))
+        # Clamped to its bin: which rows are light and which are hubs is exact.
+        return cls(tuple((min(max(middle * scale, low), high), rows) for low, high, middle, rows in bins))
 
     @classmethod
     def even(cls, rows: int, edges: int) -> Degrees:
@@ -70,18 +75,6 @@ class Degrees:
         hubs = [(degree, rows) for degree, rows in self.counts if degree > chunk]
         partials = sum(rows * -int(-degree // chunk) for degree, rows in hubs)
         return small, single, sum(rows for _, rows in hubs), partials
-
-
-def _middle(bits: int, most: int) -> float:
-    """A degree that stands for those of a given bit length."""
-    low, high = (1 << bits) >> 1, (1 << bits) - 1
-    return (low + max(low, min(high, most or high))) / 2
-
-
-def _inside(degree: float, middle: float) -> float:
-    """``degree`` clamped to the bin of ``middle``: which rows are light and which are hubs is exact."""
-    bits = int(middle).bit_length()
-    return min(max(degree, (1 << bits) >> 1), max((1 << bits) - 1, 0))
 
 
 class MetaAdjacency(Adjacency):
@@ -121,7 +114,10 @@ class MetaAdjacency(Adjacency):
         """A work list of the sizes that the degrees give."""
         small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
-        self._sort_rows(small)
+        # The temporaries of building it: light rows, sorted by degree.
+        degrees = self.indptr.diff().to(torch.int32)
+        light = (degrees <= 1).new_empty(small, dtype=torch.int64).to(torch.int32)
+        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
 
         def array(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(size, dtype=dtype, device=META)
@@ -149,17 +145,17 @@ class MetaAdjacency(Adjacency):
         collect = MetaAdjacency(*arrays.collect, slots, degrees_of_rows=of_pairs, degrees_of_cols=one_each)
         spread = MetaAdjacency(*arrays.spread, self.num_rows, degrees_of_rows=one_each, degrees_of_cols=of_pairs)
         collect.derived("transposed", lambda: spread)
-        each = torch.empty(chunks + 1, dtype=torch.int32, device=META)
-        of_chunks = {
-            "degrees_of_rows": Degrees.even(chunks, chunks),
-            "degrees_of_cols": Degrees.even(relations, chunks),
-        }
-        means = {"degrees_of_rows": of_slots, "degrees_of_cols": self.degrees_of_cols}
-        return RelationSlots(
-            MetaAdjacency(*arrays.means, self.num_cols, **means),
-            collect,
-            MetaAdjacency(each, arrays.chunk_relation, relations, **of_chunks),
+        means = MetaAdjacency(
+            *arrays.means, self.num_cols, degrees_of_rows=of_slots, degrees_of_cols=self.degrees_of_cols
         )
+        relation_of_chunk = MetaAdjacency(
+            torch.empty(chunks + 1, dtype=torch.int32, device=META),
+            arrays.chunk_relation,
+            relations,
+            degrees_of_rows=Degrees.even(chunks, chunks),
+            degrees_of_cols=Degrees.even(relations, chunks),
+        )
+        return RelationSlots(means, collect, relation_of_chunk)
 
     def make_relation_of_edges(self) -> Adjacency:
         """One entry per edge."""
@@ -174,18 +170,9 @@ class MetaAdjacency(Adjacency):
             degrees_of_cols=by_relation or Degrees.even(self.num_relations, edges),
         )
 
-    def _sort_rows(self, count: int) -> None:
-        """The temporaries of building a work list: ``count`` light rows, sorted by degree."""
-        degrees = self.indptr.diff().to(torch.int32)
-        light = (degrees <= 1).new_empty(count, dtype=torch.int64).to(torch.int32)
-        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
-
     def scaled(self, **factors: Any) -> Adjacency:
         """The same structure with other factors."""
-        return self._like(super().scaled(**factors))
-
-    def _like(self, other: Adjacency) -> MetaAdjacency:
-        """``other``, which shares this structure, on the meta device."""
+        other = super().scaled(**factors)
         alike = MetaAdjacency(
             other.indptr,
             other.indices,
@@ -205,14 +192,16 @@ class MetaAdjacency(Adjacency):
         back = super()._transpose()
         if self.symmetric:
             return back
-        turned = Adjacency.derived(self.structure, "transposed stand-in", lambda: self._turned(back))
-        back._structure = turned
-        return back
 
-    def _turned(self, back: Adjacency) -> MetaAdjacency:
-        """The adjacency that keeps the work list of the transpose."""
-        by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
-        return MetaAdjacency(back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col)
+        def stand_in() -> MetaAdjacency:
+            """The adjacency that has the work list of the transpose."""
+            by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
+            return MetaAdjacency(
+                back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col
+            )
+
+        back._structure = Adjacency.derived(self.structure, "transposed stand-in", stand_in)
+        return back
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
         indptr = torch.empty(self.num_cols + 1, dtype=offset_dtype(self.num_edges), device=META)
@@ -234,16 +223,8 @@ class MetaAdjacency(Adjacency):
         )
 
 
-def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
-    """Those of rows and of columns. A summary has only in-degrees, and a large graph is not scanned for more."""
-    if isinstance(graph, GraphStats):
-        by_row = Degrees.from_histogram(graph)
-        return by_row, by_row
-    return counted_degrees(graph.adj)
-
-
 def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
-    """Degrees of the rows and columns of a matrix with data, counted once."""
+    """Degrees of the rows and columns of a matrix with data, counted once; columns of a large one are not scanned."""
 
     def count() -> tuple[Degrees, Degrees]:
         by_row = Degrees.counted(adj.indptr.diff())
@@ -267,7 +248,10 @@ def meta_graph(graph: Graph | GraphStats, placement: DataPlacement | None = None
             f"graph {stats.name!r} has {stats.num_features} features and {stats.num_classes} classes; "
             "training needs features x and labels y"
         )
-    by_row, by_col = degrees_of(graph)
+    if isinstance(graph, GraphStats):  # a summary has only in-degrees
+        by_row = by_col = Degrees.from_histogram(graph)
+    else:
+        by_row, by_col = counted_degrees(graph.adj)
     away = placement is not None and placement.topology != "gpu"
     dense = placement is not None and placement.features != "gpu"
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None

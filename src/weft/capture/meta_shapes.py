@@ -6,8 +6,8 @@ before anything is estimated. This module covers the common cases; the rest is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ def arange(*ends: Any, dtype: Any = None, device: Any = None, **options: Any) ->
     return torch.empty(end - begin, dtype=dtype or torch.int64, device=device)
 
 
-def index(tensor: Tensor, places: Sequence[Any]) -> Any:
+def index(tensor: Tensor, positions: Sequence[Any]) -> Any:
     """Rows by a list of positions."""
-    rows = places[0] if len(places) == 1 else None
+    rows = positions[0] if len(positions) == 1 else None
     if not _dense(tensor) or tensor.dim() == 0 or not _dense(rows) or rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
     return tensor.new_empty((*rows.shape, *tensor.shape[1:]))
@@ -56,20 +56,17 @@ def sort(tensor: Tensor, *args: Any, **options: Any) -> Any:
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """A result of the right size for dense tensors of one type that differ in ``dim`` alone."""
     first = tensors[0]
-    place = dim % max(first.dim(), 1)
-    if not all(_alike(first, tensor, place) for tensor in tensors):
+    dim %= max(first.dim(), 1)
+    if not 0 < first.dim() < 4:  # four dimensions may be laid out in another order
         return NotImplemented
+    rest = [*first.shape[:dim], *first.shape[dim + 1 :]]
+    for tensor in tensors:
+        alike = tensor.is_meta and tensor.dtype == first.dtype and tensor.dim() == first.dim()
+        if not alike or [*tensor.shape[:dim], *tensor.shape[dim + 1 :]] != rest:
+            return NotImplemented
     shape = list(first.shape)
-    shape[place] = sum(tensor.shape[place] for tensor in tensors)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     return first.new_empty(shape)
-
-
-def _alike(first: Tensor, other: Tensor, place: int) -> bool:
-    if not other.is_meta or other.dtype != first.dtype or other.dim() != first.dim():
-        return False
-    if not 0 < other.dim() < 4:  # four dimensions may be laid out in another order
-        return False
-    return all(a == b for at, (a, b) in enumerate(zip(first.shape, other.shape, strict=True)) if at != place)
 
 
 def cumsum(tensor: Tensor, dim: int) -> Any:
@@ -82,7 +79,7 @@ def cumsum(tensor: Tensor, dim: int) -> Any:
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """A result with one dimension more, for tensors of one shape and type."""
     first = tensors[0]
-    if not _in_order(tensors) or any(one.shape != first.shape or one.dtype != first.dtype for one in tensors):
+    if not _in_order(tensors) or any(t.shape != first.shape or t.dtype != first.dtype for t in tensors):
         return NotImplemented
     shape = list(first.shape)
     shape.insert(dim % (first.dim() + 1), len(tensors))
@@ -91,7 +88,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 def pointwise(*operands: Any) -> Any:
     """A result of the operands' broadcast shape, and of the type that the first two promote to."""
-    tensors = [one for one in operands if isinstance(one, Tensor)]
+    tensors = [value for value in operands if isinstance(value, Tensor)]
     return _made(tensors, torch.result_type(*operands[:2]) if len(operands) > 1 else tensors[0].dtype)
 
 
@@ -130,37 +127,35 @@ def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
     if not dims or tensor.dim() == 0 or not tensor.is_floating_point() or not _in_order([tensor]):
         return NotImplemented
     gone = {dim % tensor.dim() for dim in dims}
-    sizes = [1 if place in gone else size for place, size in enumerate(tensor.shape)]
-    return tensor.new_empty(sizes if keep else [size for place, size in enumerate(sizes) if place not in gone])
+    sizes = [1 if dim in gone else size for dim, size in enumerate(tensor.shape)]
+    return tensor.new_empty(sizes if keep else [size for dim, size in enumerate(sizes) if dim not in gone])
 
 
-def addmm(bias: Tensor, one: Tensor, other: Tensor) -> Any:
+def addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     """``[M, K] x [K, N]`` and a row that is added to each of the result's."""
-    types = {bias.dtype, one.dtype, other.dtype}
-    fits = one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0] and bias.shape == other.shape[1:]
-    return one.new_empty(one.shape[0], other.shape[1]) if fits and one.is_meta and len(types) == 1 else NotImplemented
+    fits = bias.shape == right.shape[1:] and bias.dtype == left.dtype
+    return mm(left, right) if fits else NotImplemented
 
 
 def truth(tensor: Tensor, dim: int, keep: bool = False) -> Any:
     """One bool per row, over one dimension."""
     if tensor.dim() == 0 or not _in_order([tensor]):
         return NotImplemented
-    sizes = list(tensor.shape)
-    sizes[dim % tensor.dim()] = 1
-    kept = sizes if keep else [size for place, size in enumerate(sizes) if place != dim % tensor.dim()]
-    return tensor.new_empty(kept, dtype=torch.bool)
+    dim %= tensor.dim()
+    middle = [1] if keep else []
+    return tensor.new_empty([*tensor.shape[:dim], *middle, *tensor.shape[dim + 1 :]], dtype=torch.bool)
 
 
 def argmax(tensor: Tensor, dim: Any = None, keep: bool = False) -> Any:
     """One position per row, over one dimension."""
-    found = NotImplemented if dim is None else truth(tensor, dim, keep)
-    return found if found is NotImplemented else found.new_empty(found.shape, dtype=torch.int64)
+    rows = NotImplemented if dim is None else truth(tensor, dim, keep)
+    return rows if rows is NotImplemented else rows.new_empty(rows.shape, dtype=torch.int64)
 
 
-def gather(tensor: Tensor, dim: int, places: Tensor) -> Any:
+def gather(tensor: Tensor, dim: int, positions: Tensor) -> Any:
     """A value per position."""
-    fits = _dense(places) and tensor.is_meta and places.dim() == tensor.dim()
-    return tensor.new_empty(places.shape) if fits else NotImplemented
+    fits = _dense(positions) and tensor.is_meta and positions.dim() == tensor.dim()
+    return tensor.new_empty(positions.shape) if fits else NotImplemented
 
 
 def like(tensor: Tensor, *numbers: Any) -> Any:
@@ -168,26 +163,26 @@ def like(tensor: Tensor, *numbers: Any) -> Any:
     return pointwise(tensor) if tensor.is_floating_point() else NotImplemented
 
 
-def index_copy_(target: Tensor, dim: int, places: Tensor, source: Tensor) -> Any:
+def index_copy_(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> Any:
     """The target itself, for rows that fit."""
     sizes = list(target.shape)
-    sizes[dim % target.dim()] = places.numel()
+    sizes[dim % target.dim()] = positions.numel()
     fits = target.is_meta and source.is_meta and target.dtype == source.dtype
     return target if fits and list(source.shape) == sizes else NotImplemented
 
 
-def mm(one: Tensor, other: Tensor) -> Any:
+def mm(left: Tensor, right: Tensor) -> Any:
     """``[M, K] x [K, N]``."""
-    fits = one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0]
-    fits = fits and one.is_meta and other.is_meta and one.dtype == other.dtype
-    return one.new_empty(one.shape[0], other.shape[1]) if fits else NotImplemented
+    fits = left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
+    fits = fits and left.is_meta and right.is_meta and left.dtype == right.dtype
+    return left.new_empty(left.shape[0], right.shape[1]) if fits else NotImplemented
 
 
-def bmm(one: Tensor, other: Tensor) -> Any:
+def bmm(left: Tensor, right: Tensor) -> Any:
     """``[B, M, K] x [B, K, N]``."""
-    fits = one.dim() == other.dim() == 3 and one.shape[0] == other.shape[0] and one.shape[2] == other.shape[1]
-    fits = fits and one.is_meta and other.is_meta and one.dtype == other.dtype
-    return one.new_empty(*one.shape[:2], other.shape[2]) if fits else NotImplemented
+    fits = left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1]
+    fits = fits and left.is_meta and right.is_meta and left.dtype == right.dtype
+    return left.new_empty(*left.shape[:2], right.shape[2]) if fits else NotImplemented
 
 
 def layer_norm(tensor: Tensor, sizes: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
@@ -208,9 +203,9 @@ def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, t
 
 
 def layer_norm_backward(grad: Tensor, tensor: Tensor, sizes: Any, mean: Any, deviation: Any, *rest: Any) -> Any:
-    """The requested gradients of the given arguments; the rest are weight, bias and the output mask."""
-    weight, bias, wanted = rest
-    return _gradients(grad, (tensor, weight, bias), wanted)
+    """The requested gradients; the rest are weight, bias and the output mask."""
+    weight, bias, requested = rest
+    return _gradients(grad, (tensor, weight, bias), requested)
 
 
 def batch_norm_backward(grad: Tensor, tensor: Tensor, weight: Any, *rest: Any) -> Any:
@@ -218,11 +213,11 @@ def batch_norm_backward(grad: Tensor, tensor: Tensor, weight: Any, *rest: Any) -
     return _gradients(grad, (tensor, weight, weight), rest[-1])
 
 
-def _gradients(grad: Tensor, given: Sequence[Any], wanted: Sequence[bool]) -> Any:
-    pairs = list(zip(wanted, given, strict=True))
-    if not _dense(grad) or any(yes and not _dense(one) for yes, one in pairs):
+def _gradients(grad: Tensor, inputs: Sequence[Any], requested: Sequence[bool]) -> Any:
+    pairs = list(zip(requested, inputs, strict=True))
+    if not _dense(grad) or any(yes and not _dense(value) for yes, value in pairs):
         return NotImplemented
-    return tuple(one.new_empty(one.shape) if yes else None for yes, one in pairs)
+    return tuple(value.new_empty(value.shape) if yes else None for yes, value in pairs)
 
 
 def _dense(tensor: Any) -> bool:
@@ -231,24 +226,24 @@ def _dense(tensor: Any) -> bool:
 
 def comparison(*operands: Any) -> Any:
     """One bool per element."""
-    return _made([one for one in operands if isinstance(one, Tensor)], torch.bool)
+    return _made([value for value in operands if isinstance(value, Tensor)], torch.bool)
 
 
-def where(condition: Tensor, one: Tensor, other: Tensor) -> Any:
+def where(condition: Tensor, first: Tensor, second: Tensor) -> Any:
     """``torch.where``."""
-    return _made([condition, one, other], torch.result_type(one, other))
+    return _made([condition, first, second], torch.result_type(first, second))
 
 
-def in_place(target: Tensor, *others: Any) -> Any:
-    """The target itself, if the others can be broadcast and cast to it."""
-    tensors = [target, *(one for one in others if isinstance(one, Tensor))]
-    fits = target.is_meta and torch.can_cast(torch.result_type(target, *others), target.dtype)
+def in_place(target: Tensor, *operands: Any) -> Any:
+    """The target itself, if the operands can be broadcast and cast to it."""
+    tensors = [target, *(value for value in operands if isinstance(value, Tensor))]
+    fits = target.is_meta and torch.can_cast(torch.result_type(target, *operands), target.dtype)
     return target if fits and _shape(tensors) == tuple(target.shape) else NotImplemented
 
 
-def floating_in_place(target: Tensor, *others: Any) -> Any:
+def floating_in_place(target: Tensor, *operands: Any) -> Any:
     """The same for operators with a floating-point result."""
-    return in_place(target, *others) if target.is_floating_point() else NotImplemented
+    return in_place(target, *operands) if target.is_floating_point() else NotImplemented
 
 
 def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
@@ -257,38 +252,33 @@ def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
     whole = [tensor for tensor in tensors if tuple(tensor.shape) == shape and 0 not in tensor.stride()]
     if shape is None or not all(tensor.is_meta for tensor in tensors):
         return NotImplemented
-    if _in_order(tensors) or (tuple(tensors[0].shape) == shape and _dense(tensors[0])):
-        return tensors[0].new_empty(shape, dtype=dtype)
-    return _laid_out_like(tensors[0], dtype) if len(whole) == len(tensors) else NotImplemented
-
-
-def _laid_out_like(tensor: Tensor, dtype: torch.dtype) -> Any:
-    """A result with the first operand's order of dimensions, if its strides are distinct."""
-    order = sorted(range(tensor.dim()), key=lambda place: tensor.stride(place))
-    if len(set(tensor.stride())) < tensor.dim():
+    first = tensors[0]
+    if _in_order(tensors) or (tuple(first.shape) == shape and _dense(first)):
+        return first.new_empty(shape, dtype=dtype)
+    if len(whole) != len(tensors) or len(set(first.stride())) < first.dim():
         return NotImplemented
-    strides, step = [0] * tensor.dim(), 1
-    for place in order:
-        strides[place], step = step, step * tensor.shape[place]
-    return torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
+    # With the first operand's order of dimensions; its strides are distinct.
+    strides, step = [0] * first.dim(), 1
+    for dim in sorted(range(first.dim()), key=first.stride):
+        strides[dim], step = step, step * first.shape[dim]
+    return torch.empty_strided(first.shape, strides, dtype=dtype, device=first.device)
 
 
 def _in_order(tensors: Sequence[Tensor]) -> bool:
     """Whether the result is contiguous: no operand is transposed, though it may be a slice."""
-    return all(tensor.is_meta and _descends(tensor) for tensor in tensors)
-
-
-def _descends(tensor: Tensor) -> bool:
-    steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1 and step != 0]
-    return steps == sorted(steps, reverse=True)
+    for tensor in tensors:
+        steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1 and step != 0]
+        if not tensor.is_meta or steps != sorted(steps, reverse=True):
+            return False
+    return True
 
 
 def _shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
     """The broadcast shape; None if there is none."""
     depth = max(tensor.dim() for tensor in tensors)
     rows = [(1,) * (depth - tensor.dim()) + tuple(tensor.shape) for tensor in tensors]
-    places = [{size for size in sizes if size != 1} for sizes in zip(*rows, strict=True)]
-    return None if any(len(sizes) > 1 for sizes in places) else tuple(sizes.pop() if sizes else 1 for sizes in places)
+    by_dim = [{size for size in sizes if size != 1} for sizes in zip(*rows, strict=True)]
+    return None if any(len(sizes) > 1 for sizes in by_dim) else tuple(sizes.pop() if sizes else 1 for sizes in by_dim)
 
 
 aten = torch.ops.aten
@@ -349,7 +339,7 @@ WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-# ---- Make the dry run on meta tensors follow torch's CUDA code paths where they differ.
+# ---- Torch's CUDA code paths, where they differ
 #
 # Two are known to matter. Dropout on a GPU is one kernel that saves a mask of one byte per element; elsewhere the mask
 # has the input's type. And a gather by 32-bit positions first copies them to 64 bits.
@@ -362,12 +352,9 @@ class GpuRules(TorchFunctionMode):
         if func is dropout:
             return _dropout(*args, **(kwargs or {}))
         if func is Tensor.__getitem__ and not args[0].requires_grad:  # autograd would save the 32-bit positions
-            return args[0][_wide(args[1])]
+            narrow = isinstance(args[1], Tensor) and args[1].dtype == torch.int32
+            return args[0][args[1].long() if narrow else args[1]]
         return func(*args, **(kwargs or {}))
-
-
-def _wide(index: Any) -> Any:
-    return index.long() if isinstance(index, Tensor) and index.dtype == torch.int32 else index
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -378,11 +365,6 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return dropout(input, p, training, inplace)
 
 
-@contextmanager
-def gpu_rules(yes: bool) -> Iterator[None]:
-    """Inside, if ``yes``, torch's functions take their CUDA code paths."""
-    if not yes:
-        yield
-        return
-    with GpuRules():
-        yield
+def gpu_rules(yes: bool) -> AbstractContextManager[Any]:
+    """Let torch's functions take their CUDA code paths, if ``yes``."""
+    return GpuRules() if yes else nullcontext()

@@ -6,6 +6,7 @@ storage ends when the code, autograd included, has released it, not when it was 
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,27 +24,26 @@ from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
 from weft.ops.launch.hooks import intercepted
 
-# ---- Report kernel launches instead of making them, so that launchers can be dry-run on meta tensors.
 
-LaunchSeen = Callable[[str, list[Tensor]], None]
+def watched_launches(seen: Callable[[str, list[Tensor]], None]) -> AbstractContextManager[None]:
+    """Kernel launches of this thread call ``seen(name, tensor arguments)`` and do nothing else.
 
-
-def watched_launches(seen: LaunchSeen) -> AbstractContextManager[None]:
-    """Inside, and in this thread, a launch calls ``seen(name, tensor arguments)`` and does nothing else."""
+    So launchers can be dry-run on meta tensors.
+    """
 
     def watch(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., None]:
-        def note(*args: Any, **options: Any) -> None:
-            handed = [*args, *options.values()]
-            seen(kernel.fn.__name__, [value for value in handed if isinstance(value, Tensor)])
+        def report(*args: Any, **options: Any) -> None:
+            arguments = [*args, *options.values()]
+            seen(kernel.fn.__name__, [value for value in arguments if isinstance(value, Tensor)])
 
-        return note
+        return report
 
     return intercepted(watch)
 
 
 @dataclass
 class Storage:
-    """One storage under observation: its place in the sequence of events, and the tensor that made it."""
+    """One storage under observation: when it was made, and the shape of the tensor that made it."""
 
     number: int
     bytes: int
@@ -54,7 +54,7 @@ class Storage:
 
 
 @dataclass
-class Call:
+class ObservedCall:
     """One operator call. ``reads``/``writes`` are numbers of storages; ``made`` those that it allocated.
 
     ``args`` are the arguments with tensors replaced by :class:`Seen`, so that nothing is kept alive.
@@ -73,6 +73,10 @@ class Call:
     grad_enabled: bool = True
     phase: str | None = None
     stream: int = 0
+
+    def argument(self, name: str) -> Any:
+        """The argument of that name in the operator's schema; None if it is None or the operator has none."""
+        return argument(self.name, self.args, name)
 
 
 @dataclass
@@ -101,10 +105,7 @@ class Seen:
     @property
     def numel(self) -> int:
         """Elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -129,7 +130,7 @@ class Observer(TorchDispatchMode):
         self.kind = kind
         self.phase: str | None = None  # of the next calls, if known
         self.stream = 0  # on which the next calls would run
-        self.calls: list[Call] = []
+        self.calls: list[ObservedCall] = []
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
         self._gone: list[int] = []  # since the last call
@@ -156,8 +157,6 @@ class Observer(TorchDispatchMode):
             self._stack.close()
             self.settle()
 
-    # ---- storages ------------------------------------------------------------------------------------
-
     def number(self, tensor: Tensor) -> int | None:
         """The number of the tensor's storage if it is known and alive, else None."""
         return self._live.get(tensor.untyped_storage()._cdata) if self._counts(tensor) else None
@@ -176,11 +175,6 @@ class Observer(TorchDispatchMode):
     def _counts(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.kind and tensor.layout == torch.strided
 
-    def _makes(self, func: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether an operator without arguments of interest may give a result of interest: a factory, a transfer."""
-        device = kwargs.get("device")
-        return self.kind == "cpu" if device is None else torch.device(device).type == self.kind
-
     def _know(self, tensor: Tensor) -> tuple[int, bool]:
         """The number of the tensor's storage, and whether it is new."""
         storage = tensor.untyped_storage()
@@ -189,14 +183,11 @@ class Observer(TorchDispatchMode):
             return self._live[key], False
         number = len(self.storages)
         # A finalizer, not a scan at every call: thousands of members hold thousands of storages.
-        alive = weakref.ref(storage, lambda _: self._forget(key))
+        alive = weakref.ref(storage, lambda _: self._gone.append(self._live.pop(key)))
         shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
         self.storages.append(Storage(number, storage.nbytes(), shape, dtype, len(self.calls), alive))
         self._live[key] = number
         return number, True
-
-    def _forget(self, key: int) -> None:
-        self._gone.append(self._live.pop(key))
 
     def _seen(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -207,16 +198,15 @@ class Observer(TorchDispatchMode):
             return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
         return value
 
-    # ---- calls ---------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [t for t in tensors_in((args, kwargs)) if self._counts(t)]
-        if not inputs and not self._makes(func, kwargs):
-            return func(*args, **kwargs)
+        device = kwargs.get("device")
+        if not inputs and (self.kind != "cpu" if device is None else torch.device(device).type != self.kind):
+            return func(*args, **kwargs)  # neither its arguments nor its results are on the device
         if is_composite(func):
             with self:  # inside an operator, below autograd, no other rule decomposes it
-                return _taken_apart(func, args, kwargs)
+                return _decomposed(func, args, kwargs)
         self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
@@ -226,15 +216,15 @@ class Observer(TorchDispatchMode):
         if out is NotImplemented:
             out = func(*args, **kwargs)
         outputs = [t for t in tensors_in(out) if self._counts(t)]
-        known = [self._know(t) for t in outputs]
-        made = _unique(number for number, new in known if new)
-        written = [self._know(t)[0] for t in written_tensors(func, args, kwargs) if self._counts(t)]
+        made = _unique(number for number, new in map(self._know, outputs) if new)
+        changed = (args[i] if i < len(args) else kwargs.get(name) for i, name in written_places(func))
+        written = [self._know(t)[0] for t in tensors_in(list(changed)) if self._counts(t)]
         if not any(self.storages[number].bytes for number in (*made, *written)):
             return out  # a view, or nothing at all: nothing happens on the device
         inside = self._inside(func, args, kwargs)
         self.calls.append(
-            Call(
-                name=name_of(func),
+            ObservedCall(
+                name=func._schema.name.replace("::", "."),  # "aten.mm", "weft.spmm"
                 args=seen_args,
                 kwargs=seen_kwargs,
                 outs=self._seen(out if isinstance(out, (list, tuple)) else (out,)),
@@ -253,13 +243,23 @@ class Observer(TorchDispatchMode):
     def _launch(self, kernel: str, tensors: list[Tensor]) -> None:
         """Record a kernel that is launched outside of any operator."""
         self.settle()
-        held = [t for t in tensors if self._counts(t)]
-        numbers = _unique(self._know(t)[0] for t in held)
-        seen = tuple(self._seen(t) for t in held)
-        name = "triton." + kernel.strip("_")
-        call = Call(name, seen, {}, (), numbers, (), (), in_backward(), Inside(launches=1))
-        call.grad_enabled, call.phase, call.stream = torch.is_grad_enabled(), self.phase, self.stream
-        self.calls.append(call)
+        counted = [t for t in tensors if self._counts(t)]
+        self.calls.append(
+            ObservedCall(
+                name="triton." + kernel.strip("_"),
+                args=tuple(self._seen(t) for t in counted),
+                kwargs={},
+                outs=(),
+                reads=_unique(self._know(t)[0] for t in counted),
+                writes=(),
+                made=(),
+                in_backward=in_backward(),
+                inside=Inside(launches=1),
+                grad_enabled=torch.is_grad_enabled(),
+                phase=self.phase,
+                stream=self.stream,
+            )
+        )
 
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:
         if not self._look_inside or func.namespace != "weft":
@@ -288,26 +288,21 @@ def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
                 inner._know(tensor)
         first = len(inner.storages)
         result = implementation(*args, **kwargs)
-    kept = {number for t in tensors_in(result) if (number := inner.number(t)) is not None and number >= first}
-    return Inside(
-        launches=sum(0 if is_allocation(call.name) else 1 for call in inner.calls),
-        pieces=_pieces(inner, first, kept),
-        library=any(is_library(call.name) for call in inner.calls),
-        lt=any(is_lt(call) for call in inner.calls),
-    )
-
-
-def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
-    """The blocks allocated besides arguments and results, at their peak."""
+    results = {number for t in tensors_in(result) if (number := inner.number(t)) is not None and number >= first}
     now: dict[int, int] = {}
-    most: tuple[int, ...] = ()
+    most: tuple[int, ...] = ()  # the blocks allocated besides arguments and results, at their peak
     for call in inner.calls:
-        now |= {n: inner.storages[n].bytes for n in call.made if n >= first and n not in kept}
+        now |= {n: inner.storages[n].bytes for n in call.made if n >= first and n not in results}
         if sum(now.values()) > sum(most):
             most = tuple(now.values())
         for number in call.frees:
             now.pop(number, None)
-    return most
+    return Inside(
+        launches=sum(family_of(call.name) != "allocation" for call in inner.calls),
+        pieces=most,
+        library=any(is_library(call.name) for call in inner.calls),
+        lt=any(is_lt(call) for call in inner.calls),
+    )
 
 
 LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
@@ -318,43 +313,33 @@ def is_library(name: str) -> bool:
     return name in LIBRARY
 
 
-def is_lt(call: Call) -> bool:
+def is_lt(call: ObservedCall) -> bool:
     """Whether a product goes through cuBLASLt: torch uses it for products with a bias vector.
 
     A matrix with a single row or column is the exception.
     """
     if call.name != "aten.addmm":
         return False
-    bias, one, other = call.args[:3]
-    return len(bias.shape) == 1 and min(*one.shape, *other.shape) > 1
-
-
-def is_allocation(name: str) -> bool:
-    """Whether the operator only allocates."""
-    return family_of(name) == "allocation"
+    bias, left, right = call.args[:3]
+    return len(bias.shape) == 1 and min(*left.shape, *right.shape) > 1
 
 
 def is_composite(func: Any) -> bool:
-    """Whether the operator is written in terms of others, such as ``aten.matmul``."""
+    """Whether the operator is written in terms of other operators, such as ``aten.matmul``."""
     if func.namespace != "aten":
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-def _taken_apart(func: Any, args: Any, kwargs: Any) -> Any:
-    """The operators that ``func`` is written in. Torch's rule for products imports sympy, which most do not need."""
+def _decomposed(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of the operators that ``func`` is written in. Torch's rule for products imports sympy."""
     if func is torch.ops.aten.matmul.default:
-        one, other = args
-        if one.dim() == other.dim() == 2:
-            return torch.mm(one, other)
-        if one.dim() == other.dim() == 3 and one.shape[0] == other.shape[0]:
-            return torch.bmm(one, other)
+        left, right = args
+        if left.dim() == right.dim() == 2:
+            return torch.mm(left, right)
+        if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
+            return torch.bmm(left, right)
     return func.decompose(*args, **kwargs)
-
-
-def name_of(func: Any) -> str:
-    """``"aten.mm"``, ``"weft.spmm"``: without the overload."""
-    return func._schema.name.replace("::", ".")
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -366,14 +351,6 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(tree, dict):
         yield from tensors_in(list(tree.values()))
-
-
-def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The arguments that the operator's schema says it writes."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
 
 
 def in_backward() -> bool:
@@ -417,7 +394,7 @@ def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-# ---- Read operator schemas: which arguments an operator writes, and which operators synchronise with the host.
+# ---- Schemas of operators
 
 aten = torch.ops.aten
 HOST_READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
@@ -425,24 +402,23 @@ HOST_READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonz
 
 @cache
 def argument_places(operator: str) -> Mapping[str, int]:
-    """Where the arguments of an operator (``"weft.spmm"``) stand, by their names in its schema."""
+    """Positions of the arguments of an operator (``"weft.spmm"``), by their names in its schema."""
     namespace, _, name = operator.rpartition(".")
     schema = getattr(getattr(torch.ops, namespace), name).default._schema
-    return MappingProxyType({argument.name: place for place, argument in enumerate(schema.arguments)})
+    return MappingProxyType({argument.name: position for position, argument in enumerate(schema.arguments)})
 
 
 def argument(operator: str, args: Sequence[Any], name: str) -> Any:
     """The argument called ``name`` among ``args``; None if the operator has none of that name, or it was left out."""
-    place = argument_places(operator).get(name)
-    return args[place] if place is not None and place < len(args) else None
+    position = argument_places(operator).get(name)
+    return args[position] if position is not None and position < len(args) else None
 
 
 @cache
 def written_places(target: Any) -> tuple[tuple[int, str], ...]:
-    """Places and names of the arguments that ``target`` writes to."""
+    """Positions and names of the arguments that ``target`` writes to."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ()
-    written = (argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
-    pairs = zip(enumerate(schema.arguments), written, strict=True)
-    return tuple((place, argument.name) for (place, argument), writes in pairs if writes)
+    arguments = enumerate(schema.arguments)
+    return tuple((i, arg.name) for i, arg in arguments if arg.alias_info is not None and arg.alias_info.is_write)

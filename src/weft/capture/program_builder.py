@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.capture.costs import ATEN, WEFT, Work, bytes_in, bytes_out
-from weft.capture.observer import Call, Observer, is_library, is_lt
+from weft.capture.observer import ObservedCall, Observer, is_library, is_lt
 from weft.core.program import MARKER_KEPT, Operator, Program, Value
 
 KERNELS = "triton."  # launched outside of any operator
@@ -34,37 +34,45 @@ def program_of(
     ``recordable``: whether the step can be captured as a CUDA graph.
     """
     calls = observer.calls[first:last]
-    weights = {number for number, kind in kinds.items() if kind == "weight"}
     if setup is None:
-        phases = phases_of(calls, weights)
-    else:
-        phases = ["preparation" if place < setup else "warm-up" for place in range(first, first + len(calls))]
-    if setup is None:
+        phases = phases_of(calls, {number for number, kind in kinds.items() if kind == "weight"})
         born = [number for call in calls for number in call.made]
-    else:  # also storages made without a call: numbers copied from the host
-        born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
-    if setup is None:  # a module that keeps an activation keeps its autograd graph, numbers from the host included
+        # A module that keeps an activation keeps its autograd graph, numbers from the host included.
         born += [number for number in left if number not in set(resident)]
+    else:
+        phases = ["preparation" if number < setup else "warm-up" for number in range(first, first + len(calls))]
+        # Also storages made without a call: numbers copied from the host.
+        born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
     step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
     step |= {number: kinds.get(number, "constant") for number in resident}
     step |= {number: kinds[number] for number in born if number in kinds}
-    values = tuple(_value(observer, number, step[number]) for number in ids)
+    storages = [observer.storages[number] for number in ids]
+    values = tuple(Value(s.bytes, step[s.number], s.shape, s.dtype) for s in storages)
     operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
     if setup is not None:
         stays = tuple(ids[number] for number in born if number in kinds)
         operators += (Operator(MARKER_KEPT, "warm-up", stays, ()),)
-    unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
-    groups = [tuple(ids[number] for number in numbers) for numbers in (resident, carried, left)]
-    return Program(values, operators, groups[0], tuple(unknown), tasks, note, *groups[1:], recordable)
+    unknown = {call.name for call in calls if not has_cost(call.name) or not call.inside.seen}
+    return Program(
+        values=values,
+        operators=operators,
+        resident=tuple(ids[number] for number in resident),
+        unknown=tuple(sorted(unknown)),
+        tasks=tasks,
+        note=note,
+        carried=tuple(ids[number] for number in carried),
+        left=tuple(ids[number] for number in left),
+        recordable=recordable,
+    )
 
 
-def known(name: str) -> bool:
+def has_cost(name: str) -> bool:
     """Whether the operator has a cost rule."""
     return name in ATEN or name in WEFT or name.startswith(KERNELS)
 
 
-def work_of(call: Call) -> Work:
+def work_of(call: ObservedCall) -> Work:
     """The cost of a call; without a rule, that of reading and writing its tensors once."""
     rule = ATEN.get(call.name) or WEFT.get(call.name)
     if rule is not None:
@@ -72,11 +80,11 @@ def work_of(call: Call) -> Work:
     return Work(stream=bytes_in(call) + bytes_out(call))
 
 
-def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
+def phases_of(calls: Sequence[ObservedCall], weights: set[int]) -> list[str]:
     """The phase of every call: backward while autograd runs, then update until the weights are written.
 
     Evaluation runs without gradients: a later call that reads weights with gradients enabled begins the next stack's
-    forward pass, and so does the first call on another stream, if stacks have streams of their own.
+    forward pass, and so does the first call on another stream, if stacks have separate streams.
     Calls of a merged step carry their phase, except that writing weights is always an update.
     """
     phases, phase, stream = [], "forward", None
@@ -98,7 +106,7 @@ def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
     return phases
 
 
-def born_kinds(calls: Sequence[Call], phases: Sequence[str]) -> dict[int, str]:
+def born_kinds(calls: Sequence[ObservedCall], phases: Sequence[str]) -> dict[int, str]:
     """The kind of every storage that the step makes: those alive when the backward pass starts are activations."""
     kinds: dict[int, str] = {}
     for call, phase in zip(calls, phases, strict=True):
@@ -111,12 +119,7 @@ def born_kinds(calls: Sequence[Call], phases: Sequence[str]) -> dict[int, str]:
     return kinds
 
 
-def _value(observer: Observer, number: int, kind: str) -> Value:
-    storage = observer.storages[number]
-    return Value(storage.bytes, kind, storage.shape, storage.dtype)
-
-
-def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
+def _operator(call: ObservedCall, phase: str, ids: Mapping[int, int]) -> Operator:
     work, inside = work_of(call), call.inside
     return Operator(
         name=call.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from weft.cli.spec import ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 
@@ -57,44 +57,71 @@ def info(
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in _facts(stats):
         table.add_row(f"[dim]{name}[/dim]", value)
-    _console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
+
+
+MADE = (
+    ShellOption("scale", float, "Shapes: this many times the nodes."),
+    ShellOption("nodes", int, "Number of nodes."),
+    ShellOption("edges", int, "Stored entries; undirected edges count twice."),
+    ShellOption("features", int, "Number of features."),
+    ShellOption("classes", int, "Number of classes (sbm: of blocks)."),
+    ShellOption("max_degree", int, "citation: degree of the largest hub."),
+    ShellOption("homophily", float, "citation: share of edges inside a class."),
+    ShellOption("density", float, "citation: sparse features of this density."),
+    ShellOption("relations", int, "citation: number of edge relations."),
+    ShellOption("directed", bool, "citation, rmat: directed edges.", flag="--directed"),
+    ShellOption("p_in", float, "sbm: edge probability inside a block."),
+    ShellOption("p_out", float, "sbm: edge probability between blocks."),
+)
+SIZES = {"nodes", "features", "classes"}
+TAKES = {
+    "citation": SIZES | {"edges", "max_degree", "homophily", "density", "relations", "directed"},
+    "sbm": SIZES | {"p_in", "p_out"},
+    "rmat": SIZES | {"edges", "directed"},
+}
 
 
 @app.command()
+@takes(*MADE)
 def make(
     kind: Annotated[str, typer.Argument(help="A shape (`weft data ls`), or citation, sbm, rmat.")],
     out: Out,
     seed: Seed = 0,
-    scale: Annotated[float | None, typer.Option(help="Shapes: this many times the nodes.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
-    edges: Annotated[int | None, typer.Option(help="Stored entries; undirected edges count twice.")] = None,
-    features: Annotated[int | None, typer.Option(help="Number of features.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes (sbm: of blocks).")] = None,
-    max_degree: Annotated[int | None, typer.Option(help="citation: degree of the largest hub.")] = None,
-    homophily: Annotated[float | None, typer.Option(help="citation: share of edges inside a class.")] = None,
-    density: Annotated[float | None, typer.Option(help="citation: sparse features of this density.")] = None,
-    relations: Annotated[int | None, typer.Option(help="citation: number of edge relations.")] = None,
-    directed: Annotated[bool | None, typer.Option("--directed", help="citation, rmat: directed edges.")] = None,
-    p_in: Annotated[float | None, typer.Option(help="sbm: edge probability inside a block.")] = None,
-    p_out: Annotated[float | None, typer.Option(help="sbm: edge probability between blocks.")] = None,
     device: Device = "cpu",
     overwrite: Overwrite = False,
+    **options: Any,
 ) -> None:
     """Generate a graph and save it as a folder that `weft run` and weft.load open."""
     from weft.engine.machine import choose_device
+    from weft.graph import generate
+    from weft.graph.catalog import shapes
 
-    given = {
-        "scale": scale, "nodes": nodes, "edges": edges, "features": features, "classes": classes,
-        "max_degree": max_degree, "homophily": homophily, "density": density, "relations": relations,
-        "directed": directed, "p_in": p_in, "p_out": p_out,
-    }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    maker, known = _MAKERS.get(kind, (_make_shape, {"scale"}))
+    given = {name: value for name, value in options.items() if value is not None}
+    known = TAKES.get(kind, {"scale"})
     unknown = sorted(set(given) - known)
     if unknown:
-        takes = ", ".join(_flag(name) for name in sorted(known))
-        raise SpecError(f"weft data make {kind} takes no {_flag(unknown[0])}; it takes {takes}")
-    graph = maker(kind, given, {"seed": seed, "device": choose_device(device)})
+        flags = ["--" + name.replace("_", "-") for name in (unknown[0], *sorted(known))]
+        raise SpecError(f"weft data make {kind} takes no {flags[0]}; it takes {', '.join(flags[1:])}")
+    how = {"seed": seed, "device": choose_device(device)}
+    nodes = given.pop("nodes", 10_000)
+    if kind == "citation":
+        edges, features, classes = given.pop("edges", 10 * nodes), given.pop("features", 64), given.pop("classes", 8)
+        graph = generate.citation(nodes, edges, features, classes, **given, **how)
+    elif kind == "sbm":
+        blocks = given.get("classes", 8)
+        if not 1 <= blocks <= nodes:
+            raise SpecError(f"--classes {blocks} must lie in 1..{nodes}, the number of nodes")
+        sizes = [nodes // blocks + (block < nodes % blocks) for block in range(blocks)]
+        inside, between = given.get("p_in", min(1.0, 8.0 * blocks / nodes)), given.get("p_out", min(1.0, 2.0 / nodes))
+        graph = generate.sbm(sizes, inside, between, num_features=given.get("features", 16), **how)
+    elif kind == "rmat":
+        features, classes = given.get("features", 16), given.get("classes", 8)
+        edges, directed = given.get("edges", 16 * nodes), given.get("directed", False)
+        graph = generate.rmat(nodes, edges, num_features=features, num_classes=classes, directed=directed, **how)
+    else:
+        graph = shapes.make(kind.removeprefix("shape:"), **given, **how)
     _save(graph, out, overwrite)
 
 
@@ -126,95 +153,20 @@ def convert(
     else:
         raise SpecError(f"--undirected is for edge files; {source!r} is not the path of one")
     if split is not None:
-        graph = graph.random_split(*_parts(split), seed=seed)
+        try:  # "0.6,0.2" are shares, "140,500,1000" numbers of nodes
+            parts = [float(word) if "." in word else int(word) for word in split.split(",")]
+        except ValueError:
+            parts = []
+        if len(parts) not in (2, 3):
+            expected = "expected shares such as 0.6,0.2 or numbers of nodes such as 140,500,1000"
+            raise SpecError(f"--split {split}: {expected}")
+        graph = graph.random_split(*parts, seed=seed)
     _save(graph, target, overwrite)
-
-
-def _parts(text: str) -> list[float]:
-    """``"0.6,0.2"`` as shares, ``"140,500,1000"`` as numbers of nodes."""
-    try:
-        parts = [float(word) if "." in word else int(word) for word in text.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) not in (2, 3):
-        raise SpecError(f"--split {text}: expected shares such as 0.6,0.2 or numbers of nodes such as 140,500,1000")
-    return parts
-
-
-# ---- making -------------------------------------------------------------------------------------------
-
-Options = dict[str, Any]
-
-
-def _make_shape(kind: str, given: Options, place: Options) -> Graph:
-    from weft.graph.catalog import shapes
-
-    return shapes.make(kind.removeprefix("shape:"), **given, **place)
-
-
-def _make_citation(kind: str, given: Options, place: Options) -> Graph:
-    from weft.graph import generate
-
-    nodes = given.pop("nodes", 10_000)
-    sizes = (nodes, given.pop("edges", 10 * nodes), given.pop("features", 64), given.pop("classes", 8))
-    return generate.citation(*sizes, **given, **place)
-
-
-def _make_sbm(kind: str, given: Options, place: Options) -> Graph:
-    from weft.graph import generate
-
-    nodes, blocks = given.get("nodes", 10_000), given.get("classes", 8)
-    if not 1 <= blocks <= nodes:
-        raise SpecError(f"--classes {blocks} must lie in 1..{nodes}, the number of nodes")
-    sizes = [nodes // blocks + (block < nodes % blocks) for block in range(blocks)]
-    rates = (given.get("p_in", min(1.0, 8.0 * blocks / nodes)), given.get("p_out", min(1.0, 2.0 / nodes)))
-    return generate.sbm(sizes, *rates, num_features=given.get("features", 16), **place)
-
-
-def _make_rmat(kind: str, given: Options, place: Options) -> Graph:
-    from weft.graph import generate
-
-    nodes = given.get("nodes", 10_000)
-    return generate.rmat(
-        nodes,
-        given.get("edges", 16 * nodes),
-        num_features=given.get("features", 16),
-        num_classes=given.get("classes", 8),
-        directed=given.get("directed", False),
-        **place,
-    )
-
-
-_SIZES = {"nodes", "features", "classes"}
-_MAKERS: dict[str, tuple[Callable[[str, Options, Options], Graph], set[str]]] = {
-    "citation": (
-        _make_citation,
-        _SIZES | {"edges", "max_degree", "homophily", "density", "relations", "directed"},
-    ),
-    "sbm": (_make_sbm, _SIZES | {"p_in", "p_out"}),
-    "rmat": (_make_rmat, _SIZES | {"edges", "directed"}),
-}
 
 
 def _save(graph: Graph, out: Path, overwrite: bool) -> None:
     graph.save(out, overwrite=overwrite)
     print(f"{graph!r} -> {out}", file=sys.stderr)
-
-
-# ---- showing ------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
 
 
 def _facts(stats: GraphStats) -> list[tuple[str, str]]:
@@ -225,25 +177,19 @@ def _facts(stats: GraphStats) -> list[tuple[str, str]]:
         features += f", sparse, {stats.feature_nnz:,} stored"
     facts = [
         ("name", stats.name),
-        ("nodes", _count(stats.num_nodes)),
+        ("nodes", f"{stats.num_nodes:,}"),
         ("edges", f"{stats.num_edges:,} ({', '.join(kinds)})"),
         ("degree", f"{stats.num_edges / max(1, stats.num_nodes):.1f} on average, {stats.max_degree:,} at most"),
         ("features", features + ")" if stats.num_features else "none"),
-        ("targets" if stats.regression else "labels" if stats.multilabel else "classes", _count(stats.num_classes)),
+        ("targets" if stats.regression else "labels" if stats.multilabel else "classes", f"{stats.num_classes:,}"),
     ]
     if stats.num_relations:
-        facts.append(("relations", _count(stats.num_relations)))
+        facts.append(("relations", f"{stats.num_relations:,}"))
     split = (stats.num_train, stats.num_val, stats.num_test)
-    facts.append(("train / val / test", " / ".join(_count(size) for size in split)))
-    return facts + [("degrees", line) for line in _degree_lines(stats)]
-
-
-def _degree_lines(stats: GraphStats) -> list[str]:
-    """One line per power of two: how many nodes have such a degree."""
-    lines = []
-    for length, count in enumerate(stats.degree_histogram):
+    facts.append(("train / val / test", " / ".join(f"{size:,}" for size in split)))
+    for length, count in enumerate(stats.degree_histogram):  # a line per power of two
         if count:
             low, high = (1 << length) // 2, (1 << length) - 1
             span = f"{low:,}" if low >= high else f"{low:,}-{high:,}"
-            lines.append(f"{span:>17}  {count:>13,} nodes")
-    return lines
+            facts.append(("degrees", f"{span:>17}  {count:>13,} nodes"))
+    return facts

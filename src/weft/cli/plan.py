@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.format import check_file, write_file
-from weft.cli.spec import spec_of, takes_run_options
+from weft.cli.spec import run_options, spec_of, takes
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.run_options import RunOptions
@@ -21,7 +21,7 @@ from weft.core.startup import gc_paused
 DOES_NOT_FIT = 4
 
 
-@takes_run_options("plan")
+@takes(*run_options("plan"))
 def plan(
     spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
     machine: Annotated[
@@ -64,7 +64,7 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
     ] = None,
-    **run_options: Any,
+    **given: Any,
 ) -> None:
     """Say what SPEC will take: peak memory and time of every task, groups, and the reason for every decision.
 
@@ -101,7 +101,7 @@ def plan(
         check_order(order)
     if gpus is not None and gpus > 1:
         work = over_the_whole_graph(work)
-    report = make_plan(work, machine=machine, options=RunOptions.of(**run_options))
+    report = make_plan(work, machine=machine, options=RunOptions.of(**given))
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:

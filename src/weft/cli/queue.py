@@ -5,15 +5,15 @@ from __future__ import annotations
 import json as jsonlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.spec import ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from weft.sched.queue_state import QueuedTask
     from weft.sched.queues import RecordedQueue
     from weft.sched.simulator import Simulation
 
@@ -30,120 +30,86 @@ def _queue() -> None:
     pass
 
 
+SIMULATED = (
+    ShellOption(
+        "policy",
+        list[str],
+        "sequential, mps, pipeswitch, base, lmcf, bmc or backfill; repeat to compare.",
+        "NAME",
+        "all",
+    ),
+    ShellOption("queue", str, "A queue of CoGNN: gcn, sage, gat, gin or mix.", "NAME", "a random queue"),
+    ShellOption("file", Path, "A recorded queue, with its device.", "QUEUE.json", "a random queue"),
+    ShellOption("tasks", int, "Length of the random queue.", "N", str(TASKS)),
+    ShellOption("seed", int, "Seed of the random queue.", "S", str(SEED)),
+    ShellOption("gap", float, "Mean time between arrivals in the random queue; 0: all at once.", "SECONDS", "0"),
+    ShellOption("budget", str, "Memory of the device for all tasks.", "BYTES", "26GiB, or the file's"),
+    ShellOption("workers", int, "Groups that may run at once.", "K", "2, or the file's"),
+    ShellOption("machine", str, "Machine that costs are estimated for: v100-32g, h200, ...", "NAME", MACHINE),
+)
+
+
 @app.command()
+@takes(*SIMULATED)
 def simulate(
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="sequential, mps, pipeswitch, base, lmcf, bmc or backfill; repeat to compare.",
-            show_default="all",
-        ),
-    ] = None,
-    queue: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A queue of CoGNN: gcn, sage, gat, gin or mix.", show_default="a random queue"
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(metavar="QUEUE.json", help="A recorded queue, with its device.", show_default="a random queue"),
-    ] = None,
-    tasks: Annotated[
-        int | None, typer.Option(metavar="N", help="Length of the random queue.", show_default=str(TASKS))
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="S", help="Seed of the random queue.", show_default=str(SEED))
-    ] = None,
-    gap: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Mean time between arrivals in the random queue; 0: all arrive at once.",
-            show_default="0",
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory of the device for all tasks.", show_default="26GiB, or the file's"),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="K", help="Groups that may run at once.", show_default="2, or the file's")
-    ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Machine that costs are estimated for: v100-32g, h200, ...", show_default=MACHINE
-        ),
-    ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Gantt charts of the policies.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Figures and groups as JSON on stdout.")] = False,
+    **given: Any,
 ) -> None:
     """Run scheduling policies over a queue of trainings and print their figures.
 
     Needs no GPU: costs are estimates by rule of thumb. JCT is the time from arrival to end, wait that from arrival to
     start; late counts tasks that end after their deadline or latency target.
     """
-    _check(plot, gap)
-    _check_queue(queue, file, {"--tasks": tasks, "--seed": seed, "--gap": gap}, machine)
-    recorded = _recorded(file) if file is not None else _made(_tasks(queue, tasks, seed, gap, machine or MACHINE))
-    recorded = recorded.on(None if budget is None else parse_bytes(budget), workers)
-    runs = _simulate(policy or [], recorded)
-    print(_json(runs) if json else _table(runs, len(recorded.tasks)))
-    if plot is not None:
-        _write(runs, plot)
+    from weft.sched.policies import POLICIES, find_policy
+    from weft.sched.simulator import simulate as simulated
 
-
-def _check(plot: Path | None, gap: float | None) -> None:
     if plot is not None and plot.suffix.lower() != ".svg":
         raise SpecError(f"--plot {plot}: the name must end in .svg")
-    if gap is not None and not 0 <= gap < float("inf"):
-        raise SpecError(f"--gap {gap} must be a number of seconds, 0 or more")
+    if given["gap"] is not None and not 0 <= given["gap"] < float("inf"):
+        raise SpecError(f"--gap {given['gap']} must be a number of seconds, 0 or more")
+    queue = _queue_of(given)
+    queue = queue.on(None if given["budget"] is None else parse_bytes(given["budget"]), given["workers"])
+    runs = []
+    for name in dict.fromkeys(map(str.lower, given["policy"] or POLICIES)):
+        policy = find_policy(name)
+        runs.append(simulated(policy, queue.tasks, [queue.device], queue.conditions, name=name, actual=queue.actual))
+    print(_json(runs) if json else _table(runs, len(queue.tasks)))
+    if plot is not None:
+        from weft.engine.charts import queue_svg
+
+        try:
+            plot.absolute().parent.mkdir(parents=True, exist_ok=True)
+            plot.write_text(queue_svg(runs) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SpecError(f"--plot {plot}: cannot be written ({error.strerror}); choose another place") from None
 
 
-def _check_queue(queue: str | None, file: Path | None, drawn: Mapping[str, float | None], machine: str | None) -> None:
-    """Refuse options that the chosen queue would leave unused; ``drawn``: those of random queues."""
+def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
+    """The queue that the options select; refuses options that it would leave unused."""
+    from weft.planner.machine_profiles import profile
+    from weft.sched.queue_state import DeviceState
+    from weft.sched.queues import Mixture, RecordedQueue, paper_queue, random_queue, read_recorded
+
+    queue, file, machine = given["queue"], given["file"], given["machine"]
     if file is not None and queue is not None:
         raise SpecError(f"--file {file} and --queue {queue}: give one of them")
-    given = [f"{name} {value}" for name, value in drawn.items() if value is not None]
-    if given and (queue is not None or file is not None):
+    drawn = [f"--{name} {given[name]}" for name in ("tasks", "seed", "gap") if given[name] is not None]
+    if drawn and (queue is not None or file is not None):
         chosen = f"--queue {queue}" if queue is not None else f"--file {file}"
-        raise SpecError(f"{given[0]} is for random queues, and {chosen} has its own tasks; leave one of the two out")
+        raise SpecError(f"{drawn[0]} is for random queues, and {chosen} has its own tasks; leave one of the two out")
     if machine is not None and file is not None:
         raise SpecError(f"--machine {machine}: --file {file} has recorded costs; leave one of the two out")
-
-
-def _tasks(queue: str | None, count: int | None, seed: int | None, gap: float | None, machine: str) -> list[QueuedTask]:
-    from weft.planner.machine_profiles import profile
-    from weft.sched.queues import Mixture, paper_queue, random_queue
-
+    if file is not None:
+        return read_recorded(file)
+    costs = profile(machine or MACHINE)
     if queue is not None:
-        return paper_queue(queue, profile(machine))
-    length, start = TASKS if count is None else count, SEED if seed is None else seed
-    return random_queue(length, start, profile(machine), Mixture(gap_seconds=gap or 0.0))
-
-
-def _recorded(file: Path) -> RecordedQueue:
-    from weft.sched.queues import read_recorded
-
-    return read_recorded(file)
-
-
-def _made(tasks: list[QueuedTask]) -> RecordedQueue:
-    from weft.sched.queue_state import DeviceState
-    from weft.sched.queues import RecordedQueue
-
+        tasks = paper_queue(queue, costs)
+    else:
+        length = TASKS if given["tasks"] is None else given["tasks"]
+        seed = SEED if given["seed"] is None else given["seed"]
+        tasks = random_queue(length, seed, costs, Mixture(gap_seconds=given["gap"] or 0.0))
     return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
-
-
-def _simulate(names: list[str], queue: RecordedQueue) -> list[Simulation]:
-    from weft.sched.policies import POLICIES, find_policy
-    from weft.sched.simulator import simulate
-
-    chosen = {name.lower(): find_policy(name) for name in names or POLICIES}
-    about = queue.tasks, [queue.device], queue.conditions
-    return [simulate(policy, *about, name=name, actual=queue.actual) for name, policy in chosen.items()]
 
 
 def _json(runs: list[Simulation]) -> str:
@@ -151,28 +117,15 @@ def _json(runs: list[Simulation]) -> str:
 
 
 def _table(runs: list[Simulation], count: int) -> str:
-    rows = [COLUMNS, *(_row(run) for run in runs)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-    lines = ["  ".join(_aligned(cell, widths[i], i) for i, cell in enumerate(row)).rstrip() for row in rows]
-    return "\n".join([f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}", *lines])
-
-
-def _aligned(cell: str, width: int, place: int) -> str:
-    return cell.rjust(width) if place else cell.ljust(width)
-
-
-def _row(run: Simulation) -> tuple[str, ...]:
-    figures = run.metrics()
-    times = (figures.makespan, figures.mean_jct, figures.p95_jct, figures.mean_queuing, figures.p95_queuing)
-    ends = (f"{figures.utilisation:.0%}", show_bytes(figures.peak_bytes), str(figures.refused), str(figures.late))
-    return (run.policy, *map(show_seconds, times), *ends)
-
-
-def _write(runs: list[Simulation], path: Path) -> None:
-    from weft.engine.charts import queue_svg
-
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(queue_svg(runs) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--plot {path}: cannot be written ({error.strerror}); choose another place") from None
+    rows = [COLUMNS]
+    for run in runs:
+        figures = run.metrics()
+        times = (figures.makespan, figures.mean_jct, figures.p95_jct, figures.mean_queuing, figures.p95_queuing)
+        ends = (f"{figures.utilisation:.0%}", show_bytes(figures.peak_bytes), str(figures.refused), str(figures.late))
+        rows.append((run.policy, *map(show_seconds, times), *ends))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = [f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}"]
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    return "\n".join(lines)

@@ -19,8 +19,10 @@ from weft.cli.format import (
     with_lateness,
     with_local_times,
 )
+from weft.cli.spec import ShellOption, takes
 from weft.core.errors import InputError, SpecError
 from weft.core.spec_file import read_spec
+from weft.core.sweep import Sweep
 from weft.core.task import Task
 
 if TYPE_CHECKING:
@@ -43,6 +45,29 @@ def _client(server: str | None, token: str | None) -> Client:
     return Client(server, token)
 
 
+SUBMITTED = (
+    ShellOption("key", str, "The same key queues the same work only once.", shown="none"),
+    ShellOption("priority", int, "Higher is considered first.", default=0),
+    ShellOption("after", list[str], "Start when this task is done; repeat.", "TASK"),
+    ShellOption("budget", str, "Memory that each task may take.", "BYTES", "its estimate"),
+    ShellOption(
+        "deadline",
+        str,
+        "When they should be done: 2h (from now; s, m, h, d), 18:30, 2026-11-18T08:00, or seconds since 1970. "
+        "Of tasks of one priority the earliest is considered first; a late one is not stopped.",
+        "TIME",
+        "none",
+    ),
+    ShellOption("infer", str, "Infer with the best weights of a task, once it is done.", "TASK"),
+    ShellOption("weights", str, "Infer with this file of the server's folder of graphs.", "FILE"),
+    ShellOption("nodes", str, "Of an inference task: all, train, val, test, or ids: 3,5,8.", shown="all"),
+    ShellOption("graph", str, "Of an inference task: another graph.", shown="the one trained on"),
+    ShellOption("latency_target", float, "Of an inference task: seconds to its answer.", "S"),
+    ShellOption("user", str, "Whose tasks they are, on a server without tokens."),
+)
+
+
+@takes(*SUBMITTED)
 def submit(
     spec: Annotated[
         Path | None, typer.Argument(help="TOML file of a task or a sweep.", metavar="[SPEC.toml]", show_default=False)
@@ -51,45 +76,11 @@ def submit(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="The same key queues the same work only once.", show_default="none")
-    ] = None,
-    priority: Annotated[int, typer.Option(help="Higher is considered first.")] = 0,
-    after: Annotated[
-        list[str] | None, typer.Option(metavar="TASK", help="Start when this task is done; repeat.")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Memory that each task may take.", show_default="its estimate")
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="When they should be done: 2h (from now; s, m, h, d), 18:30, 2026-11-18T08:00, or seconds since 1970. "
-            "Of tasks of one priority the earliest is considered first; a late one is not stopped.",
-            show_default="none",
-        ),
-    ] = None,
-    infer: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Infer with the best weights of a task, once it is done.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Infer with this file of the server's folder of graphs.")
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Of an inference task: all, train, val, test, or ids: 3,5,8.", show_default="all")
-    ] = None,
-    graph: Annotated[
-        str | None, typer.Option(help="Of an inference task: another graph.", show_default="the one trained on")
-    ] = None,
-    latency_target: Annotated[
-        float | None, typer.Option(metavar="S", help="Of an inference task: seconds to its answer.")
-    ] = None,
-    user: Annotated[str | None, typer.Option(help="Whose tasks they are, on a server without tokens.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended.")] = False,
     json: Json = False,
     server: Server = None,
     token: Token = None,
+    **given: Any,
 ) -> None:
     """Queue the task or every task of the sweep in SPEC, and print their ids.
 
@@ -98,64 +89,51 @@ def submit(
     submitted with the same --key before.
     """
     client = _client(server, token)
-    common: dict[str, Any] = {"key": key, "priority": priority, "after": after or (), "user": user}
-    asked: dict[str, Any] = {"nodes": _parse_nodes(nodes), "graph": graph, "latency_target": latency_target}
-    if infer is not None or weights is not None:
-        _check_inference(infer, weights, spec, changes, {"budget": budget, "deadline": deadline})
-        task = None if spec is None else _one_task(spec, changes or [])
-        found = [client.infer(infer, task=task, weights=weights, **asked, **common)]
+    common = {name: given[name] for name in ("key", "priority", "user")} | {"after": given["after"] or ()}
+    inference = {name: given[name] for name in ("nodes", "graph", "latency_target")}
+    if inference["nodes"] is not None and inference["nodes"][:1].isdigit():
+        try:
+            inference["nodes"] = [int(node) for node in given["nodes"].split(",")]
+        except ValueError:
+            raise SpecError(f"--nodes {given['nodes']}: expected all, train, val, test, or ids: 3,5,8") from None
+    if given["infer"] is not None or given["weights"] is not None:
+        task = _inference_task(spec, changes or [], given)
+        queued = [client.infer(given["infer"], task=task, weights=given["weights"], **inference, **common)]
     else:
-        work = read_spec(_training_spec(spec, asked), changes or [])
-        due = None if deadline is None else parse_deadline(deadline)
-        found = client.submit(work, budget=budget, deadline=due, **common)
+        unread = next((name for name, value in inference.items() if value is not None), None)
+        if unread is not None:
+            flag = f"--{unread.replace('_', '-')}"
+            raise SpecError(f"{flag} is for inference: give --infer TASK, or SPEC and --weights FILE")
+        if spec is None:
+            raise SpecError("give SPEC.toml, or --infer TASK")
+        due = None if given["deadline"] is None else parse_deadline(given["deadline"])
+        queued = client.submit(read_spec(spec, changes or []), budget=given["budget"], deadline=due, **common)
     if wait:
-        found = client.wait(found)
+        queued = client.wait(queued)
     if json:
-        print(jsonlib.dumps(found))
+        print(jsonlib.dumps(queued))
     else:
-        for one in found:
-            print(plain_line(f"{one['id']}  {one['state']}  {one['name']}".rstrip()))
-    _exit_if_failed(found, "" if key is None else "; submit with another key to queue it again")
+        for task in queued:
+            print(plain_line(f"{task['id']}  {task['state']}  {task['name']}".rstrip()))
+    _exit_if_failed(queued, "" if given["key"] is None else "; submit with another key to queue it again")
 
 
-def _training_spec(spec: Path | None, asked: dict[str, Any]) -> Path:
-    given = next((name for name, value in asked.items() if value is not None), None)
-    if given is not None:
-        raise SpecError(f"--{given.replace('_', '-')} is for inference: give --infer TASK, or SPEC and --weights FILE")
-    if spec is None:
-        raise SpecError("give SPEC.toml, or --infer TASK")
-    return spec
-
-
-def _check_inference(
-    infer: str | None, weights: str | None, spec: Path | None, changes: list[str] | None, limits: dict[str, str | None]
-) -> None:
-    """Refuse what does not go together; ``limits``: what trainings have and inference tasks do not."""
+def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any]) -> Task | None:
+    """The settings of the model of an inference task in SPEC, if there is one; refuses what does not go together."""
+    infer, weights = given["infer"], given["weights"]
     if infer is not None and (weights is not None or spec is not None or changes):
         raise SpecError(f"--infer {infer} has settings and weights of its own; leave SPEC, --set and --weights out")
     if infer is None and spec is None:
         raise SpecError(f"--weights {weights} needs SPEC.toml: the settings that they were trained with")
-    if limits["budget"] is not None:
-        told = "is for trainings; an inference task takes less than one epoch of its own"
-        raise SpecError(f"--budget {limits['budget']} {told}")
-    if limits["deadline"] is not None:
-        raise SpecError(f"--deadline {limits['deadline']} is for trainings; give an inference task --latency-target S")
-
-
-def _one_task(spec: Path, changes: list[str]) -> Task:
-    work = read_spec(spec, changes)
-    if not isinstance(work, Task):
+    if given["budget"] is not None:
+        reason = "is for trainings; an inference task takes less than one epoch of its own"
+        raise SpecError(f"--budget {given['budget']} {reason}")
+    if given["deadline"] is not None:
+        raise SpecError(f"--deadline {given['deadline']} is for trainings; give an inference task --latency-target S")
+    work = None if spec is None else read_spec(spec, changes)
+    if isinstance(work, Sweep):
         raise SpecError(f"{spec}: is a sweep; an inference task has the settings of one model")
     return work
-
-
-def _parse_nodes(nodes: str | None) -> str | list[int] | None:
-    if nodes is None or not nodes[:1].isdigit():
-        return nodes
-    try:
-        return [int(node) for node in nodes.split(",")]
-    except ValueError:
-        raise SpecError(f"--nodes {nodes}: expected all, train, val, test, or ids: 3,5,8") from None
 
 
 def list_tasks(
@@ -168,8 +146,8 @@ def list_tasks(
     token: Token = None,
 ) -> None:
     """List the tasks of a server, with the reason why each one waits."""
-    found = _client(server, token).tasks(state, user)
-    print(jsonlib.dumps(found) if json else task_table(found, terminal_width()))
+    tasks = _client(server, token).tasks(state, user)
+    print(jsonlib.dumps(tasks) if json else task_table(tasks, terminal_width()))
 
 
 def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
@@ -203,19 +181,26 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 def cancel(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Cancel tasks; what depends on them fails."""
     client = _client(server, token)
-    _each(lambda task: _changed(task, _cancelled(task, client.cancel(task))), tasks)
+
+    def cancelled(name: str) -> str:
+        state = client.cancel(name)["state"]
+        if state != "cancelled":  # the server leaves a task that has ended as it is
+            raise InputError(f"task {name!r} has ended already ({state}); it cannot be cancelled")
+        return f"{name}  {state}"
+
+    _each(cancelled, tasks)
 
 
 def pause(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Keep tasks from running; a running one saves a checkpoint first."""
     client = _client(server, token)
-    _each(lambda task: _changed(task, client.pause(task)), tasks)
+    _each(lambda task: f"{task}  {client.pause(task)['state']}", tasks)
 
 
 def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
     """Queue paused tasks again; they go on from their checkpoints."""
     client = _client(server, token)
-    _each(lambda task: _changed(task, client.resume(task)), tasks)
+    _each(lambda task: f"{task}  {client.resume(task)['state']}", tasks)
 
 
 def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
@@ -236,52 +221,40 @@ def fetch(
     Of a task whose loss became NaN these are the best weights from before; it is said that it failed.
     """
     client = _client(server, token)
-    _each(lambda task: _fetched(client, task, out), tasks)
 
+    def fetched(name: str) -> str:
+        folder, task = client.fetch(name, out), client.show(name)
+        if task["state"] == "failed":
+            _say(f"task {name} failed: {task['error']}")
+        return str(folder)
 
-def _fetched(client: Client, task: str, out: Path) -> str:
-    """Download what a task left; the folder."""
-    place, found = client.fetch(task, out), client.show(task)
-    if found["state"] == "failed":
-        _say(f"task {task} failed: {found['error']}")
-    return str(place)
+    _each(fetched, tasks)
 
 
 def _say(sentence: str) -> None:
     print(f"weft: {plain_line(sentence)}", file=sys.stderr, flush=True)
 
 
-def _changed(name: str, task: dict[str, Any]) -> str:
-    return f"{name}  {task['state']}"
-
-
 def _each(action: Callable[[str], str], tasks: Sequence[str]) -> None:
-    """Print what ``action`` says of every task that it can be done with; the others are told at the end."""
-    wrong: list[InputError] = []
+    """Print what ``action`` returns for every task; errors of some are shown at the end."""
+    errors: list[InputError] = []
     for task in tasks:
         try:
             print(action(task))
         except InputError as error:
-            wrong.append(error)
-    for one in wrong[:-1]:
-        _say(f"error: {one}")
-    if wrong:
-        raise wrong[-1]
-
-
-def _cancelled(name: str, task: dict[str, Any]) -> dict[str, Any]:
-    """``task``, unless it had ended before, which the server leaves as it is."""
-    if task["state"] != "cancelled":
-        raise InputError(f"task {name!r} has ended already ({task['state']}); it cannot be cancelled")
-    return task
+            errors.append(error)
+    for error in errors[:-1]:
+        _say(f"error: {error}")
+    if errors:
+        raise errors[-1]
 
 
 def _exit_if_failed(tasks: Sequence[dict[str, Any]], then: str = "") -> None:
     """Say which of ``tasks`` failed or were cancelled, and what to do ``then``."""
     wrong = [task for task in tasks if task["state"] in ("failed", "cancelled")]
     for task in wrong:
-        told = f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": ")
-        print(plain_text(told + then), file=sys.stderr)
+        sentence = f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": ")
+        print(plain_text(sentence + then), file=sys.stderr)
     if wrong:
         raise typer.Exit(FAILED)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.spec import shell_arguments, spec_of, takes_run_options
+from weft.cli.spec import run_options, shell_arguments, spec_of, takes
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.run_options import RunOptions
@@ -35,7 +35,7 @@ PROGRESS = ("auto", "live", "plain", "json", "none")
 MOST_TOLD = 8  # members that went wrong
 
 
-@takes_run_options("run")
+@takes(*run_options("run"))
 def run(
     spec: Annotated[
         Path,
@@ -75,7 +75,7 @@ def run(
         str | None,
         typer.Option(metavar="ray|ray://HOST:PORT", help="Train on the nodes of a Ray cluster.", show_default="here"),
     ] = None,
-    **run_options: Any,
+    **given: Any,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -92,7 +92,7 @@ def run(
     """
     folder = out if out is not None else Path("runs") / spec.stem
     shown = _progress(progress, json)
-    options = over_gpus(gpus, run_options)
+    options = over_gpus(gpus, given)
     if on is not None:
         for name, value in {"resume": resume, "extend": extend}.items():
             if value:
@@ -134,7 +134,7 @@ def run(
         command = ["weft", "run", str(spec), "--out", str(folder), "--extend" if extend else "--resume"]
         for change in changes or ():
             command += ["--set", change]
-        command += shell_arguments(run_options) + ([] if gpus is None else ["--gpus", str(gpus)])
+        command += shell_arguments(given) + ([] if gpus is None else ["--gpus", str(gpus)])
         print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
         print(f"  {shlex.join(command)}", file=sys.stderr)
         raise typer.Exit(interruption.exit_code) from None

@@ -19,7 +19,7 @@ except ImportError:  # Windows has no such locks
 
 @contextmanager
 def replacing(path: Path, flush: bool = False) -> Iterator[Path]:
-    """A path beside ``path`` to write to; on success it becomes ``path``, on an error it is removed.
+    """A path next to ``path`` to write to; on success it becomes ``path``, on an error it is removed.
 
     ``flush`` puts the content on the disk before the rename, for files that must survive a power cut.
     """
@@ -55,7 +55,7 @@ def write_json(path: Path, data: Mapping[str, Any], indent: int = 2, flush: bool
 def locked(path: Path) -> Iterator[None]:
     """Wait for the lock of ``path`` and hold it, so that no other process changes the file between read and write.
 
-    The lock is on a file beside it (``.NAME.lock``), which stays. The system releases it however a process ends.
+    The lock is on a file next to it (``.NAME.lock``), which stays. The system releases it however a process ends.
     Without locks (Windows, some network file systems, a folder that is read only) nothing is locked.
     """
     handle = _lock(path.with_name(f".{path.name}.lock"))

@@ -281,8 +281,8 @@ class Machine:
 
     def link(self, kind: str, origin: str, target: str) -> Link | None:
         """The link of that kind between two parts; None if there is none, or none is known."""
-        wanted = (kind, origin, target)
-        return next((link for link in self.links if (link.kind, link.origin, link.target) == wanted), None)
+        ends = (kind, origin, target)
+        return next((link for link in self.links if (link.kind, link.origin, link.target) == ends), None)
 
     def host_only(self, name: str) -> Machine:
         """The same host without its devices, called ``name``; its rates have to be known."""

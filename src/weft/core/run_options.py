@@ -21,27 +21,21 @@ from weft.core.units import parse_bytes
 from weft.core.wording import option
 
 CHECKPOINT_SECONDS = 30.0
-EVERYWHERE = ("run", "plan")
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
 PEERS = ("auto", "ipc", "symmetric", "nvshmem")
 PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batches has
 
 
-@dataclass(frozen=True)
-class ShellHelp:
-    """How a shell shows an option: its help, what its value is called, and what it is if left out."""
-
-    text: str
-    metavar: str | None = None
-    default: str | None = None
-
-
 def run_option(
-    default: Any, kind: type, shell: ShellHelp | None = None, readers: Sequence[str] = ("run",), **limits: Any
+    default: Any, kind: type, help: str = "", readers: str = "run", metavar: str = "", shown: str = "", **limits: Any
 ) -> Any:
-    """A field with a :class:`Rule`, read by ``readers``; ``shell``: None if a shell cannot give it."""
+    """A field with a :class:`Rule`, read by ``readers``.
+
+    ``help``, ``metavar`` and ``shown`` (the default in words) are for a shell, which cannot give it without ``help``.
+    """
     rule = Rule(kind, section="", optional=default is None, **limits)
-    return field(default=default, metadata={"rule": rule, "shell": shell, "readers": tuple(readers)})
+    shell = {"help": help, "metavar": metavar or None, "shown": shown or None}
+    return field(default=default, metadata={"rule": rule, "shell": shell, "readers": readers.split()})
 
 
 def parse_division(value: Any, name: str) -> str | float:
@@ -98,33 +92,30 @@ class Placement(_Options):
     features: str | None = run_option(
         None,
         str,
-        ShellHelp(
-            "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the "
-            "GPU) or disk (a saved graph's files).",
-            default="the first that fits",
-        ),
-        EVERYWHERE,
+        "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
+        "or disk (a saved graph's files).",
+        "run plan",
+        shown="the first that fits",
         choices=PLACES,
     )
     topology: str | None = run_option(
-        None,
-        str,
-        ShellHelp("Where edges are kept; the same choices.", default="the first that fits"),
-        EVERYWHERE,
-        choices=PLACES,
+        None, str, "Where edges are kept; the same choices.", "run plan", shown="the first that fits", choices=PLACES
     )
     cache: int | None = run_option(
         None,
         int,
-        ShellHelp("Of the device, for the cache: 2GiB.", "BYTES", "what the budget leaves"),
-        EVERYWHERE,
+        "Of the device, for the cache: 2GiB.",
+        "run plan",
+        "BYTES",
+        "what the budget leaves",
         parse=parse_bytes,
     )
     cache_policy: Any = run_option(
         None,
         str,
-        ShellHelp(f"What the cache holds, by: {', '.join(POLICIES)}.", default="degree, benefit for edges"),
-        EVERYWHERE,
+        f"What the cache holds, by: {', '.join(POLICIES)}.",
+        "run plan",
+        shown="degree, benefit for edges",
         choices=POLICIES,
         accepts=lambda value: callable(getattr(value, "choose", None)),
         described="an object with a choose method",
@@ -132,12 +123,10 @@ class Placement(_Options):
     division: str | float | None = run_option(
         None,
         str,
-        ShellHelp(
-            "How batches are divided between host and GPU; a number: the share of the GPU.",
-            "elastic|fixed|SHARE",
-            "elastic",
-        ),
-        EVERYWHERE,
+        "How batches are divided between host and GPU; a number: the share of the GPU.",
+        "run plan",
+        "elastic|fixed|SHARE",
+        "elastic",
         parse=parse_division,
     )
 
@@ -181,14 +170,15 @@ class RunOptions(_Options):
     device: str = run_option(
         "auto",
         str,
-        ShellHelp("auto (a GPU if there is one), cpu, cuda, cuda:N."),
-        ("run", "cluster"),
+        "auto (a GPU if there is one), cpu, cuda, cuda:N.",
+        "run cluster",
         parse=lambda value, _: check_device_name(str(value)),
     )
     prune: Any = run_option(
         None,
         str,
-        ShellHelp("End members of a sweep that are not worth training on: median.", default="none"),
+        "End members of a sweep that are not worth training on: median.",
+        shown="none",
         choices=("median",),
         accepts=callable,
         described="a callable (epoch, scores, running) -> names, such as weft.MedianPruner()",
@@ -196,47 +186,39 @@ class RunOptions(_Options):
     budget: int | None = run_option(
         None,
         int,
-        ShellHelp("Memory it may take, such as 24GiB.", "BYTES", "what is free on the device"),
-        ("run", "plan", "cluster"),
+        "Memory it may take, such as 24GiB.",
+        "run plan cluster",
+        "BYTES",
+        "what is free on the device",
         parse=parse_bytes,
     )
     weave: bool | None = run_option(
         None,
         bool,
-        ShellHelp(
-            "Merge tasks of different structure into one step, or train them in turn.",
-            default="concurrent on a GPU that they do not fill",
-        ),
-        EVERYWHERE,
+        "Merge tasks of different structure into one step, or train them in turn.",
+        "run plan",
+        shown="concurrent on a GPU that they do not fill",
     )
     compile: bool | None = run_option(
         None,
         bool,
-        ShellHelp("Compile steps with Inductor, or never.", default="on a GPU, if predicted to pay off"),
-        EVERYWHERE,
+        "Compile steps with Inductor, or never.",
+        "run plan",
+        shown="on a GPU, if predicted to pay off",
     )
-    ranks: int = run_option(
-        1, int, ShellHelp("Split the graph over this many processes on --device.", default="1"), low=1
-    )
+    ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", low=1)
     placement: Placement = Placement()
     order: str = run_option(
-        "given",
-        str,
-        ShellHelp(f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}."),
-        choices=ORDERS,
+        "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS
     )
     peers: str = run_option(
         "auto",
         str,
-        ShellHelp("With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem."),
+        "With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.",
         choices=PEERS,
     )
     checkpoint_every: float = run_option(
-        CHECKPOINT_SECONDS,
-        float,
-        ShellHelp("Seconds of training between checkpoints.", "SECONDS"),
-        ("run", "cluster"),
-        low=0,
+        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster", "SECONDS", low=0
     )
     batches: Any = run_option(
         None,

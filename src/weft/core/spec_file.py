@@ -42,7 +42,16 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
     A :class:`Task`, or a :class:`Sweep` where a setting has several values or there are ``[[task]]`` tables.
     """
     path = Path(path)
-    data = _read_toml(path)
+    if os.path.isdir(path):  # no error for a name that is too long
+        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task or a sweep") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _apply(data, override)
     return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
@@ -60,27 +69,17 @@ def parse_spec(
     if "graph" not in values:
         raise SpecError(f'{where}: no graph; add a line such as graph = "cora"')
     values.setdefault("name", default_name)
-    entries = [_read_values(_flatten_task(table, where), folder) for table in _tables(tables, where)]
-    options = _options(options, where)
-    if entries or options or any(varies(key, value) for key, value in values.items()):
-        return Sweep(tasks=entries, **options, **values)
-    return Task(**values)
-
-
-def _tables(tables: Any, where: str) -> list[Mapping[str, Any]]:
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise SpecError(f"{where}: task = {tables!r} must be tables, each written [[task]]")
-    return tables
-
-
-def _options(options: Any, where: str) -> dict[str, Any]:
-    """``[sweep]``: how often to draw, and from which seed."""
+    entries = [_read_values(_flatten_task(table, where), folder) for table in tables]
     if not isinstance(options, Mapping):
         raise SpecError(f"{where}: sweep = {options!r} must be a section, written [sweep]")
     for key in options:
         if key not in SWEEP_KEYS:
             raise SpecError(f"{where}: unknown setting 'sweep.{key}'; known here: {', '.join(SWEEP_KEYS)}")
-    return dict(options)
+    if entries or options or any(varies(key, value) for key, value in values.items()):
+        return Sweep(tasks=entries, **options, **values)
+    return Task(**values)
 
 
 def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
@@ -92,9 +91,16 @@ def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, An
         if key in optional:
             value = _each(value, lambda item: None if item == "none" else item)
         if key in PATHS and folder is not None:
-            value = _each(value, lambda item: _beside(item, folder))
+            value = _each(value, lambda item: _in_folder(item, folder))
         if key == "callbacks" and folder is not None:
-            value = _each(value, lambda item: _call_beside(item, folder))
+            value = _each(
+                value,
+                lambda item: (
+                    {**item, "call": _in_folder(item["call"], folder)}
+                    if isinstance(item, Mapping) and "call" in item
+                    else item
+                ),
+            )
         result[key] = value
     return result
 
@@ -123,19 +129,6 @@ def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return _flatten({**top, **sections}, f"{where}, [[task]]")
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    if os.path.isdir(path):  # no error for a name that is too long
-        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task or a sweep") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
-
-
 def _apply(data: dict[str, Any], override: str) -> None:
     """Put one ``section.key=value`` into ``data``; the value is TOML, or a bare word taken as a string."""
     key, equals, text = override.partition("=")
@@ -152,20 +145,17 @@ def _apply(data: dict[str, Any], override: str) -> None:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
             raise SpecError(f"--set {override}: {part} is a single value, not a section")
-    section[parts[-1]] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        section[parts[-1]] = tomllib.loads(f"value = {text.strip()}")["value"]
     except (tomllib.TOMLDecodeError, KeyError):
-        return text  # --set model.name=gat, without the quotes that a shell would have eaten
+        section[parts[-1]] = text.strip()  # --set model.name=gat, without the quotes that a shell would have eaten
 
 
 def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key == "model" and (isinstance(value, (str, list)) or _is_range(value)):
+        is_choice = isinstance(value, Mapping) and set(value) == {"choice"}  # rather than the section [model]
+        if key == "model" and (isinstance(value, (str, list)) or is_choice):
             values["model"] = value
         elif key in SECTIONS:
             if not isinstance(value, Mapping):
@@ -178,11 +168,6 @@ def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
             _check_known(key, "", where)
             values[key] = value
     return values
-
-
-def _is_range(value: Any) -> bool:
-    """``model = { choice = ["gcn", "gat"] }`` rather than the section ``[model]``."""
-    return isinstance(value, Mapping) and set(value) == {"choice"}
 
 
 def _known(section: str) -> list[str]:
@@ -205,18 +190,11 @@ def _check_known(name: str, section: str, where: str) -> None:
     raise SpecError(f"{where}: unknown setting {shown!r}; {hint}")
 
 
-def _beside(value: Any, folder: Path) -> Any:
-    """A path that exists only beside the spec file, made to point there; anything else as it is."""
+def _in_folder(value: Any, folder: Path) -> Any:
+    """A path that exists only in the folder of the spec file, made to point there; anything else as it is."""
     if not isinstance(value, str) or not value:
         return value
     file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value
     if not os.path.exists(file) and os.path.exists(folder / file) and ("/" in file or "." in file):
         return str(folder / value)
     return value
-
-
-def _call_beside(table: Any, folder: Path) -> Any:
-    """A table of ``callbacks`` whose function is in a file beside the spec file."""
-    return (
-        {**table, "call": _beside(table["call"], folder)} if isinstance(table, Mapping) and "call" in table else table
-    )

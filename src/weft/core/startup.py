@@ -1,4 +1,4 @@
-"""Import the public names of a package when they are first used: a run loads only what it needs."""
+"""Start fast: import names on first use, pause garbage collection, begin work in threads, prefetch values."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-# ---- Python's garbage collector, of which a process has one: threads pause it at the same time, and inside each
-# other.
-
 MOST_SECONDS = 1.0  # to wait for a collection of another thread, which may itself wait for this one
+INTERPRETERS_OWN = 10_000  # objects: Python 3.12 begins with some hundred that are frozen
 
 
-class _Pauses:
-    """How many pauses are under way, whether there were collections before the first, and which thread collects."""
+class _Collector:
+    """Python's garbage collector, of which a process has one: threads pause it at the same time, and in each other.
+
+    ``pauses`` under way, whether it was ``enabled`` before the first, the ``thread`` that collects, and whether objects
+    were ``frozen`` here: counting those takes 20 to 40 ms.
+    """
 
     lock = threading.Lock()
-    count = 0
-    collected = True
-    collector = 0
+    pauses = 0
+    enabled = True
+    thread = 0
+    frozen = False
 
 
 def _note(phase: str, info: dict[str, Any]) -> None:
-    _Pauses.collector = threading.get_ident() if phase == "start" else 0
+    _Collector.thread = threading.get_ident() if phase == "start" else 0
 
 
 gc.callbacks.append(_note)
@@ -38,67 +41,60 @@ gc.callbacks.append(_note)
 def no_collections() -> Iterator[None]:
     """No thread collects garbage inside, whatever pauses of other threads begin or end meanwhile.
 
-    A collection that another thread is at (it lets others run where it calls finalizers) is waited for.
+    A collection in another thread (which lets others run when it calls finalizers) is waited for.
     """
-    with _Pauses.lock:
-        if not _Pauses.count:
-            _Pauses.collected = gc.isenabled()
-        _Pauses.count += 1
+    with _Collector.lock:
+        if not _Collector.pauses:
+            _Collector.enabled = gc.isenabled()
+        _Collector.pauses += 1
         gc.disable()
     try:
-        _wait_for_others()
+        until = time.monotonic() + MOST_SECONDS
+        while _Collector.thread not in (0, threading.get_ident()) and time.monotonic() < until:
+            time.sleep(0.0005)
         yield
     finally:
-        with _Pauses.lock:
-            _Pauses.count -= 1
-            if not _Pauses.count and _Pauses.collected:
+        with _Collector.lock:
+            _Collector.pauses -= 1
+            if not _Collector.pauses and _Collector.enabled:
                 gc.enable()
 
 
-def _wait_for_others() -> None:
-    until = time.monotonic() + MOST_SECONDS
-    while _Pauses.collector not in (0, threading.get_ident()) and time.monotonic() < until:
-        time.sleep(0.0005)
-
-
 def collects() -> bool:
-    """Whether garbage is collected, but for pauses."""
-    with _Pauses.lock:
-        return _Pauses.collected if _Pauses.count else gc.isenabled()
+    """Whether garbage is collected outside of pauses."""
+    with _Collector.lock:
+        return _Collector.enabled if _Collector.pauses else gc.isenabled()
 
 
-def let_collect(wanted: bool) -> None:
-    """Collect garbage from now on, or do not; pauses that are under way end first."""
-    with _Pauses.lock:
-        _Pauses.collected = wanted
-        if not _Pauses.count:
-            (gc.enable if wanted else gc.disable)()
+def let_collect(enabled: bool) -> None:
+    """Turn garbage collection on or off; pauses that are under way end first."""
+    with _Collector.lock:
+        _Collector.enabled = enabled
+        if not _Collector.pauses:
+            (gc.enable if enabled else gc.disable)()
 
 
-INTERPRETERS_OWN = 10_000  # objects: Python 3.12 begins with some hundred that are frozen
-
-
-def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``: ``places`` has the module of every public name.
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``: ``modules`` has the module of every public name.
 
     A public name stays what it is, whichever module of that name is imported.
     """
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
-            if not (name in places and isinstance(value, ModuleType)):
+            if not (name in modules and isinstance(value, ModuleType)):
                 super().__setattr__(name, value)
 
     def find(name: str) -> Any:
-        if name not in places:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with gc_paused():
-            found = getattr(import_module(places[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
+            value = getattr(import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     sys.modules[package].__class__ = Package
-    return find, lambda: sorted({*vars(sys.modules[package]), *places})
+    return find, lambda: sorted({*vars(sys.modules[package]), *modules})
 
 
 @contextmanager
@@ -117,8 +113,9 @@ def gc_paused() -> Iterator[None]:
             yield
         finally:
             if without_torch and "torch" in sys.modules:
-                _freeze()
-            elif not _Collector.frozen and gc.get_freeze_count() <= INTERPRETERS_OWN:  # what somebody froze stays so
+                gc.freeze()
+                _Collector.frozen = True
+            elif not _Collector.frozen and gc.get_freeze_count() <= INTERPRETERS_OWN:  # what others froze stays frozen
                 gc.freeze()
                 gc.unfreeze()  # to the oldest generation
 
@@ -126,11 +123,12 @@ def gc_paused() -> Iterator[None]:
 def leave_out_of_collections() -> None:
     """Leave all objects that there are by now out of Python's garbage collections for good.
 
-    Torch alone has a quarter of a million. A process that collects again and again, such as a worker that is to hold no
+    Torch alone has a quarter of a million. A process that collects again and again, such as a worker that must hold no
     memory of a GPU between two groups, would look through all of them each time: 0.1 to 0.2 s.
     """
     gc.collect()
-    _freeze()
+    gc.freeze()
+    _Collector.frozen = True
 
 
 def collect_everything() -> None:
@@ -139,25 +137,11 @@ def collect_everything() -> None:
     leave_out_of_collections()
 
 
-class _Collector:
-    """What Python's collector was told here, of which a process has one: counting what is frozen takes 20 to 40 ms."""
-
-    frozen = False
-
-
-def _freeze() -> None:
-    gc.freeze()
-    _Collector.frozen = True
-
-
-# ---- Begin what takes a while beside other work, such as a device that starts while modules are imported.
-
-
-def beside(work: Callable[[], object], name: str) -> threading.Thread:
-    """Call ``work`` in a thread called ``name``; an error is left to whoever needs what it makes.
+def start_in_background(work: Callable[[], object], name: str) -> threading.Thread:
+    """Call ``work`` in a thread called ``name``; an error is left to the code that needs what it makes.
 
     It pays for work that waits outside of Python. Two threads that both run Python only take it from each other: a
-    thread that imported beside this one made a hundred short calls wait five milliseconds each.
+    thread that imported at the same time made a hundred short calls wait five milliseconds each.
     """
 
     def run() -> None:
@@ -169,16 +153,14 @@ def beside(work: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-# ---- MadeAhead: things that were made before they are needed, up to a number of bytes.
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class MadeAhead(Generic[K, V]):
-    """Things by key; beyond ``most_bytes``, as ``size_of`` counts them, the oldest are let go.
+class PrefetchCache(Generic[K, V]):
+    """Values by key that were made before they are needed: one thread fills it while another reads.
 
-    One thread fills it while another reads.
+    Beyond ``most_bytes``, as ``size_of`` counts them, the oldest are dropped.
     """
 
     def __init__(self, most_bytes: int, size_of: Callable[[V], int]) -> None:

@@ -201,8 +201,8 @@ class Members:
     def __init__(self, result: SweepResult, best: Collection[int] = ()) -> None:
         self.result, self.best = result, best
         self.scores = [score_of(member, result.metric) for member in result.tasks]
-        known = [score for score in self.scores if score is not None]
-        self.span = Span.of(known, lower=lower_is_better(result.metric))
+        reached = [score for score in self.scores if score is not None]
+        self.span = Span.of(reached, lower=lower_is_better(result.metric))
         # Missing scores first, the best settings last: they are drawn on top.
         self.order = sorted(range(len(self.scores)), key=lambda i: (i in best, self.rank(i)))
 

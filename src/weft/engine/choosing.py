@@ -22,7 +22,7 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.estimator import NONE, Estimate, Estimator
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
@@ -401,7 +401,7 @@ def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: 
 
 def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
     """Whether ``task`` does not fit into ``room`` on the whole graph, and does in batches."""
-    limits = Limits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
+    limits = GroupLimits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
     if limits.surely_fits([task]):  # by several times, so that no dry run is needed to know
         return False
     try:

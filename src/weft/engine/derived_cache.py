@@ -67,14 +67,14 @@ class FormStore(KeyedStore):
 
     def forms(self) -> list[FormEntry]:
         """The forms, the most recently used first; what cannot be read is left out."""
-        found = []
+        forms = []
         for entry in self.entries():
             with suppress(OSError, ValueError, KeyError, TypeError):
                 meta = json.loads((entry.path / META).read_text(encoding="utf-8"))
                 texts = str(meta["graph"]), str(meta["form"])
                 numbers = int(meta["bytes"]), float(meta["seconds"])
-                found.append(FormEntry(*texts, *numbers, entry.last_use, str(entry.path)))
-        return found
+                forms.append(FormEntry(*texts, *numbers, entry.last_use, str(entry.path)))
+        return forms
 
     def get(self, key: str) -> Arrays | None:
         """The arrays under ``key``, mapped and checked; None if they are not there. Damaged ones are removed."""

@@ -17,7 +17,7 @@ from weft.core.run_options import RunOptions
 from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
 from weft.planner.division.drift import PhaseDrift
-from weft.planner.grouping.step_options import LEAVE_EVERY, Pace, pays_to_leave
+from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
 from weft.planner.pruning import every, policy_for
 
 ByMember = Mapping[str, tuple[Callback, ...]]
@@ -91,7 +91,7 @@ class Driver:
         self._board.update(self._members)
         self._epoch, self._period = 0, period or 1
         self._begun = False  # the first updates say where the group stands, which may be in the middle
-        self._pace, self._prepare_seconds = Pace(), 0.0
+        self._pace, self._prepare_seconds = StepPace(), 0.0
         self._unsaved_seconds, self._paused = 0.0, False
 
     def decide(self, updates: Sequence[Update], requests: Requests = NOTHING) -> Decision:

@@ -29,12 +29,12 @@ from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
-from weft.planner.cost.memory import Memory, memory, process_bytes
+from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
-from weft.planner.grouping.limits import SURELY
+from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
 from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
 from weft.planner.transfers import with_batches
 
@@ -113,7 +113,7 @@ class Estimate:
     """
 
     cost: Cost
-    memory: Memory
+    memory: MemoryEstimate
     program: Program
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
@@ -224,8 +224,8 @@ class Estimator:
         key = frozenset((self._key(widest), count) for widest, count in sizes)
         if key not in self._bytes:
             parts = [stacked(self.steps(widest, min(count, 2)).step, count) for widest, count in sizes]
-            whole = memory(one_after_another(parts), self.machine, stepped=tasks[0].sampled, **_trial_calls(tasks))
-            self._bytes[key] = float(whole.safe)
+            execution = Execution(stepped=tasks[0].sampled, **_trial_calls(tasks))
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine, None, execution).safe)
         return self._bytes[key]
 
     def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
@@ -234,7 +234,7 @@ class Estimator:
         A stack of them keeps to a few times that; dry runs of the groups that are made check it.
         """
         users = all(task.traits is None and not task.sampled for task in tasks)
-        return users and SURELY * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
+        return users and RULE_SAFETY_FACTOR * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
@@ -247,8 +247,8 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         task, stats = tasks[0], self.stats(tasks[0])
-        captured = (plan.replay, steps.preparation, steps.step.recordable, task.sampled)
-        held = memory(steps.step, self.machine, *captured, **_trial_calls(tasks))
+        execution = Execution(plan.replay, steps.step.recordable, task.sampled, **_trial_calls(tasks))
+        held = memory(steps.step, self.machine, steps.preparation, execution)
         mode = _run_mode(steps.step, task, plan, stats)
         cost = seconds(steps.step, self.machine, self.calibration, stats=stats, mode=mode)
         # On a CPU the whole process counts; on a GPU only what is on the device.
@@ -305,7 +305,7 @@ class Estimator:
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
                 graph = self._graphs.summary(tasks[0])
-                found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
+                captured = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
             except WeftError:
                 raise
             except Exception as error:  # a user's module may raise anything
@@ -317,10 +317,10 @@ class Estimator:
         self._versions |= launched
         self.known_kernels.update(launched)
         # A step scaled from a small graph has the shapes of that one.
-        whole = found.program.recordable
-        weights, notes = (found.run.weight_digests(), tuple(found.run.notes)) if whole else ((), ())
-        parameters = tuple(found.parameters)
-        return Steps(found.program, found.preparation, parameters, weights, tuple(launched), notes)
+        whole = captured.program.recordable
+        weights, notes = (captured.run.weight_digests(), tuple(captured.run.notes)) if whole else ((), ())
+        parameters = tuple(captured.parameters)
+        return Steps(captured.program, captured.preparation, parameters, weights, tuple(launched), notes)
 
     def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:
         """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``.
@@ -447,7 +447,7 @@ class RoughEstimate:
             heads = (widest.heads, widest.out_heads) if widest.traits is not None and widest.traits.has_heads else ()
             kinds.add((widest.model_name, widest.layers, *heads))
         rough = rule_memory(list(tasks), stats, device)
-        most = SURELY * rough + attention_bytes(list(tasks), stats)
+        most = RULE_SAFETY_FACTOR * rough + attention_bytes(list(tasks), stats)
         return cls(tasks, plan, (tasks[0].graph_name, frozenset(kinds)), rough, most, seconds)
 
 
@@ -464,11 +464,11 @@ def group_estimates(
     spent, most = 0, MAX_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     for index in dict.fromkeys([*largest.values(), *by_size]):
         rough = groups[index]
-        known = estimator.knows(rough.tasks, rough.plan)
+        estimated = estimator.knows(rough.tasks, rough.plan)
         surely_fits = all(task.traits is not None for task in rough.tasks) and rough.most <= room
-        if known or spent + len(rough.tasks) <= most or not estimates or not surely_fits:
+        if estimated or spent + len(rough.tasks) <= most or not estimates or not surely_fits:
             estimates[index] = estimator.together(rough.tasks, rough.plan)
-            spent += 0 if known else len(rough.tasks)
+            spent += 0 if estimated else len(rough.tasks)
     return [
         estimates[index] if index in estimates else _extrapolated(rough, groups, estimates)
         for index, rough in enumerate(groups)
@@ -503,9 +503,9 @@ def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimat
     budget = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     estimates: list[Estimate | None] = []
     for task in tasks:
-        known = estimator.knows([task])
-        budget -= not known
-        estimates.append(estimator.alone(task) if known or budget >= 0 else None)
+        estimated = estimator.knows([task])
+        budget -= not estimated
+        estimates.append(estimator.alone(task) if estimated or budget >= 0 else None)
     return estimates
 
 
@@ -520,8 +520,8 @@ def groups_within_budget(
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    left, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
-    machine, budget = estimator.machine, left
+    without_cache, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
+    machine, budget = estimator.machine, without_cache
 
     def bytes_of(some: Sequence[Task]) -> float:
         return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
@@ -530,11 +530,11 @@ def groups_within_budget(
         limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [estimator.placed(plan, by_name[plan.members[0]]) for plan in plans]
-        groups = list(zip(plans, group_estimates(plans, by_name, estimator, left), strict=True))
+        groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
-        if not totals or max(totals) <= left:
+        if not totals or max(totals) <= without_cache:
             break
-        budget = int(budget * left / max(totals) * LESS)
+        budget = int(budget * without_cache / max(totals) * LESS)
     decided = []
     for plan, estimate in groups:
         plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)

@@ -167,7 +167,7 @@ class GraphStore:
         graph = into_pool(made, pool, owner)
         if graph is None:
             message = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
-            print(f"{message} of {show_bytes(pool.capacity)}; it lies beside it", flush=True)
+            print(f"{message} of {show_bytes(pool.capacity)}; it lies outside it", flush=True)
             graph = made.to(self.device)
         graph.kept = {}
         return _StoredGraph(graph, None, self._bytes_of(graph, key))

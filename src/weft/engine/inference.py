@@ -1,6 +1,6 @@
 """Inference: the logits of a trained model on a graph, by the same code that evaluates during training.
 
-Shapes: N nodes of the graph, R nodes that are asked for, C classes.
+Shapes: N nodes of the graph, R requested nodes, C classes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from weft.core.task import Task
 from weft.engine.errors import clear_memory_errors
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
-from weft.engine.memory_budget import memory_cap
+from weft.engine.memory import memory_cap
 from weft.engine.process_state import Needs, process_state
+from weft.engine.result import FORMAT, nodes_of
 from weft.graph.graph import Graph
 from weft.runtime.checkpoint import save_atomically
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.stack import Stack
 
-SPLITS = ("train", "val", "test")
 Nodes = str | Sequence[int] | None
 FILE = "predictions.safetensors"
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits ``[R, C]`` of ``nodes [R]``, and ``metrics``: how many, how right where labels are known, how long."""
+    """Logits ``[R, C]`` of ``nodes [R]``, and ``metrics``: their number, accuracy where labels are known, seconds."""
 
     task: Task
     nodes: Tensor
@@ -48,8 +48,16 @@ class Predictions:
         """Write ``predictions.safetensors`` and ``result.json`` into ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         save_atomically(folder / FILE, {"nodes": self.nodes, "logits": self.logits}, {"format": "pt"})
-        about = {"kind": "inference", "task": self.task.to_dict(), "environment": self.environment}
-        write_json(folder / "result.json", {"status": "finished", **about, "metrics": self.metrics, "history": {}})
+        result = {
+            "format": FORMAT,
+            "status": "finished",
+            "kind": "inference",
+            "task": self.task.to_dict(),
+            "environment": self.environment,
+            "metrics": self.metrics,
+            "history": {},
+        }
+        write_json(folder / "result.json", result)
         return folder
 
 
@@ -58,7 +66,7 @@ def predict(
 ) -> Predictions:
     """The logits of the model of ``task`` with ``weights`` (a safetensors file) on its graph.
 
-    ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are of no account.
+    ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are ignored.
     """
     there = choose_device(device)
     store = shared_store()
@@ -71,13 +79,17 @@ def predict(
         with memory_cap(there, machine_with(there), budget, store, names):
             graph = graphs.on_device(task)
             begin = time.perf_counter()
-            rows = node_ids(nodes, graph)
-            logits = logits_of(task, tensors, graph)[rows].float().cpu()
+            rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
+            logits = logits_of(task, tensors, graph)[rows.to(there)].float().cpu()
             seconds = time.perf_counter() - begin
     if store is not None:
         store.drop_weights(str(weights))
-    metrics = {"nodes": len(rows), "seconds": seconds, **_right(logits, rows.cpu(), graph)}
-    return Predictions(task, rows.cpu(), logits, metrics, environment(there))
+    metrics = {"nodes": len(rows), "seconds": seconds}
+    if graph.y is not None and len(rows) and not graph.multilabel and not graph.regression:
+        labels = graph.y.cpu()[rows]
+        right = (logits.argmax(1) == labels)[labels >= 0].double()
+        metrics |= {"accuracy": float(right.mean())} if len(right) else {}
+    return Predictions(task, rows, logits, metrics, environment(there))
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -96,27 +108,27 @@ def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor
     stack = Stack([one_epoch(task)], Inputs(graph), first_once=not task.input_dropout, length=1)
     if stack.members.hidden_state is not None:
         raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
-    with torch.no_grad():  # not before: a model of the user's own is tried with gradients when its stack is made
+    with torch.no_grad():  # not before: the stack of a user's module is tried with gradients when it is made
         _load(stack, tensors, task)
         return stack.source.logits(lambda batch: stack.infer(stack.state.flat, batch), stack.members.layers)[0]
 
 
 def one_epoch(task: Task) -> Task:
-    """The task with as little training as there can be, on the whole graph: what inference is built and planned by."""
+    """The task with as little training as possible, on the whole graph: inference is built and planned by it."""
     return task.with_values(epochs=1, warmup=0, patience=None, mode="full")
 
 
 def _load(stack: Stack, tensors: Mapping[str, Tensor], task: Task) -> None:
-    """Put ``tensors`` where the stack keeps weights and buffers; a :class:`SpecError` unless they are the model's."""
+    """Copy ``tensors`` into the weights and buffers of the stack; a :class:`SpecError` unless they are the model's."""
     layout, state = stack.members.layout, stack.state
     expected = dict(zip(layout.names, layout.shapes, strict=True))
     expected |= {name: buffer.shape[1:] for name, buffer in state.buffers.items()}
     frozen = {name: p for name, p in stack.members.model.named_parameters() if name not in expected}
     expected |= {name: p.shape for name, p in frozen.items()}
     for name, shape in expected.items():
-        found = None if name not in tensors else list(tensors[name].shape)
-        if found != list(shape):
-            has = "lack it" if found is None else f"have {found}"
+        there = list(tensors[name].shape) if name in tensors else None
+        if there != list(shape):
+            has = "lack it" if there is None else f"have {there}"
             raise SpecError(
                 f"task {task.label!r}: model {task.model_name} on graph {stack.graph.name!r} has {name} "
                 f"{list(shape)}, and the weights {has}; give the settings and the graph that they were trained with"
@@ -126,28 +138,3 @@ def _load(stack: Stack, tensors: Mapping[str, Tensor], task: Task) -> None:
         buffer[0] = tensors[name].to(buffer)
     for name, parameter in frozen.items():
         parameter.copy_(tensors[name])
-
-
-def node_ids(nodes: Nodes, graph: Graph) -> Tensor:
-    """The ids ``[R]`` of the nodes that are asked for."""
-    if nodes is None or nodes == "all":
-        return torch.arange(graph.num_nodes, device=graph.device)
-    if isinstance(nodes, str):
-        found = getattr(graph, nodes) if nodes in SPLITS else None
-        if found is None:
-            raise SpecError(f"nodes={nodes!r} must be all, one of the graph's splits ({', '.join(SPLITS)}), or ids")
-        return torch.as_tensor(found, device=graph.device)
-    wrong = next((node for node in nodes if not 0 <= node < graph.num_nodes), None)
-    if wrong is not None:
-        raise SpecError(f"nodes: {wrong} is not a node of graph {graph.name!r}, which has {graph.num_nodes:,}")
-    return torch.tensor(list(nodes), dtype=torch.int64, device=graph.device)
-
-
-def _right(logits: Tensor, rows: Tensor, graph: Graph) -> dict[str, Any]:
-    """The share of the nodes whose class is as labelled, of a graph with one class per node."""
-    if graph.multilabel or graph.regression or graph.y is None or not len(rows):
-        return {}
-    labels = graph.y.cpu()[rows]
-    known = labels >= 0
-    right = (logits.argmax(1) == labels)[known].double()
-    return {"accuracy": float(right.mean())} if len(right) else {}

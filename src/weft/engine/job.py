@@ -34,8 +34,7 @@ from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder, RunningReport
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import basis_of, environment
-from weft.engine.memory import DevicePool, give_back_heap, move_in, move_out
-from weft.engine.memory_budget import memory_cap, memory_taken, watch_memory
+from weft.engine.memory import DevicePool, give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
 from weft.engine.merger import merger_for
 from weft.engine.process_state import FreeThreads, group_state, start_device
 from weft.engine.result import Result, model_code

@@ -53,9 +53,9 @@ def keep(machine: Machine, new: Sequence[Observation]) -> Calibration:
     """Add runs to the calibration of ``machine``; one with a label replaces an earlier one of that label."""
     labels = {observation.label for observation in new if observation.label}
 
-    def added(known: Calibration) -> Calibration:
-        former = [observation for observation in known.observations if observation.label not in labels]
-        return replace(known, observations=()).with_observations([*former, *new])
+    def added(former: Calibration) -> Calibration:
+        unchanged = [observation for observation in former.observations if observation.label not in labels]
+        return replace(former, observations=()).with_observations([*unchanged, *new])
 
     return update_calibration(machine, added)
 

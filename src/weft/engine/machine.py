@@ -47,12 +47,12 @@ def cpu_cache_bytes() -> int:
 # ---- Choose the device of a run, and describe its environment.
 
 
-def choose_device(wanted: str | torch.device = "auto") -> torch.device:
+def choose_device(device: str | torch.device = "auto") -> torch.device:
     """``"auto"`` is the GPU if there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
-    if str(wanted) == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    check_device_name(str(wanted))
-    device = torch.device(wanted)
+    if str(device) == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device_name(str(device))
+    device = torch.device(device)
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
@@ -169,8 +169,8 @@ def _by_profile(name: str, gpu: str) -> Machine | None:
     """By the profile of ``gpu`` ("": of a CPU), with the cores and memory of this host; None without a profile."""
     if not gpu:
         return replace(profile("cpu"), name=name).with_host(memory_bytes=host_bytes(), cores=cpu_count())
-    known = closest_profile(gpu)
-    return None if known is None else replace(known, name=name, host=_this_host())
+    closest = closest_profile(gpu)
+    return None if closest is None else replace(closest, name=name, host=_this_host())
 
 
 def _this_host() -> Host:
@@ -191,8 +191,8 @@ def keep_probe(machine: Machine) -> Path:
 
 def load_calibration(machine: Machine) -> Calibration | None:
     """The calibration by earlier runs on ``machine``; None if there were none, or none that can be read."""
-    found = _calibrations(machine).read(CALIBRATION, Calibration.from_dict)
-    return found if found is not None and (found.known or found.phases) else None
+    calibration = _calibrations(machine).read(CALIBRATION, Calibration.from_dict)
+    return calibration if calibration is not None and (calibration.observations or calibration.phases) else None
 
 
 def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:

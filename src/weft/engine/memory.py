@@ -1,4 +1,4 @@
-"""Read what this process takes of the host's memory: now, and at its peak since a moment."""
+"""Memory: what this process holds, a pool of the device for graphs and states, and the budget of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from weft.core.host_memory import free_host_bytes
+from weft.core.machine import Machine
 from weft.core.units import show_bytes
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
+from weft.planner.grouping.limits import USABLE
 from weft.runtime.group import GroupRun
-from weft.runtime.step.stack import Stack
 from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, PoolRange, TwoEndedPool
+
+if TYPE_CHECKING:
+    from weft.engine.graphs import GraphStore
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # of the resident set, as Linux takes it
@@ -33,23 +39,21 @@ TRIM_BYTES, MMAP_BYTES = (1 << 31) - 1, 32 << 20  # the largest numbers that it 
 OWN_WORDS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
-def resident_bytes() -> int | None:
-    """Bytes of this process in memory now; None where the system does not say."""
-    return _status("VmRSS")
+# ---- The process
 
 
 def base_bytes() -> int:
-    """What a training on a CPU finds taken when it begins: Python, torch, Weft, and kernels that are yet to load."""
-    now = resident_bytes() or PROCESS
+    """Bytes before a training on a CPU begins: Python, torch, Weft, and kernels that are yet to load."""
+    now = status_bytes("VmRSS") or PROCESS
     return now + (0 if "numba" in sys.modules else KERNELS)
 
 
 @cache
 def keep_heap() -> None:
-    """From now on glibc keeps what is freed for the next step, instead of giving pages back that it then asks for.
+    """Let glibc keep freed memory for the next step from now on, instead of returning pages to the system.
 
-    An epoch of four GINs of PyG on the pubmed shape took 338 ms instead of 499. Where the user has said how
-    glibc should do it, nothing happens; nor elsewhere. It holds for the process: glibc does not say what it did before.
+    An epoch of four GINs of PyG on the pubmed shape took 338 ms instead of 499. Nothing happens if the user has set
+    glibc's options, or without glibc. It holds for the process: glibc does not report the former setting.
     """
     if any(name in os.environ for name in OWN_WORDS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return
@@ -60,13 +64,13 @@ def keep_heap() -> None:
 
 
 def give_back_heap() -> None:
-    """Give memory that was freed back to the system, as glibc does not by itself; elsewhere nothing happens."""
+    """Return freed memory to the system, which glibc does not do by itself; without glibc nothing happens."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def watch_peak() -> bool:
-    """Forget the peak so far; whether that was possible."""
+    """Forget the peak so far; True if that was possible."""
     try:
         CLEAR.write_text(RESET_PEAK, encoding="ascii")
     except OSError:
@@ -74,12 +78,8 @@ def watch_peak() -> bool:
     return True
 
 
-def peak_bytes() -> int | None:
-    """The most since :func:`watch_peak`; None where the system does not say."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int | None:
+def status_bytes(name: str) -> int | None:
+    """Bytes of this process: ``"VmRSS"`` now, ``"VmHWM"`` at most since :func:`watch_peak`; None if not reported."""
     try:
         lines = STATUS.read_text(encoding="ascii").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
@@ -89,17 +89,16 @@ def _status(name: str) -> int | None:
 
 # ---- DevicePool: tensors carved out of one buffer of a device, which is allocated once.
 #
-# Between groups nothing is allocated or freed there, so nothing fragments: clearing an owner gives its bytes back to
-# the
-# buffer. Who clears an owner must hold no tensor of it any more.
+# Between groups nothing is allocated or freed there, so nothing fragments: clearing an owner returns its bytes to the
+# buffer. The caller that clears an owner must hold no tensor of it any more.
 
 POISON = 0xFF  # NaN in every type of float
 
 
 class DevicePool:
-    """``capacity`` bytes of ``device``, the first ``reserved`` of them given to nobody.
+    """``capacity`` bytes of ``device``, the first ``reserved`` of which stay unused.
 
-    ``poison``: fill what is cleared with NaN, so that a tensor that outlives its owner is found out.
+    ``poison``: fill what is cleared with NaN, so that a tensor that outlives its owner is noticed.
     """
 
     def __init__(self, device: torch.device, capacity: int, reserved: int = 0, poison: bool = False) -> None:
@@ -122,7 +121,7 @@ class DevicePool:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody has."""
+        """Bytes without an owner."""
         return self._plan.free
 
     @property
@@ -135,7 +134,7 @@ class DevicePool:
         return self._plan.holes()
 
     def owners(self) -> list[str]:
-        """Everybody who has bytes of it."""
+        """All owners of bytes of it."""
         return list(self._tensors)
 
     def held(self, owner: str) -> int:
@@ -146,11 +145,11 @@ class DevicePool:
         """An uninitialised tensor at one end of the buffer; None if there is no room for it."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            place = self._plan.put(owner, size, end)
-            if place is None:
+            block = self._plan.put(owner, size, end)
+            if block is None:
                 return None
-            tensor = self._at(place.offset, shape, dtype)
-            self._tensors.setdefault(owner, []).append((place, tensor))
+            tensor = self._at(block.offset, shape, dtype)
+            self._tensors.setdefault(owner, []).append((block, tensor))
             return tensor
 
     def _at(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -163,79 +162,73 @@ class DevicePool:
     def copy_in(self, owner: str, tensors: Mapping[str, Tensor], end: str = LOW) -> dict[str, Tensor] | None:
         """Copies of ``tensors`` on the current stream, all of them or none (None); from pinned memory they overlap."""
         with self._lock:
-            places = {name: self.carve(owner, one.shape, one.dtype, end) for name, one in tensors.items()}
-            found = {name: place for name, place in places.items() if place is not None}
-            if len(found) < len(tensors):
+            carved = {name: self.carve(owner, tensor.shape, tensor.dtype, end) for name, tensor in tensors.items()}
+            copies = {name: copy for name, copy in carved.items() if copy is not None}
+            if len(copies) < len(tensors):
                 self.clear(owner)
                 return None
-        for name, place in found.items():
-            place.copy_(tensors[name], non_blocking=True)
-        return found
+        for name, copy in copies.items():
+            copy.copy_(tensors[name], non_blocking=True)
+        return copies
 
     def clear(self, owner: str) -> int:
-        """Give back all bytes of ``owner``; how many."""
+        """Free all bytes of ``owner``; returns how many."""
         with self._lock:
-            for place, _ in self._tensors.pop(owner, []) if self._poison else ():
-                self._bytes[place.offset : place.stop].fill_(POISON)
+            for block, _ in self._tensors.pop(owner, []) if self._poison else ():
+                self._bytes[block.offset : block.stop].fill_(POISON)
             self._tensors.pop(owner, None)
             return self._plan.clear(owner)
 
     def pack(self, owner: str) -> None:
-        """Move what ``owner`` has as near to its end as it goes; its tensors are the same objects, elsewhere.
+        """Move the tensors of ``owner`` as near to its end as they go; they stay the same objects.
 
-        For what nobody works on yet: weights that were fetched ahead, once the group before them has gone.
+        For what is not used yet: weights that were fetched ahead, once the group before them has gone.
         """
         with self._lock:
-            kept = [tensor for _, tensor in self._tensors.get(owner, [])]
-            old = {place.offset: tensor for place, tensor in self._tensors.get(owner, [])}
+            tensors = [tensor for _, tensor in self._tensors.get(owner, [])]
+            old = {block.offset: tensor for block, tensor in self._tensors.get(owner, [])}
             for move in self._plan.pack(owner):
                 moved = self._bytes[move.source : move.source + move.size].clone()  # the places may overlap
                 self._bytes[move.target : move.target + move.size].copy_(moved)
                 tensor = old[move.source]
                 tensor.set_(self._at(move.target, tensor.shape, tensor.dtype))
             by_address = {self._bytes.data_ptr() + each.offset: each for each in self._plan.ranges}
-            self._tensors[owner] = [(by_address[tensor.data_ptr()], tensor) for tensor in kept]
+            self._tensors[owner] = [(by_address[tensor.data_ptr()], tensor) for tensor in tensors]
 
 
-# ---- The state of a group (weights, moments, best weights, history) in a device's pool, from its high end.
+# ---- The state of a group (weights, moments, best weights, history) in a device's pool, from its high end
 
 GROUP = "group"
 
 
 def move_in(group: GroupRun, pool: DevicePool) -> str:
-    """Move the state of every stack into ``pool``; what to tell if some of it did not fit, and stays where it is."""
-    left = [stack for stack in group.stacks if not _move(stack, pool)]
-    if not left:
+    """Move the state of every stack into ``pool``; returns a note if some of it did not fit, and stays where it is."""
+    outside = 0
+    for stack in group.stacks:
+        tensors = stack.state.tensors()
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        copied = pool.copy_in(f"{GROUP}/{id(stack)}", tensors, HIGH) if size <= pool.free else None
+        if copied is None:
+            outside += size
+        else:
+            stack.use_state(stack.state.of(copied))
+    if not outside:
         return ""
-    size = sum(tensor.nbytes for stack in left for tensor in stack.state.tensors().values())
-    return f"{show_bytes(size)} of weights and optimizer state do not fit into the worker's pool, and lie beside it"
-
-
-def _move(stack: Stack, pool: DevicePool) -> bool:
-    tensors = stack.state.tensors()
-    before = pool.free
-    if sum(tensor.nbytes for tensor in tensors.values()) > before:
-        return False
-    owner = f"{GROUP}/{id(stack)}"
-    copied = pool.copy_in(owner, tensors, HIGH)
-    if copied is None:
-        return False
-    stack.use_state(stack.state.of(copied))
-    return True
+    return f"{show_bytes(outside)} of weights and optimizer state do not fit into the worker's pool, and lie outside it"
 
 
 def move_out(pool: DevicePool) -> None:
-    """Give back what the groups had: nothing of them is used any more."""
+    """Free the states of all groups: nothing of them is used any more."""
     for owner in pool.owners():
         if owner.startswith(f"{GROUP}/"):
             pool.clear(owner)
 
 
-# ---- A graph whose arrays lie in a device's pool.
+# ---- A graph whose arrays lie in a device's pool
 
 
 def into_pool(graph: Graph, pool: DevicePool, owner: str) -> Graph | None:
-    """A copy of ``graph`` in ``pool``; None if it does not fit. What is derived from it is made beside the pool."""
+    """A copy of ``graph`` in ``pool``; None if it does not fit. What is derived from it is made outside the pool."""
     copied = pool.copy_in(owner, arrays_of(graph))
     if copied is None:
         return None
@@ -252,16 +245,102 @@ def into_pool(graph: Graph, pool: DevicePool, owner: str) -> Graph | None:
 
 def arrays_of(graph: Graph) -> dict[str, Tensor]:
     """The arrays of a graph by name; nothing derived."""
-    found = {name: getattr(graph, name) for name in ("y", "relation", *SPLITS)}
-    found |= _arrays(graph.adj, "adj.")
-    found |= _arrays(graph.x.matrix, "x.") if isinstance(graph.x, SparseFeatures) else {"x": graph.x}
-    return {name: array for name, array in found.items() if array is not None}
-
-
-def _arrays(matrix: Adjacency, prefix: str) -> dict[str, Tensor | None]:
-    return {f"{prefix}{name}": getattr(matrix, name) for name in ("indptr", "indices", "weight")}
+    arrays = {name: getattr(graph, name) for name in ("y", "relation", *SPLITS)}
+    matrices = {"adj.": graph.adj}
+    if isinstance(graph.x, SparseFeatures):
+        matrices["x."] = graph.x.matrix
+    else:
+        arrays["x"] = graph.x
+    for prefix, matrix in matrices.items():
+        arrays |= {f"{prefix}{name}": getattr(matrix, name) for name in ("indptr", "indices", "weight")}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _matrix(matrix: Adjacency, prefix: str, arrays: dict[str, Tensor]) -> Adjacency:
     parts = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"], matrix.num_cols
     return Adjacency(*parts, weight=arrays.get(f"{prefix}weight"), symmetric=matrix.symmetric)
+
+
+# ---- The budget of a run: how many bytes it may take, the cap at it, and the measured peak
+
+
+def room(device: torch.device, machine: Machine, budget: int | None = None) -> int:
+    """Bytes that a group may take on ``device``, everything counted: what is free less a margin, or the budget.
+
+    What this process holds already (CUDA's context, memory that torch has reserved) is part of what the group takes.
+    """
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    else:
+        free = free_host_bytes()
+    there = int(USABLE * free) + machine.context_bytes
+    return there if budget is None else min(budget, there)
+
+
+@contextmanager
+def memory_cap(
+    device: torch.device,
+    machine: Machine | None,
+    budget: int | None,
+    store: GraphStore | None = None,
+    graphs: Iterable[str] = (),
+) -> Iterator[None]:
+    """Cap what torch takes of a GPU at ``budget``, CUDA's context included.
+
+    Every allocation counts, small ones too: torch compares what it has reserved with the cap before it calls the
+    driver. Graphs in ``store`` come on top, except those called ``graphs``, which this run trains on. A CPU has no such
+    cap: there planning keeps to the budget, and in a worker a limit on its process.
+    """
+    if budget is None or machine is None or device.type != "cuda":
+        yield
+        return
+    before, tensors = memory_fraction(device), max(budget - machine.context_bytes, 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+
+    def follow(stored: int) -> None:
+        set_memory_fraction(min((tensors + stored) / total, before), device)
+
+    follow(0)
+    try:
+        with nullcontext() if store is None else store.following(graphs, follow):
+            yield
+    finally:
+        set_memory_fraction(before, device)
+
+
+def memory_fraction(device: torch.device) -> float:
+    """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
+    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
+
+
+def set_memory_fraction(share: float, device: torch.device) -> None:
+    """Let torch take so much of a GPU's memory in this process."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, _number(device))
+
+
+def _number(device: torch.device) -> int:
+    """The number of a GPU, which torch's functions require; of plain ``cuda`` that of the current one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def watch_memory(device: torch.device) -> None:
+    """Forget the peaks of earlier runs; on a CPU, return freed memory to the system and keep what is freed next."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        give_back_heap()
+        keep_heap()
+        watch_peak()
+
+
+def memory_taken(device: torch.device) -> dict[str, int]:
+    """The peaks since :func:`watch_memory`: of a GPU by torch's account, of a CPU the whole process."""
+    if device.type != "cuda":
+        peak = status_bytes("VmHWM")
+        return {} if peak is None else {"process_bytes": peak}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }

@@ -156,7 +156,7 @@ def _notes(estimator: Estimator, groups: Sequence[GroupEstimate], suggested: boo
         notes.append(
             f"rates of {machine.name!r} come from a named profile, not from that machine: `weft probe` measures one"
         )
-    if calibration is None or not calibration.known:
+    if calibration is None or not calibration.observations:
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")

@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft import ops
 from weft.core.gpus import process_bytes
@@ -32,7 +32,7 @@ from weft.runtime.device.process import cpu_threads
 ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
 REPLAYS = 5  # of a call in one captured graph
-DISK_BYTES, PAGE = 64 * MIB, 4096
+DISK_BYTES, BUS_BYTES, PAGE = 64 * MIB, 128 * MIB, 4096
 
 
 @dataclass(frozen=True)
@@ -46,58 +46,44 @@ class Sizes:
     seconds: float
 
 
-def probe(device: torch.device) -> Machine:
-    """This machine with ``device`` as the place to train on, its host and the links between them; some seconds."""
-    host, disk = _probe_host(), _disk_link()
-    if device.type != "cuda":
-        return Machine(machine_of(device), host, (), disk, measured=True)
-    gpu, bus = _probe_gpu(device)
-    return Machine(machine_of(device), host, (gpu,), (*bus, *disk), measured=True)
+def probe(device: torch.device, sizes: Sizes | None = None) -> Machine:
+    """This machine with ``device`` to train on, its host and the links between them; takes some seconds.
 
-
-def _probe_host() -> Host:
-    cpu = torch.device("cpu")
-    cache, memory = cpu_cache_bytes(), host_bytes()
-    sizes = _cpu_sizes(cache, memory)
-    return Host(
+    ``sizes``: of the trials on the host; None: by its cache and memory.
+    """
+    cpu, cache, memory = torch.device("cpu"), cpu_cache_bytes(), host_bytes()
+    table = min(max(4 * cache, 128 * MIB), memory // 16)
+    sizes = sizes or Sizes(copy=table, table=table, cached=cache // 4, matmul=(4096, 256), seconds=0.15)
+    host = Host(
         memory_bytes=memory,
         l2_bytes=cache,
-        copy_bandwidth=copy_bandwidth(cpu, sizes),
-        gather=gather_rates(cpu, sizes.table, sizes.seconds),
-        l2_gather=gather_rates(cpu, sizes.cached, sizes.seconds),
-        flops=_matmul_rates(cpu, sizes),
-        op_seconds=op_seconds(cpu),
-        custom_op_seconds=custom_op_seconds(cpu),
+        **_rates(cpu, sizes),
         cores=cpu_count(),
         one_thread=_one_thread_share(sizes),
         sources={"all": f"weft probe, {device_name(cpu)}, torch {torch.__version__}"},
     )
+    links: tuple[Link, ...] = ()
+    try:  # the disk of the current folder, if it can be written to
+        rate, latency = disk_rate(Path.cwd())
+        links = (Link("disk", "disk", "host", rate, latency, "weft probe, a file in the current folder"),)
+    except OSError:
+        pass
+    if device.type != "cuda":
+        return Machine(machine_of(device), host, (), links, measured=True)
+    gpu, bus = _probe_gpu(device)
+    return Machine(machine_of(device), host, (gpu,), (*bus, *links), measured=True)
 
 
-def _cpu_sizes(cache: int, memory: int) -> Sizes:
-    table = min(max(4 * cache, 128 * MIB), memory // 16)
-    return Sizes(copy=table, table=table, cached=cache // 4, matmul=(4096, 256), seconds=0.15)
-
-
-def _probe_gpu(device: torch.device) -> tuple[Device, tuple[Link, ...]]:
+def _probe_gpu(device: torch.device) -> tuple[Device, list[Link]]:
     """The GPU and both directions of its bus."""
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0)) or 8 * MIB
     by = f"weft probe, {properties.name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
     with torch.cuda.device(device):
         table = min(max(16 * l2, 1 << 30), properties.total_memory // 8)
-        sizes = Sizes(table, table, l2 // 3, (65536, 512), 0.3)
-        measured: dict[str, Any] = {
-            "copy_bandwidth": copy_bandwidth(device, sizes),
-            "gather": gather_rates(device, sizes.table, sizes.seconds),
-            "l2_gather": gather_rates(device, sizes.cached, sizes.seconds),
-            "flops": _matmul_rates(device, sizes),
-            "launch_seconds": launch_seconds(device),
-            "replay_seconds": replay_seconds(device),
-            "op_seconds": op_seconds(device),
-            "custom_op_seconds": custom_op_seconds(device),
-        }
-        links = _bus_links(device, by)
+        rates = _rates(device, Sizes(table, table, l2 // 3, (65536, 512), 0.3))
+        launches = {"launch_seconds": launch_seconds(device), "replay_seconds": replay_seconds(device)}
+        transfers, latencies = bus_seconds(device, BUS_BYTES), bus_seconds(device, 8)
         context = context_bytes(device)
     gpu = Device(
         name=properties.name,
@@ -110,30 +96,30 @@ def _probe_gpu(device: torch.device) -> tuple[Device, tuple[Link, ...]]:
             "all": by,
             "workspace_bytes": "cuBLAS workspace as PyTorch sets it: 32 MiB from Hopper on, 8.125 MiB before",
         },
-        **measured,
+        **rates,
+        **launches,
     )
+    ends = (("host", "gpu:0"), ("gpu:0", "host"))
+    links = [
+        Link("pcie", origin, target, BUS_BYTES / seconds, latency, by)
+        for (origin, target), seconds, latency in zip(ends, transfers, latencies, strict=True)
+    ]
     return gpu, links
 
 
-def _bus_links(device: torch.device, by: str) -> tuple[Link, ...]:
-    ends = (("host", "gpu:0"), ("gpu:0", "host"))
-    rates, latencies = bus_bandwidths(device), bus_latencies(device)
-    return tuple(
-        Link("pcie", origin, target, rate, latency, by)
-        for (origin, target), rate, latency in zip(ends, rates, latencies, strict=True)
-    )
+def _rates(device: torch.device, sizes: Sizes) -> dict[str, Any]:
+    """The rates that a host and a GPU have in common."""
+    return {
+        "copy_bandwidth": copy_bandwidth(device, sizes),
+        "gather": gather_rates(device, sizes.table, sizes.seconds),
+        "l2_gather": gather_rates(device, sizes.cached, sizes.seconds),
+        "flops": _matmul_rates(device, sizes),
+        "op_seconds": op_seconds(device),
+        "custom_op_seconds": op_seconds(device, custom=True),
+    }
 
 
-def _disk_link() -> tuple[Link, ...]:
-    """The disk of the current folder; none where nothing can be written there."""
-    try:
-        rate, latency = disk_rate(Path.cwd())
-    except OSError:
-        return ()
-    return (Link("disk", "disk", "host", rate, latency, "weft probe, a file in the current folder"),)
-
-
-# ---- the clock ----------------------------------------------------------------------------------------
+# ---- The clock
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, budget: float = 0.2) -> float:
@@ -181,7 +167,7 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-# ---- rates --------------------------------------------------------------------------------------------
+# ---- Rates
 
 
 def copy_bandwidth(device: torch.device, sizes: Sizes) -> float:
@@ -224,16 +210,13 @@ def _matmul_rates(device: torch.device, sizes: Sizes) -> dict[str, float]:
     try:
         for precision, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-            rates[precision] = flops / _matmul_seconds(tall, wide, dtype, device, sizes.seconds)
+            a, b = (torch.ones(rows, wide, device=device, dtype=dtype) for rows in (tall, wide))
+            out = torch.empty(tall, wide, device=device, dtype=dtype)
+            product = partial(torch.mm, a, b, out=out)
+            rates[precision] = flops / device_seconds(product, device, sizes.seconds)
     finally:
         torch.set_float32_matmul_precision(before)
     return rates
-
-
-def _matmul_seconds(tall: int, wide: int, dtype: torch.dtype, device: torch.device, budget: float) -> float:
-    a, b = (torch.ones(rows, wide, device=device, dtype=dtype) for rows in (tall, wide))
-    out = torch.empty(tall, wide, device=device, dtype=dtype)
-    return device_seconds(lambda: torch.mm(a, b, out=out), device, budget)
 
 
 def _one_thread_share(sizes: Sizes) -> float:
@@ -247,24 +230,12 @@ def _one_thread_share(sizes: Sizes) -> float:
     return min(alone / together, 1.0)
 
 
-def bus_bandwidths(device: torch.device) -> tuple[float, float]:
-    """Bytes a second from pinned host memory to the device, and back."""
-    size = 128 * MIB
-    to_device, to_host = _bus_seconds(device, size)
-    return size / to_device, size / to_host
-
-
-def bus_latencies(device: torch.device) -> tuple[float, float]:
-    """Seconds of a copy of a few bytes from pinned host memory to the device, and back."""
-    return _bus_seconds(device, 8)
-
-
-def _bus_seconds(device: torch.device, size: int) -> tuple[float, float]:
+def bus_seconds(device: torch.device, size: int) -> tuple[float, float]:
+    """Seconds of a copy of ``size`` bytes from pinned host memory to the device, and back."""
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
     to_device = seconds_of(lambda: there.copy_(host, non_blocking=True), device)
-    to_host = seconds_of(lambda: host.copy_(there, non_blocking=True), device)
-    return to_device, to_host
+    return to_device, seconds_of(lambda: host.copy_(there, non_blocking=True), device)
 
 
 def disk_rate(folder: Path, size: int = DISK_BYTES) -> tuple[float, float]:
@@ -277,29 +248,30 @@ def disk_rate(folder: Path, size: int = DISK_BYTES) -> tuple[float, float]:
         file.write(os.urandom(MIB) * (size // MIB))
         file.flush()
         os.fsync(file.fileno())
-        _drop_from_cache(file.fileno())
-        begin = time.perf_counter()
-        os.pread(file.fileno(), PAGE, size // 2)
-        latency = time.perf_counter() - begin
-        _drop_from_cache(file.fileno())
-        begin = time.perf_counter()
-        for offset in range(0, size, MIB):
-            os.pread(file.fileno(), MIB, offset)
-        return size / (time.perf_counter() - begin), latency
+        seconds = []
+        for offsets, count in (([size // 2], PAGE), (range(0, size, MIB), MIB)):
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            begin = time.perf_counter()
+            for offset in offsets:
+                os.pread(file.fileno(), count, offset)
+            seconds.append(time.perf_counter() - begin)
+    latency, whole = seconds
+    return size / whole, latency
 
 
-def _drop_from_cache(file: int) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-# ---- fixed costs --------------------------------------------------------------------------------------
+# ---- Fixed costs
 
 
 def launch_seconds(device: torch.device, count: int = 500) -> float:
     """Seconds between kernels that Python launches one after another."""
     x = torch.zeros(32, device=device)
-    return seconds_of(lambda: _add_ones(x, count), device) / count
+
+    def chain() -> None:
+        for _ in range(count):
+            x.add_(1.0)
+
+    return seconds_of(chain, device) / count
 
 
 def replay_seconds(device: torch.device, count: int = 100) -> float:
@@ -319,39 +291,25 @@ def replay_seconds(device: torch.device, count: int = 100) -> float:
         return seconds_of(_recorded(chain, device, 1).replay, device) / (3 * count)
 
 
-def _add_ones(x: Tensor, count: int) -> None:
-    for _ in range(count):
-        x.add_(1.0)
+def op_seconds(device: torch.device, custom: bool = False) -> float:
+    """Seconds of the host for an operator under autograd, its backward counted as another.
 
-
-def op_seconds(device: torch.device, count: int = 50) -> float:
-    """Seconds of the host for a torch operator under autograd, its backward counted as another."""
-    x = torch.zeros(8, 8, device=device, requires_grad=True)
+    ``custom``: an operator of Weft, SpMM over a graph of hardly anything, instead of one of torch.
+    """
+    count, size = (10, 16) if custom else (50, 8)
+    adj = _regular_graph(size, size, device)
+    x = torch.zeros(size, size, device=device, requires_grad=True)
 
     def chain() -> None:
         y = x
         for _ in range(count):
-            y = y * 1.5
+            y = ops.spmm(adj, y) if custom else y * 1.5
         torch.autograd.grad(y, x, torch.ones_like(y))
 
     return seconds_of(chain, device) / (2 * count)
 
 
-def custom_op_seconds(device: torch.device, count: int = 10) -> float:
-    """The same for an operator of Weft's: SpMM over a graph of hardly anything."""
-    adj = _regular_graph(16, 16, device)
-    x = torch.zeros(16, 16, device=device, requires_grad=True)
-
-    def chain() -> None:
-        y = x
-        for _ in range(count):
-            y = ops.spmm(adj, y)
-        torch.autograd.grad(y, x, torch.ones_like(y))
-
-    return seconds_of(chain, device) / (2 * count)
-
-
-# ---- what there is ------------------------------------------------------------------------------------
+# ---- Memory
 
 
 def context_bytes(device: torch.device) -> int:
@@ -362,8 +320,8 @@ def context_bytes(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved(device)
-    own = process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    if own is None:
+    held = process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    if held is None:
         free, total = torch.cuda.mem_get_info(device)
-        own = total - free
-    return max(own - reserved, 0)
+        held = total - free
+    return max(held - reserved, 0)

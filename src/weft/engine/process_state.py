@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
-from weft.core.startup import beside, collects, gc_paused, let_collect
+from weft.core.startup import collects, gc_paused, let_collect, start_in_background
 from weft.core.task import Task
 from weft.engine.background_probe import LoadSample
-from weft.engine.memory_budget import memory_fraction, set_memory_fraction
+from weft.engine.memory import memory_fraction, set_memory_fraction
 from weft.ops.launch.backend import have_triton
 from weft.planner.grouping.step_options import free_threads
 from weft.runtime.device.process import cpu_threads, generator_states, matmul_precision, restore_generators, seeded
@@ -147,7 +147,7 @@ def group_state(task: Task, threads: int | None, device: torch.device) -> Iterat
 def start_device(device: torch.device) -> None:
     """What the first run of a process on ``device`` begins with; nothing on a CPU, or where a run was before."""
     if device.type == "cuda" and "triton" not in sys.modules and have_triton():
-        beside(partial(torch.cuda.synchronize, device), "start of the device")
+        start_in_background(partial(torch.cuda.synchronize, device), "start of the device")
         with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
             import_module("triton")
 

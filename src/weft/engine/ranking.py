@@ -193,7 +193,7 @@ def standings(result: SweepResult) -> list[SettingsScore]:
 
 def effects(result: SweepResult) -> list[Effect]:
     """The effects of the settings that vary, except seeds; those that moved the score most first."""
-    labels, lower, found = labels_of(result), lower_is_better(result.metric), []
+    labels, lower, ranked = labels_of(result), lower_is_better(result.metric), list[Effect]()
     scores = [(index, score_of(member, result.metric)) for index, member in enumerate(result.tasks)]
     for key in result.sweep.varying:
         groups: dict[Any, list[tuple[Any, int, float]]] = {}  # value, member, score
@@ -221,8 +221,8 @@ def effects(result: SweepResult) -> list[Effect]:
             binned,
             lower,
         )
-        found.append(effect)
-    return sorted(found, key=lambda effect: -effect.span)
+        ranked.append(effect)
+    return sorted(ranked, key=lambda effect: -effect.span)
 
 
 def sort_key(value: Any) -> tuple[int, Any]:
@@ -276,10 +276,10 @@ def verdict(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
     return f"{gap}, which is within the noise of {seeds} {spread}; {words} level with it."
 
 
-def what_mattered(found: Sequence[Effect]) -> list[str]:
+def what_mattered(effects: Sequence[Effect]) -> list[str]:
     """Sentences on which settings moved the score, and which lists may have ended too early."""
     sentences = []
-    for effect in found:
+    for effect in effects:
         means = [f"{label}: {mean:.4f}" for label, mean in zip(effect.labels, effect.means, strict=True)]
         best, worst = effect.ends
         few = len(means) <= 4 and not effect.binned

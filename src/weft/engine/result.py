@@ -33,6 +33,7 @@ from weft.runtime.modules.copying import copy_module
 
 # ---- Predict with a trained model, on the graph it was trained on or another. N nodes, M requested nodes, C classes.
 
+Device = str | torch.device | None
 OBJECT = "<"  # how the description of a graph or model begins that was given as an object
 
 
@@ -114,7 +115,7 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
             raise GraphError(f"the mask nodes= has {vector.numel()} entries but the graph has {graph.num_nodes} nodes")
         return vector.nonzero().squeeze(1)
     ids = as_ids(vector, "nodes").long()
-    check_range(ids, graph.num_nodes, "nodes")
+    check_range(ids, graph.num_nodes, "nodes", f"nodes of graph {graph.name!r}")
     return ids
 
 
@@ -137,7 +138,7 @@ class Result:
     It takes a graph's own features, ``model(graph.x, graph.adj)``, and treats them as the training did.
     ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
     the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
-    digest of the file that the model was imported from. ``kept``: what the module keeps in Python beside its weights.
+    digest of the file that the model was imported from. ``kept``: plain data of the module besides its weights.
     """
 
     task: Task
@@ -171,12 +172,7 @@ class Result:
         return self.task.label
 
     def predict(
-        self,
-        graph: Any = None,
-        nodes: Any = None,
-        *,
-        device: str | torch.device | None = None,
-        layerwise: bool | None = None,
+        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
     ) -> Tensor:
         """Class numbers ``[M]`` of ``nodes``, or 0/1 ``[M, C]`` where a node may have several labels, on the CPU.
 
@@ -194,12 +190,7 @@ class Result:
         return (logits > 0).long() if kind == "multilabel" else logits
 
     def predict_proba(
-        self,
-        graph: Any = None,
-        nodes: Any = None,
-        *,
-        device: str | torch.device | None = None,
-        layerwise: bool | None = None,
+        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
     ) -> Tensor:
         """Probabilities ``[M, C]``; arguments as :meth:`predict`."""
         logits = self.predict_logits(graph, nodes, device=device, layerwise=layerwise)
@@ -215,12 +206,7 @@ class Result:
         return objective_name(self.task, trained.multilabel, trained.regression)
 
     def predict_logits(
-        self,
-        graph: Any = None,
-        nodes: Any = None,
-        *,
-        device: str | torch.device | None = None,
-        layerwise: bool | None = None,
+        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
     ) -> Tensor:
         """What the model returns, ``[M, C]`` float32; arguments as :meth:`predict`."""
         from weft.runtime.infer import infer_logits  # samplers, which a run without batches does not need
@@ -313,11 +299,11 @@ def model_code(task: Task) -> str | None:
     return None
 
 
-def check_same_code(task: Task, trained: str | None, place: Path) -> None:
+def check_same_code(task: Task, trained: str | None, folder: Path) -> None:
     """Refuse a model whose file is another one by now; ``trained``: its digest then, None: not known."""
     now = model_code(task)
     if trained is not None and now is not None and now != trained:
         raise SpecError(
-            f"{place}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, or "
-            f"give the model yourself if it is still the same: weft.read(folder, model=...)"
+            f"{folder}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, "
+            "or give the model yourself if it is still the same: weft.read(folder, model=...)"
         )

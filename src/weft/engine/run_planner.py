@@ -29,14 +29,14 @@ from weft.engine.graphs import Graphs
 from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
 from weft.engine.learning import label_of, observe
 from weft.engine.machine import choose_device, load_calibration, machine_with
-from weft.engine.memory_budget import room
+from weft.engine.memory import room
 from weft.engine.plan import report_on
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import host_activations
 from weft.planner.report.plan_report import PlanReport
 from weft.planner.report.plan_text import refusal
@@ -91,9 +91,9 @@ class RunPlanner:
             reason = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
             plans = []
             for plan in self._by_rule(tasks, reason):  # with the cost that an earlier dry run found, if there was one
-                found = self._estimator.recalled([by_name[name] for name in plan.members], plan)
-                known = {} if found is None else {"cost": found.cost.to_dict(), "weights": found.weights}
-                plans.append(replace(plan, **known))
+                former = self._estimator.recalled([by_name[name] for name in plan.members], plan)
+                costs = {} if former is None else {"cost": former.cost.to_dict(), "weights": former.weights}
+                plans.append(replace(plan, **costs))
             return plans
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             faults = self._faults(tasks)
@@ -195,7 +195,7 @@ def is_small(tasks: Sequence[Task], estimator: Estimator, room: int) -> bool:
         rates = rates_of(machine.device, machine, task.precision)
         seconds += task.epochs * work(task, estimator.stats(task)).seconds(rates)
     return seconds < SMALL_SECONDS and all(
-        Limits(estimator.stats(alike[0]), machine.device, machine, budget=room).surely_fits(alike)
+        GroupLimits(estimator.stats(alike[0]), machine.device, machine, budget=room).surely_fits(alike)
         for alike in by_graph.values()
     )
 
@@ -217,7 +217,7 @@ def warm_kernels(
     listed = [versions[digest] for digest in missing if digest in versions]
     compiled = compile_versions(listed, arch, processes or cpu_count(), progress)
     with suppress(OSError):
-        note_kernels(arch, {listed[version.place].digest: version.folder for version in compiled})
+        note_kernels(arch, {listed[version.index].digest: version.folder for version in compiled})
     return len(compiled)
 
 
@@ -237,14 +237,14 @@ def check_runnable(report: PlanReport) -> None:
             )
 
 
-def device_of(report: PlanReport, wanted: str | torch.device) -> torch.device:
-    """The device to run on: of the kind that was planned for, which must be there and not excluded by ``wanted``."""
+def device_of(report: PlanReport, choice: str | torch.device) -> torch.device:
+    """The device to run on: of the kind that was planned for, which must be there and not excluded by ``choice``."""
     kind = report.plans[0].device
-    device = choose_device(wanted)
-    if str(wanted) == "auto" and kind == "cpu":
+    device = choose_device(choice)
+    if str(choice) == "auto" and kind == "cpu":
         return torch.device("cpu")
     if device.type != kind:
-        where = "there is none here" if str(wanted) == "auto" else f"device={str(wanted)!r} is another kind"
+        where = "there is none here" if str(choice) == "auto" else f"device={str(choice)!r} is another kind"
         raise SpecError(
             f"plan {report.name!r} is for a {kind} device ({report.machine.name}), but {where}; "
             "plan again with the machine to run on"

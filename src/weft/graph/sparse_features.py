@@ -37,6 +37,7 @@ class SparseFeatures:
 
     def __init__(self, matrix: Adjacency) -> None:
         self.matrix = matrix
+        self.shape, self.device = (matrix.num_rows, matrix.num_cols), matrix.device
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any, shape: tuple[int, int]) -> SparseFeatures:
@@ -92,11 +93,6 @@ class SparseFeatures:
         return cls(Adjacency(ids, ids[:-1], num_nodes, weight=torch.ones(num_nodes, device=device)))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """``(N, F)``."""
-        return self.matrix.num_rows, self.matrix.num_cols
-
-    @property
     def nnz(self) -> int:
         """Number of stored values Z."""
         return self.matrix.num_edges
@@ -110,11 +106,6 @@ class SparseFeatures:
     def dtype(self) -> torch.dtype:
         """Type of the values."""
         return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the arrays live."""
-        return self.matrix.device
 
     def __repr__(self) -> str:
         return f"SparseFeatures({self.shape[0]} x {self.shape[1]}, {self.nnz} values, {self.device})"

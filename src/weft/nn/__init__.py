@@ -6,8 +6,7 @@ from weft.core.startup import lazy_names
 
 if TYPE_CHECKING:
     from weft.core.models import ModelTraits
-    from weft.nn.dropout import Dropout, assign_sites
-    from weft.nn.epilogue import BatchNorm, Epilogue, LayerNorm
+    from weft.nn.epilogue import BatchNorm, Dropout, Epilogue, LayerNorm, assign_sites
     from weft.nn.gat import GATConv, GATv2Conv
     from weft.nn.gcn import GCNConv
     from weft.nn.gin import GINConv
@@ -46,7 +45,7 @@ __all__ = [
 
 _PLACES = {
     "BatchNorm": "weft.nn.epilogue",
-    "Dropout": "weft.nn.dropout",
+    "Dropout": "weft.nn.epilogue",
     "Epilogue": "weft.nn.epilogue",
     "GAT": "weft.nn.models",
     "GATConv": "weft.nn.gat",
@@ -63,7 +62,7 @@ _PLACES = {
     "RGCNConv": "weft.nn.rgcn",
     "SAGE": "weft.nn.models",
     "SAGEConv": "weft.nn.sage",
-    "assign_sites": "weft.nn.dropout",
+    "assign_sites": "weft.nn.epilogue",
     "build": "weft.nn.models",
     "from_pyg": "weft.nn.pyg.convert",
     "register_model": "weft.nn.models",

@@ -10,8 +10,7 @@ from torch import Tensor
 from weft import ops
 from weft.core.errors import InputError, SpecError
 from weft.nn.checks import check_count
-from weft.nn.dropout import Dropout
-from weft.nn.epilogue import Ending, Epilogue
+from weft.nn.epilogue import Dropout, Ending, Epilogue
 from weft.nn.features import Features, check_features, transform_own
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.ops import Adjacency

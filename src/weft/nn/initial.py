@@ -13,7 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from weft.core.startup import MadeAhead
+from weft.core.startup import PrefetchCache
 from weft.ops import random_bits as random
 
 Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
@@ -22,7 +22,7 @@ Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
 # number depends on the seed, the index of the parameter in its model, and its index there alone, so that it is the same
 # whenever it is drawn, and every model of this process may use it.
 DRAWN_BYTES = 128 << 20
-DRAWN_AHEAD: MadeAhead[Key, Tensor] = MadeAhead(DRAWN_BYTES, lambda numbers: numbers.nbytes)
+DRAWN_AHEAD: PrefetchCache[Key, Tensor] = PrefetchCache(DRAWN_BYTES, lambda numbers: numbers.nbytes)
 
 
 @dataclass(frozen=True)

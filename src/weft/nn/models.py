@@ -18,8 +18,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.models import ModelTraits, registered_classes, with_traits
 from weft.nn.checks import check_choice, check_count, check_rate, hint
 from weft.nn.conv import AttentionConv, Conv, aggregates_first
-from weft.nn.dropout import Dropout, assign_sites
-from weft.nn.epilogue import ACTIVATIONS, NORMS, Epilogue
+from weft.nn.epilogue import ACTIVATIONS, NORMS, Dropout, Epilogue, assign_sites
 from weft.nn.features import Features, check_features
 from weft.nn.gat import GATConv, GATv2Conv
 from weft.nn.gcn import GCNConv

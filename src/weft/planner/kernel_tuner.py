@@ -7,18 +7,17 @@ blocks per multiprocessor (3):
     warps = max(local, remote) / dist            blocks per SM = warps / wpb / SMs
 
 The search starts at (1, 1, 1) and changes one parameter per training iteration: ``ps`` doubles while that helps, then
-``dist``, then ``wpb``; when ``wpb`` stops helping, ``ps`` retreats to its second best value and ``wpb`` goes on from
-there, until nothing gets among the three best. It takes about ten iterations, and the best is kept per machine and
-shape. Nothing here measures: whoever trains asks for the next configuration and reports how long it took.
+``dist``, then ``wpb``; when ``wpb`` stops helping, ``ps`` retreats to its second best value and ``wpb`` continues from
+there, until nothing gets among the three best. It takes about ten iterations, and the best is stored per machine and
+shape. Nothing here measures: training takes the next configuration and reports how long it took.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.settings import SHARDED_KERNELS
@@ -115,8 +114,8 @@ def estimate(config: KernelConfig, shape: KernelShape, device: Multiprocessors |
 
 def is_sensible(config: KernelConfig, shape: KernelShape, device: Multiprocessors | None = None) -> bool:
     """Whether a block fits, and there are enough of them for every multiprocessor to have one."""
-    found = estimate(config, shape, device)
-    return found.fits and (found.blocks_per_multiprocessor >= 1.0 or config == KernelConfig())
+    model = estimate(config, shape, device)
+    return model.fits and (model.blocks_per_multiprocessor >= 1.0 or config == KernelConfig())
 
 
 @dataclass
@@ -131,12 +130,12 @@ class CrossIterationSearch:
 
     def __post_init__(self) -> None:
         self._moves = self._search()
-        self._wanted: KernelConfig | None = next(self._moves)
+        self._next: KernelConfig | None = next(self._moves)
 
     @property
     def finished(self) -> bool:
         """Whether the search is over, and :meth:`next` is the best found."""
-        return self._wanted is None
+        return self._next is None
 
     @property
     def best(self) -> KernelConfig:
@@ -145,20 +144,18 @@ class CrossIterationSearch:
 
     def next(self) -> KernelConfig:
         """What to train the next iteration with."""
-        return self.best if self._wanted is None else self._wanted
+        return self.best if self._next is None else self._next
 
     def tell(self, seconds: float) -> None:
         """The iteration with :meth:`next` took ``seconds``."""
-        if self._wanted is None:
+        if self._next is None:
             return
-        self.trials[self._wanted] = seconds
-        self._wanted = next(self._moves, None) if len(self.trials) < MOST_TRIALS else None
+        self.trials[self._next] = seconds
+        self._next = next(self._moves, None) if len(self.trials) < MOST_TRIALS else None
 
     def also(self, config: KernelConfig, seconds: float) -> None:
         """Another configuration took ``seconds``: one that the search does not come by."""
         self.trials[config] = seconds
-
-    # ---- how it goes ---------------------------------------------------------------------------------
 
     def _search(self) -> Iterator[KernelConfig]:
         start = KernelConfig()
@@ -171,7 +168,7 @@ class CrossIterationSearch:
             retreat = KernelConfig(by_ps[1][1].ps, best.dist, best.wpb)
             if self._is_new(retreat):
                 yield retreat
-                if self._among_best(retreat):
+                if self.trials.get(retreat) in sorted(self.trials.values())[:TOP]:
                     yield from self._climb(retreat, "wpb")
 
     def _climb(self, start: KernelConfig, name: str) -> Generator[KernelConfig, None, KernelConfig]:
@@ -189,16 +186,10 @@ class CrossIterationSearch:
     def _is_new(self, config: KernelConfig) -> bool:
         return config not in self.trials and self.allowed(config)
 
-    def _among_best(self, config: KernelConfig) -> bool:
-        return config in self.trials and self.trials[config] in sorted(self.trials.values())[:TOP]
-
 
 def search_for(shape: KernelShape, device: Multiprocessors | None = None) -> CrossIterationSearch:
     """A search that leaves out what the model says cannot run well."""
     return CrossIterationSearch(lambda config: is_sensible(config, shape, device))
-
-
-# ---- what is remembered ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -213,8 +204,8 @@ class TunedKernels:
 
     def find(self, machine: str, shape: KernelShape) -> KernelConfig | None:
         """What was best for such a shape on ``machine``; None if that was not searched."""
-        found = self.table.get(self._key(machine, shape))
-        return None if found is None else found[0]
+        row = self.table.get(self._key(machine, shape))
+        return None if row is None else row[0]
 
     def with_found(self, machine: str, shape: KernelShape, search: CrossIterationSearch) -> TunedKernels:
         """The table with what ``search`` found."""
@@ -228,14 +219,12 @@ class TunedKernels:
 
     @classmethod
     def from_json(cls, text: str) -> TunedKernels:
-        """The inverse of :meth:`to_json`; rows that make no sense are left out."""
-        return cls(dict(_rows(json.loads(text))))
-
-
-def _rows(data: Any) -> Iterable[tuple[str, tuple[KernelConfig, float]]]:
-    for key, row in data.items() if isinstance(data, Mapping) else ():
-        try:
-            config = KernelConfig(row["ps"], row["dist"], row["wpb"], row["way"])
-            yield key, (config, float(row["seconds"]))
-        except (AttributeError, KeyError, TypeError, ValueError, SpecError):
-            continue
+        """The inverse of :meth:`to_json`; invalid rows are left out."""
+        data, table = json.loads(text), {}
+        for key, row in data.items() if isinstance(data, Mapping) else ():
+            try:
+                config = KernelConfig(row["ps"], row["dist"], row["wpb"], row["way"])
+                table[key] = (config, float(row["seconds"]))
+            except (AttributeError, KeyError, TypeError, ValueError, SpecError):
+                continue
+        return cls(table)

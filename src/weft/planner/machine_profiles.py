@@ -73,9 +73,8 @@ _CPU_HOST = Host(
 def assumed_host(cores: int, memory: int, source: str) -> Host:
     """A host of which only ``cores`` and ``memory`` are known: every core as fast as one of the ``cpu`` profile."""
     times = cores / _CPU_HOST.cores
-    known = dict.fromkeys(("cores", "memory_bytes"), source)
     scaled = "assumed: the rates per core of the `cpu` profile; `weft probe` measures it"
-    kept = "assumed: as of the `cpu` profile; `weft probe` measures it"
+    copied = "assumed: as of the `cpu` profile; `weft probe` measures it"
     return Host(
         memory_bytes=memory,
         l2_bytes=_CPU_HOST.l2_bytes,
@@ -88,9 +87,9 @@ def assumed_host(cores: int, memory: int, source: str) -> Host:
         cores=cores,
         one_thread=min(_CPU_HOST.one_thread / times, 1.0),
         sources={
-            **known,
+            **dict.fromkeys(("cores", "memory_bytes"), source),
             **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather", "flops", "one_thread"), scaled),
-            **dict.fromkeys(("l2_bytes", "op_seconds", "custom_op_seconds"), kept),
+            **dict.fromkeys(("l2_bytes", "op_seconds", "custom_op_seconds"), copied),
         },
     )
 
@@ -234,10 +233,9 @@ PROFILES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for ma
 
 def profile(name: str) -> Machine:
     """The named machine (letter case does not count)."""
-    for known, machine in PROFILES.items():
-        if known == name.lower():
-            return machine
-    longer = [known for known in PROFILES if name and known.startswith(name.lower())]
+    if name.lower() in PROFILES:
+        return PROFILES[name.lower()]
+    longer = [profile_name for profile_name in PROFILES if name and profile_name.startswith(name.lower())]
     hint = did_you_mean(name, longer or PROFILES, count=3, cutoff=0.0 if longer else 0.4)
     hint = hint or "known: " + ", ".join(PROFILES)
     raise SpecError(f"there is no machine {name!r}; {hint} (or a JSON file that `weft probe --out FILE` wrote)")

@@ -1,19 +1,15 @@
 """Partition: split a graph over ranks so that every rank has about as many edges, from row offsets alone.
 
-The nodes of a rank are a range, found by a range-constrained binary search over the row offsets (MGG, Algorithm 1).
-The edges of a rank are then told apart by where their source is (local, remote), and the neighbours of a node are cut
-into pieces of at most ``ps``, which bounds the work of one warp.
-
-This is plain Python over any sequence of numbers. :mod:`weft.dist.partition` does the parts that touch every
-edge with tensors; the tests compare the two.
+The nodes of a rank are a range, found by a range-constrained binary search over the row offsets (MGG, Algorithm 1), in
+plain Python over any sequence of numbers. :mod:`weft.dist.partition` does what touches every edge, with tensors.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.core.errors import SpecError
 
@@ -40,14 +36,6 @@ class Partition:
         """The nodes of ``rank``."""
         return range(self.bounds[rank], self.bounds[rank + 1])
 
-    def owner(self, node: int) -> int:
-        """The rank that has ``node``."""
-        return bisect_right(self.bounds, node, 1, self.ranks) - 1
-
-    def local_id(self, node: int) -> int:
-        """Where ``node`` stands among the nodes of its rank."""
-        return node - self.bounds[self.owner(node)]
-
 
 def split_by_edges(indptr: Sequence[int], ranks: int) -> Partition:
     """Cut nodes into ``ranks`` ranges of about equally many in-edges, given row offsets ``indptr [N+1]``.
@@ -73,58 +61,3 @@ def _nearest(indptr: Sequence[int], target: int, low: int, high: int) -> int:
     if right > low and target - int(indptr[right - 1]) < int(indptr[right]) - target:
         return right - 1
     return right
-
-
-@dataclass(frozen=True)
-class ShardEdges:
-    """The in-edges of one rank's nodes as two CSR matrices over the rank's rows.
-
-    ``local_indices`` are ids among the rank's own nodes; ``remote_indices`` are places in ``halo``, the sorted global
-    ids of the remote nodes that the rank reads.
-    """
-
-    local_indptr: list[int] = field(default_factory=lambda: [0])
-    local_indices: list[int] = field(default_factory=list)
-    remote_indptr: list[int] = field(default_factory=lambda: [0])
-    remote_indices: list[int] = field(default_factory=list)
-    halo: list[int] = field(default_factory=list)
-
-
-def shard_edges(indptr: Sequence[int], indices: Sequence[int], partition: Partition, rank: int) -> ShardEdges:
-    """The local and the remote edges of ``rank``."""
-    own = partition.nodes(rank)
-    every = range(int(indptr[own.start]), int(indptr[own.stop]))
-    found = ShardEdges(halo=sorted({int(indices[edge]) for edge in every if int(indices[edge]) not in own}))
-    place = {node: index for index, node in enumerate(found.halo)}
-    for node in own:
-        for edge in range(int(indptr[node]), int(indptr[node + 1])):
-            source = int(indices[edge])
-            if source in own:
-                found.local_indices.append(source - own.start)
-            else:
-                found.remote_indices.append(place[source])
-        found.local_indptr.append(len(found.local_indices))
-        found.remote_indptr.append(len(found.remote_indices))
-    return found
-
-
-@dataclass(frozen=True)
-class NeighbourPieces:
-    """Pieces of at most ``ps`` neighbours: ``row``, first edge ``start`` and ``length`` of each."""
-
-    row: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-
-
-def neighbour_pieces(indptr: Sequence[int], ps: int) -> NeighbourPieces:
-    """Cut the edges of every row into pieces of at most ``ps``, in order."""
-    if ps < 1:
-        raise SpecError(f"ps={ps} must be at least 1")
-    pieces = NeighbourPieces()
-    for row in range(len(indptr) - 1):
-        for start in range(int(indptr[row]), int(indptr[row + 1]), ps):
-            pieces.row.append(row)
-            pieces.start.append(start)
-            pieces.length.append(min(ps, int(indptr[row + 1]) - start))
-    return pieces

@@ -42,11 +42,8 @@ class MedianPruner:
         best = {name: max(values) for name, values in scores.items() if values}
         if epoch < self.warmup or len(best) <= self.least:
             return []
-        return [name for name in running if name in best and best[name] < median(_others(best, name))]
-
-
-def _others(best: Mapping[str, float], name: str) -> list[float]:
-    return [score for other, score in best.items() if other != name]
+        rivals = {name: [score for rival, score in best.items() if rival != name] for name in running}
+        return [name for name in running if name in best and best[name] < median(rivals[name])]
 
 
 def policy_for(prune: Any) -> Policy | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.core.files import replacing
-from weft.core.startup import MadeAhead
+from weft.core.startup import PrefetchCache
 from weft.core.version import __version__
 from weft.core.wording import option
 
@@ -43,7 +43,7 @@ class Checkpoint:
 
 # Checkpoints by their file and its state, so that a file that was written anew has another key: every reader of this
 # process may use them.
-PREFETCHED: MadeAhead[Hashable, Checkpoint] = MadeAhead(
+PREFETCHED: PrefetchCache[Hashable, Checkpoint] = PrefetchCache(
     PREFETCHED_BYTES, lambda checkpoint: sum(tensor.nbytes for tensor in checkpoint.tensors.values())
 )
 

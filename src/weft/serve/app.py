@@ -28,7 +28,7 @@ from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
 from weft.serve.queue_file import QueueError
-from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService, metrics_text
+from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService
 from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_json, submitting_user
 from weft.serve.supervisor import Supervisor
 
@@ -117,30 +117,19 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(BadRequestError)
-    async def bad(_: Request, error: BadRequestError) -> Response:
-        return _error(error.status, str(error))
+    async def refused(_: Request, error: Any) -> Response:
+        if isinstance(error, RequestValidationError):
+            first = error.errors()[0]
+            return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        if isinstance(error, HTTPException):
+            return _error(error.status_code, str(error.detail))
+        if isinstance(error, BadRequestError):
+            return _error(error.status, str(error))
+        status = 409 if isinstance(error, QueueError) else 400 if isinstance(error, InputError) else 503
+        return _error(status, str(error))
 
-    @app.exception_handler(QueueError)
-    async def refused(_: Request, error: QueueError) -> Response:
-        return _error(409, str(error))
-
-    @app.exception_handler(InputError)
-    async def mistaken(_: Request, error: InputError) -> Response:
-        return _error(400, str(error))
-
-    @app.exception_handler(WeftError)
-    async def busy(_: Request, error: WeftError) -> Response:
-        return _error(503, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-
-    @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, str(error.detail))
+    for kind in (RequestValidationError, HTTPException, WeftError):
+        app.add_exception_handler(kind, refused)
 
 
 class _Gate:
@@ -170,8 +159,8 @@ class _Gate:
 def _refusal(request: Request, tokens: Tokens) -> Response | None:
     """Why a request is not let in, as an answer; notes who it is from otherwise."""
     if tokens.open:
-        host = request.headers.get("host", "").rsplit(":", 1)[0] if "host" in request.headers else ""
-        if host not in LOOPBACK and request.headers.get("host", "") not in LOOPBACK:
+        host = request.headers.get("host", "")
+        if host.rsplit(":", 1)[0] not in LOOPBACK and host not in LOOPBACK:
             return _error(400, "a server without tokens answers to localhost only")  # another name may be a trap
         request.state.user = OPERATOR
         return None
@@ -193,14 +182,14 @@ async def _body(request: Request) -> Any:
     """The JSON body of a request, bounded while it is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequestError("send the body as application/json", 415)  # which no form of another page can
-    found = bytearray()
+    body = bytearray()
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > MOST_BYTES:
+        body += chunk
+        if len(body) > MOST_BYTES:
             raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
-    if len(found) < SHORT_BYTES:
-        return read_json(bytes(found))
-    return await asyncio.get_running_loop().run_in_executor(None, read_json, bytes(found))
+    if len(body) < SHORT_BYTES:
+        return read_json(bytes(body))
+    return await _in(None, read_json, bytes(body))
 
 
 def _user(request: Request) -> str:
@@ -226,15 +215,15 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
 
     @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
     async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.cancel, task, user)
+        return await _in(service.writes, service.change, "cancel", task, user)
 
     @app.post("/api/tasks/{task}/pause", summary="Pause a task")
     async def pause(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.pause, task, user)
+        return await _in(service.writes, service.change, "pause", task, user)
 
     @app.post("/api/tasks/{task}/resume", summary="Resume a paused task")
     async def resume(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.resume, task, user)
+        return await _in(service.writes, service.change, "resume", task, user)
 
 
 # ---- reading it -----------------------------------------------------------------------------------------------
@@ -270,7 +259,7 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
         path = await _in(service.reads, service.file, task, "model.safetensors")
         return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
 
-    @app.get("/api/tasks/{task}/kept", summary="What a module keeps beside its weights, as safetensors")
+    @app.get("/api/tasks/{task}/kept", summary="What a module keeps besides its weights, as safetensors")
     async def kept(task: str) -> Response:
         path = await _in(service.reads, service.file, task, "kept.safetensors")
         return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.kept.safetensors")
@@ -293,27 +282,23 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
 
     @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        counts = await _in(service.reads, service.counts)
-        return PlainTextResponse(metrics_text(service.supervisor.view, counts, answers), media_type=CONTENT_TYPE)
+        return PlainTextResponse(await _in(service.reads, service.metrics, answers), media_type=CONTENT_TYPE)
 
     @app.get("/health", summary="Whether the queue is being worked on")
     async def health() -> Response:
         fine = service.supervisor.running
-        told = "working" if fine else service.supervisor.error or "stopped"
-        return JSONResponse({"status": told}, status_code=200 if fine else 503)
+        status = "working" if fine else service.supervisor.error or "stopped"
+        return JSONResponse({"status": status}, status_code=200 if fine else 503)
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
     """Answer with plain data; the encoder of FastAPI would go through 10,000 tasks once more."""
-
-    def encoded() -> bytes:
-        return json.dumps(call(*arguments), allow_nan=False).encode()
-
-    return Response(await _in(pool, encoded), media_type="application/json")
+    text = await _in(pool, lambda: json.dumps(call(*arguments), allow_nan=False).encode())
+    return Response(text, media_type="application/json")
 
 
 def _first_event(last: str, since: int | None) -> int:
-    """The sequence number to go on from: that of a stream that was cut off, or the one asked for."""
+    """The sequence number to continue from: the last one of a stream that was cut off, or ``since``."""
     if last:
         if not (last.isascii() and last.isdigit()) or len(last) > 18:
             raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
@@ -327,11 +312,11 @@ async def _stream(request: Request, service: QueueService, since: int, task: str
     yield "retry: 1000\n\n"
     quiet = 0.0
     while service.supervisor.running and not await request.is_disconnected():
-        found = await _in(service.reads, service.events, since, task)
-        for event in found:
+        events = await _in(service.reads, service.events, since, task)
+        for event in events:
             since = event["seq"]
             yield f"id: {since}\nevent: {event['kind']}\ndata: {json.dumps(event, allow_nan=False)}\n\n"
-        if found:
+        if events:
             quiet = 0.0
             continue
         await asyncio.sleep(POLL_SECONDS)
@@ -352,10 +337,10 @@ def _add_pages(app: FastAPI) -> None:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
-# ---- Connections to the server, bounded: so many at once, each with so long for its request.
+# ---- Bounded connections.
 #
-# Half of the files that the process may open stay free for the queue and the workers. Where all connections are taken,
-# the one that has waited longest without a whole request makes way, so that whoever sends one is answered.
+# Half of the files that the process may open stay free for the queue and the workers. If all connections are in use,
+# the one that has waited longest without a whole request is closed, so that a client that sends one is answered.
 
 try:
     import resource
@@ -389,13 +374,13 @@ class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Take part, or be closed at once where every other connection has a request."""
-        open_ones = [one for one in self.connections if not one._ended]
+        present = [connection for connection in self.connections if not connection._ended]
         super().connection_made(transport)
         self._since = self.loop.time()
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self.end)
-        if len(open_ones) >= most_connections():
-            waiting = [one for one in open_ones if not one.has_request]
-            min(waiting, key=lambda one: one._since, default=self).end()
+        if len(present) >= most_connections():
+            waiting = [connection for connection in present if not connection.has_request]
+            min(waiting, key=lambda connection: connection._since, default=self).end()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""

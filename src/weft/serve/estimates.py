@@ -28,17 +28,15 @@ from weft.engine.plan import report_on
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
-from weft.planner.grouping.limits import Limits
+from weft.planner.grouping.limits import GroupLimits
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.modules.settings import check_tasks
 from weft.serve.state import stamps_of
 
-# ---- What the scheduler has to know of a very small task, without a dry run: it starts while a dry run would still go
-# on.
+# ---- Very small tasks need no dry run, so that they start earlier.
 #
-# Its bytes are a bound (several times the rule of thumb), its seconds a rule of thumb. Both are small beside the
-# device,
-# so that being too high costs little.
+# Their bytes are a bound (several times the rule of thumb), their seconds a rule of thumb. Both are small compared with
+# the device, so that being too high costs little.
 
 SMALL_SHARE = 256  # of a device's memory: no more than one part of so many
 SMALL_SECONDS = 1.0
@@ -49,26 +47,22 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     if task.traits is None or task.sampled:
         return None
     machine, stats = estimator.machine, estimator.stats(task)
-    limits = Limits(stats, machine.device, machine)
+    limits = GroupLimits(stats, machine.device, machine)
     most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
-    seconds = rule_seconds(task, estimator)
+    seconds = task.epochs * _epoch(task, estimator)[0]
     if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
         return None
-    told = f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small"
-    found = {
+    estimate = {
         "bytes": most,
         "seconds": seconds,
         "shared_bytes": max(2 * most - two, 0),
         "utilisation": 1.0,
         "turn_seconds": turn_seconds(task, estimator),
-        "why": told,
+        "why": f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small",
     }
-    return found, _plan(task, estimator, most)
-
-
-def rule_seconds(task: Task, estimator: Estimator) -> float:
-    """Seconds of training by rule of thumb, launches included."""
-    return task.epochs * _epoch(task, estimator)[0]
+    made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
+    compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
+    return estimate, replace(estimator.placed(made, task), compiled=compiled, cost={"total_bytes": most})
 
 
 def turn_seconds(task: Task, estimator: Estimator) -> float:
@@ -84,21 +78,14 @@ def _epoch(task: Task, estimator: Estimator) -> tuple[float, int]:
     return done.seconds(rates) + done.launches * rates.launch, done.launches
 
 
-def _plan(task: Task, estimator: Estimator, most: int) -> Plan:
-    machine = estimator.machine
-    made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
-    compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
-    return replace(estimator.placed(made, task), compiled=compiled, cost={"total_bytes": most})
-
-
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
 STACKED = 1.3  # what a further member of a stack takes, at most, of what a task has of its own alone
 MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, whatever the epochs of its members
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
-def nobody(**_: Any) -> None:
-    """For estimates that nobody waits for."""
+def ignore(**_: Any) -> None:
+    """Do nothing."""
 
 
 def estimate_of(
@@ -106,13 +93,13 @@ def estimate_of(
     device: str,
     store: GraphStore | None = None,
     bounds: bool = True,
-    loading: Callable[..., None] = nobody,
+    loading: Callable[..., None] = ignore,
 ) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
     ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
-    for a very small task; one with a byte budget of its own needs the prediction. ``loading``: told when the graph
-    begins to be loaded, and when it is there.
+    for a very small task; one with a byte budget of its own needs the prediction. ``loading``: called when the
+    graph begins to be loaded, and when it is there.
     """
     kind, machine, graphs = device.partition(":")[0], machine_of(device), Graphs(store=store)
     estimator = Estimator(machine, load_calibration(machine), graphs)
@@ -139,13 +126,13 @@ def machine_of(device: str) -> Machine:
     return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
 
 
-def inference_estimate(task: Task, device: str, **about: Any) -> dict[str, Any]:
+def inference_estimate(task: Task, device: str, **options: Any) -> dict[str, Any]:
     """The estimate of an inference task: one epoch of its training, which takes more than one forward pass.
 
-    ``about``: as of :func:`estimate_of`.
+    ``options``: as of :func:`estimate_of`.
     """
-    found = {**estimate_of(one_epoch(task), device, **about), "kind": "inference", "alone": True}
-    return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
+    estimate = {**estimate_of(one_epoch(task), device, **options), "kind": "inference", "alone": True}
+    return {key: value for key, value in estimate.items() if key not in ("runnable", "join_key", "epochs")}
 
 
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
@@ -167,8 +154,8 @@ def shared_bytes(cost: Cost, machine: Machine) -> int:
     The graph, the features, the set-up, and what a process has of a GPU whatever it trains; the rest is a member's own.
     """
     once = sum(cost.bytes.get(name, 0) for name in SHARED) + machine.context_bytes
-    own = math.ceil(STACKED * max(cost.total_bytes - once, 0))
-    return max(cost.total_bytes - own, 0)
+    per_member = math.ceil(STACKED * max(cost.total_bytes - once, 0))
+    return max(cost.total_bytes - per_member, 0)
 
 
 def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
@@ -177,9 +164,9 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     A model of a user's own has none and is planned by the worker: its settings alone do not say what its step is.
     """
     plan, machine = replace(plan, why=()), estimator.machine
-    about = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
-    found: dict[str, Any] = finite(about)
-    return found
+    data = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
+    runnable: dict[str, Any] = finite(data)
+    return runnable
 
 
 def _guess(reason: str) -> dict[str, Any]:
@@ -200,15 +187,15 @@ def _common(task: Task) -> dict[str, Any]:
 
 
 def _files(task: Task) -> dict[str, list[int]]:
-    """What the estimate depends on beside the settings: the graph's files, and those of a user's code."""
+    """What the estimate depends on besides the settings: the graph's files, and those of a user's code."""
     named = [task.model, *(getattr(task, name) for name in OWN_FUNCTIONS)]
-    places = [value.rpartition(":")[0] for value in named if is_reference(value)]
-    code = [path for place in places for path in ([place] if place.endswith(".py") else files_of(place))]
+    modules = [value.rpartition(":")[0] for value in named if is_reference(value)]
+    code = [path for module in modules for path in ([module] if module.endswith(".py") else files_of(module))]
     return stamps_of([*([task.graph] if isinstance(task.graph, str) else []), *code])
 
 
 def join_key(task: Task) -> str:
     """Equal for tasks that can be one stack: same graph and objective, steps with the same operators."""
     long = task.epochs if task.epochs > MANY_EPOCHS else 0  # every member has as many rows of history as the longest
-    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda one: one[0]), long)
+    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda item: item[0]), long)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

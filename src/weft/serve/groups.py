@@ -1,4 +1,4 @@
-"""How groups end: done, failed, out of memory, or with the worker that ran them."""
+"""The life of a group: how it starts, ends, is preempted, continues, or is dissolved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,8 +29,8 @@ from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
 from weft.serve.state import (
     ALONE_SECONDS,
-    TROUBLE,
-    Active,
+    TRANSIENT_ERRORS,
+    ActiveGroup,
     SupervisorState,
     estimate_key,
     is_inference,
@@ -45,73 +46,29 @@ from weft.serve.state import (
 from weft.serve.worker_pool import PLANNER, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
-# ---- Faults that break a GPU for a process: who is to be tried again, and which workers are replaced.
-#
-# A kernel that fails (an index out of range, an illegal address) ends every further call of its process. Under
-# NVIDIA's
-# MPS it does so for all processes on the GPU, and nobody is told whose kernel it was. So whatever ran is tried once
-# more
-# with the device to itself; what fails there has failed.
+# ---- How groups end.
 
 SUSPECT = "suspect"  # in the plan of a task that ran when a fault broke its device
-
-
-def broke_device(message: Mapping[str, Any]) -> bool:
-    """Whether a worker says of its group that the device no longer answers."""
-    return message.get("leftover", 0) is None
-
-
-class DeviceFaults:
-    """Queues tasks again that shared a GPU with a kernel that failed."""
-
-    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
-        self._state, self._pool = state, pool
-
-    def replace_idle(self, worker: WorkerProcess) -> None:
-        """Replace the waiting workers of a device that broke for all of them; those that run say so themselves."""
-        if self._pool.shares_faults:
-            for one in self._pool.idle_workers(worker.device):
-                one.kill("is replaced, since its device no longer answers")
-
-    def try_apart(self, active: Active, message: Mapping[str, Any]) -> bool:
-        """Queue the members again, to run without others; False where only they can have broken the device."""
-        if not self._pool.shares_faults:
-            return False
-        told = _first_line(message)
-        for name in active.members:
-            unless_lost(self._try_one_apart, active, name, told)
-        self._state.end_group(active, "dissolved" if active.fused else "ended", told)
-        return True
-
-    def _try_one_apart(self, active: Active, name: str, told: str) -> None:
-        plan = dict(self._state.db.get(name).plan or {})
-        first = not plan.get(SUSPECT)
-        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
-        plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
-        if active.fused:
-            plan["from"] = active.group.folder
-        reason = f"{told}; it is tried once more with the device to itself" if first else told
-        self._state.fail(active, name, reason, first, plan)
-        self._state.counters.tasks_requeued += first
-
-
-def _first_line(message: Mapping[str, Any]) -> str:
-    found = [message.get("error"), *(one.get("message") for one in message.get("members", {}).values())]
-    text = next((str(one).strip() for one in found if one), "its device no longer answers")
-    return text.splitlines()[0]
-
-
 GROWTH, DISK_WAIT = 1.5, 20.0
 
 
-class GroupEndings:
-    """Writes down how the members of a group ended, and queues those again that are to be tried once more.
+def broke_device(message: Mapping[str, Any]) -> bool:
+    """True if a worker reports that its device no longer answers."""
+    return message.get("leftover", 0) is None
 
-    What cannot be written now, as on a full disk, is kept, and written when there is room.
+
+class GroupEndings:
+    """Records how the members of a group ended, and queues again those that get another attempt.
+
+    What cannot be written now, as on a full disk, is written when there is room.
+
+    A kernel that fails (an index out of range, an illegal address) breaks the device for its process, and under
+    NVIDIA's MPS for every process on the GPU, without saying whose kernel it was. So all tasks that ran there are tried
+    once more with the device to themselves; a task that fails there has failed.
     """
 
-    def __init__(self, state: SupervisorState, faults: DeviceFaults) -> None:
-        self._state, self._faults = state, faults
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
         self._unwritten: list[Callable[[], None]] = []
 
     def write_left(self) -> None:
@@ -124,7 +81,7 @@ class GroupEndings:
         try:
             self._state.write_records()
             unless_lost(ending)
-        except TROUBLE:
+        except TRANSIENT_ERRORS:
             self._unwritten.append(ending)
             raise
 
@@ -141,48 +98,76 @@ class GroupEndings:
             worker.renew()
         elif message.get("kind") == "unexpected":
             worker.kill("is replaced after an error that is no fault of its task")
-        if broke_device(message):
-            self._faults.replace_idle(worker)
+        if broke_device(message) and self._pool.shares_faults:  # workers that run a group report it themselves
+            for idle in self._pool.idle_workers(worker.device):
+                idle.kill("is replaced, since its device no longer answers")
         if "error" not in message:
             active.took = message.get("took")
-            self._learn(active, message["members"])
+            outcomes = list(message["members"].values())
+            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.kind == "training":
+                metrics = outcomes[0]["metrics"]
+                trained = float(metrics.get("epochs_run", 0)) * float(metrics.get("seconds_per_epoch", 0.0))
+                self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
         self._write(partial(self._ended, active, message))
 
-    def _ended(self, active: Active, message: Mapping[str, Any]) -> None:
-        if broke_device(message) and self._faults.try_apart(active, message):
-            return
-        if "error" in message:
-            self._group_failed(active, str(message["kind"]), str(message["error"]), message.get("members", {}))
+    def _ended(self, active: ActiveGroup, message: Mapping[str, Any]) -> None:
+        """Record how the members ended.
+
+        If the run as a whole failed, members of a group are tried once more alone, and a task alone has failed. An
+        error that Weft did not foresee, in a task that runs Weft's code alone, is no fault of the task: it is tried
+        again, in a fresh process.
+        """
+        outcomes: Mapping[str, Any] = message.get("members", {})
+        if broke_device(message) and self._pool.shares_faults:
+            texts = [message.get("error"), *(outcome.get("message") for outcome in outcomes.values())]
+            text = next((str(text).strip() for text in texts if text), "its device no longer answers").splitlines()[0]
+            for name in active.members:
+                unless_lost(self._try_apart, active, name, text)
+            self._state.end_group(active, "dissolved" if active.fused else "ended", text)
+        elif "error" in message:
+            kind, error = str(message["kind"]), str(message["error"])
+            for name in active.members:
+                if kind == "memory":
+                    unless_lost(self._out_of_memory, active, name, error, None)
+                elif kind != "preempted" and is_full_disk(error):
+                    unless_lost(self._wait_for_room, active, name, error)
+                elif kind == "preempted" or active.fused or (kind == "unexpected" and not active.users_code):
+                    unless_lost(self._lost, active, name, error)
+                else:
+                    unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
+            self._state.end_group(active, "dissolved" if active.fused else "ended", error)
         else:
-            self._members_done(active, message["members"])
+            missing = {"status": "failed", "message": "no result"}
+            continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
+            state = "ended" if not any(continues) else "preempted" if active.fused else "dissolved"
+            self._state.end_group(active, state)
+            if state == "preempted":
+                preempted = self._state.db.groups("preempted", limit=1_000_000)
+                self._state.resumable |= {group.id: group for group in preempted if group.id == active.group.id}
 
-    def _members_done(self, active: Active, outcomes: Mapping[str, Any]) -> None:
-        """The run has returned: write down how every member ended."""
-        left = False
-        for name in active.members:
-            left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
-        state = "preempted" if left and active.fused else "dissolved" if left else "ended"
-        self._state.end_group(active, state)
-        if state == "preempted":
-            preempted = self._state.db.groups("preempted", limit=1_000_000)
-            self._state.resumable |= {one.id: one for one in preempted if one.id == active.group.id}
+    def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
+        """Queue a task again that ran on a device that broke; the second time it has failed."""
+        plan = dict(self._state.db.get(name).plan or {})
+        first = not plan.get(SUSPECT)
+        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
+        plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
+        if active.fused:
+            plan["from"] = active.group.folder
+        reason = f"{error}; it is tried once more with the device to itself" if first else error
+        self._state.fail(active, name, reason, first, plan)
+        self._state.counters.tasks_requeued += first
 
-    def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
-        """Learn what a start costs: the time of a task alone, less its epochs."""
-        one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
-        if one.get("status") == "finished" and active.kind == "training":
-            trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
-            self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
-
-    def _member_done(self, active: Active, name: str, outcome: Mapping[str, Any]) -> bool:
-        """Write down how a member ended; whether it was preempted, and so is to go on."""
-        status, told = outcome["status"], str(outcome.get("message") or "")
+    def _member_done(self, active: ActiveGroup, name: str, outcome: Mapping[str, Any]) -> bool:
+        """Record how a member ended; True if it was preempted and continues later."""
+        status, text = outcome["status"], str(outcome.get("message") or "")
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         try:
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
                 if active.kind == "inference":
-                    result |= self._latency(name)
+                    task = self._state.db.get(name)
+                    seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
+                    result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
                 self._state.db.finish(name, worker, attempt, finite(result))
             elif status == "preempted":
                 held = self._state.db.get(name)
@@ -193,93 +178,56 @@ class GroupEndings:
                 held = self._state.db.get(name)
                 if held.state == "running" and held.worker == worker:
                     self._state.db.cancel(name)
-            elif status == "failed" and "memory" in told and ("not enough" in told or "ran out of" in told):
-                self._out_of_memory(active, name, told, None)
+            elif status == "failed" and "memory" in text and ("not enough" in text or "ran out of" in text):
+                self._out_of_memory(active, name, text, None)
             else:
-                self._fail(active, name, told or status, outcome)
+                self._fail(active, name, text or status, outcome)
         except (LostClaimError, QueueError):
             return False  # cancelled or paused meanwhile
         return False
 
-    def _fail(self, active: Active, name: str, told: str, outcome: Mapping[str, Any]) -> None:
-        """Write that a member failed, and of one that diverged where its best weights from before are."""
+    def _fail(self, active: ActiveGroup, name: str, error: str, outcome: Mapping[str, Any]) -> None:
+        """Record that a member failed, and if it diverged where its best weights are."""
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
-        kept = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
-        result = finite(_result(active, outcome)) if kept else None
-        self._state.db.fail(name, worker, attempt, told, result=result)
+        has_weights = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
+        result = finite(_result(active, outcome)) if has_weights else None
+        self._state.db.fail(name, worker, attempt, error, result=result)
 
-    def _latency(self, name: str) -> dict[str, Any]:
-        """Seconds from submission to answer, and whether that is within the target, if there is one."""
-        task = self._state.db.get(name)
-        took, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
-        return {"latency_seconds": took, "late": target is not None and took > target}
-
-    def _group_failed(self, active: Active, kind: str, error: str, outcomes: Mapping[str, Any]) -> None:
-        """The run as a whole failed: members of a group are tried once more alone, a task alone has failed.
-
-        An error that Weft did not foresee, in a task that runs Weft's code alone, is no fault of the task: it is tried
-        again, in a fresh process.
-        """
-        fused = active.fused
-        if kind == "preempted":
-            for name in active.members:
-                unless_lost(self._lost, active, name, error)
-        for name in active.members if kind != "preempted" else ():
-            if kind == "memory":
-                unless_lost(self._out_of_memory, active, name, error, None)
-            elif is_full_disk(error):
-                unless_lost(self._wait_for_room, active, name, error)
-            elif fused or (kind == "unexpected" and not active.users_code):
-                unless_lost(self._lost, active, name, error)
-            else:
-                unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
-        self._state.end_group(active, "dissolved" if fused else "ended", error)
-
-    def _wait_for_room(self, active: Active, name: str, error: str) -> None:
+    def _wait_for_room(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
         self._state.not_before[name] = time.monotonic() + DISK_WAIT
         task = self._state.db.get(name)
         if active.fused:
             self._state.db.replan(name, {**(task.plan or {}), "alone": True, "from": active.group.folder})
-        if (task.state, task.worker, task.attempts) == (
-            "running",
-            self._state.claimant(active.worker),
-            active.attempts[name],
-        ):
+        claim = (self._state.claimant(active.worker), active.attempts[name])
+        if task.state == "running" and (task.worker, task.attempts) == claim:
             self._state.db.release(name, error)
             self._state.counters.tasks_requeued += 1
 
-    def _lost(self, active: Active, name: str, reason: str) -> None:
-        """Queue a task again whose worker was lost; one of a group goes on alone, from the group's checkpoint."""
-        task = self._state.db.get(name)
-        plan = dict(task.plan or {})
+    def _lost(self, active: ActiveGroup, name: str, reason: str) -> None:
+        """Queue a task again whose worker was lost; a member of a group continues alone from the group's checkpoint."""
+        plan = dict(self._state.db.get(name).plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
         if active.fused:
             plan |= {"alone": True, "from": active.group.folder}
         self._state.fail(active, name, reason, True, plan)
         self._state.counters.tasks_requeued += 1
 
-    def _out_of_memory(self, active: Active, name: str, reason: str, measured: int | None) -> None:
+    def _out_of_memory(self, active: ActiveGroup, name: str, reason: str, measured: int | None) -> None:
         """Correct the estimate and queue the task once more, alone; the second time it has failed."""
-        task = self._state.db.get(name)
-        plan = dict(task.plan or {})
+        plan = dict(self._state.db.get(name).plan or {})
         first = not plan.get("memory_errors")
-        wanted = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
-        plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": wanted}
+        estimate = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
+        plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": estimate}
         if active.fused:
             plan["from"] = active.group.folder
-        told = f"{reason}; the estimate is now {show_bytes(wanted)}" if first else reason
-        self._state.fail(active, name, told, first, plan)
+        reason = f"{reason}; the estimate is now {show_bytes(estimate)}" if first else reason
+        self._state.fail(active, name, reason, first, plan)
         self._state.counters.memory_errors += 1
 
-    def _charge(self, active: Active) -> None:
+    def _charge(self, active: ActiveGroup) -> None:
         for user in active.users.values():
             self._state.shares.charge(user, active.had)
-
-    @staticmethod
-    def why_gone(worker: WorkerProcess, code: Any) -> str:
-        """Why a worker has ended."""
-        return worker.end_reason or f"its worker ended ({_code_words(code)})"
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Queue again what a worker had that has ended."""
@@ -288,7 +236,7 @@ class GroupEndings:
             self._charge(active)
             self._write(partial(self._dissolved, active, reason, worker.bytes))
 
-    def _dissolved(self, active: Active, reason: str, held: int) -> None:
+    def _dissolved(self, active: ActiveGroup, reason: str, held: int) -> None:
         for name in active.members:
             if reason.startswith("out of memory"):
                 unless_lost(self._out_of_memory, active, name, reason, held)
@@ -297,11 +245,16 @@ class GroupEndings:
         self._state.end_group(active, "dissolved", reason)
 
 
-def _result(active: Active, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """What the queue keeps of how a member ended, and the folder of its files."""
-    place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
-    found = {"status": outcome["status"], "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
-    return {**found, "peak_bytes": outcome.get("peak_bytes"), "took": active.took}
+    return {
+        "status": outcome["status"],
+        "metrics": outcome["metrics"],
+        "folder": "/".join(filter(None, (active.group.folder, outcome["folder"]))),
+        "group": active.group.id,
+        "peak_bytes": outcome.get("peak_bytes"),
+        "took": active.took,
+    }
 
 
 def is_full_disk(error: str) -> bool:
@@ -316,18 +269,20 @@ def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
     leftover = message.get("leftover", 0)
     if leftover > LEFTOVER_BYTES:
         return f"is replaced, since a model left {show_bytes(leftover)} behind"
-    if message.get("kind") == "memory" and not worker.device.startswith("cuda"):  # whose memory it is cannot be told
+    if message.get("kind") == "memory" and not worker.device.startswith("cuda"):  # nothing says whose memory it is
         return "is replaced after it ran out of memory"
     return ""
 
 
-def _code_words(code: Any) -> str:
+def why_gone(worker: WorkerProcess, code: Any) -> str:
+    """Why a worker has ended."""
+    words = f"exit code {code}"
     if isinstance(code, int) and code < 0:
-        return f"signal {-code}, {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
-    return f"exit code {code}"
+        words = f"signal {-code}, {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
+    return worker.end_reason or f"its worker ended ({words})"
 
 
-# ---- Groups on their way to a worker: their tasks are claimed, and the group is sent.
+# ---- How groups start.
 
 WEIGHTS = "model.safetensors"
 
@@ -374,7 +329,11 @@ class GroupStarts:
         False, and nothing was started, if a task has changed since the decision.
         """
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
-        if self._replanned(tasks):
+        stale = [task for task in tasks if not task.attempts and not unchanged((task.plan or {}).get("files"))]
+        if stale:  # a graph or a model was written anew since they were planned
+            for task in stale:
+                unless_lost(self._state.db.unplan, task.id)
+            self._state.dirty = True
             return False
         shares, now = self._state.shares, time.time()
         for task in tasks:
@@ -387,7 +346,7 @@ class GroupStarts:
             return False
         everyone = {task.id: task for task in (*claimed, *cancelled)}
         infers = is_inference(claimed[0])
-        active = Active(
+        active = ActiveGroup(
             group=group,
             worker=worker,
             attempts={task.id: task.attempts for task in claimed},
@@ -418,7 +377,9 @@ class GroupStarts:
             if (origin := (task.plan or {}).get("from")) is not None
         ]
         limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
-        budget = min([_allowed(group, claimed), *limits]) if len(claimed) == 1 else group.bytes
+        budget = group.bytes
+        if len(claimed) == 1:
+            budget = min([max(budget, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0)))), *limits])
         plan = None if cancelled or split else self._plan_of(members, group.bytes)
         worker.send(
             "run",
@@ -434,14 +395,6 @@ class GroupStarts:
             cancel=[task.id for task in cancelled],
         )
         return True
-
-    def _replanned(self, tasks: Sequence[QueueTask]) -> bool:
-        """Whether tasks were queued again because a graph or a model was written anew since they were planned."""
-        stale = [task for task in tasks if not task.attempts and not unchanged((task.plan or {}).get("files"))]
-        for task in stale:
-            unless_lost(self._state.db.unplan, task.id)
-        self._state.dirty |= bool(stale)
-        return bool(stale)
 
     def _infer(self, group: Group, worker: WorkerProcess, task: QueueTask) -> None:
         """Send an inference task, with the file of the weights that it is about."""
@@ -461,20 +414,15 @@ class GroupStarts:
 
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
         """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
-        known = self._state.runnable.get(estimate_key(members[0].spec))
-        if known is None:
+        runnable = self._state.runnable.get(estimate_key(members[0].spec))
+        if runnable is None:
             return None
         try:
             tasks = [Task.from_dict(worker_settings(member)) for member in members]
-            stats, alone = GraphStats.from_dict(known["stats"]), Plan.from_dict(known["plan"])
-            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
+            stats, alone = GraphStats.from_dict(runnable["stats"]), Plan.from_dict(runnable["plan"])
+            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(runnable["machine"])).to_dict()
         except InputError:
             return None  # the worker says what is wrong
-
-
-def _allowed(group: Group, claimed: Sequence[QueueTask]) -> int:
-    """The bytes that a task alone may take: its prediction and the margin, even if ``mps`` sets less aside."""
-    return max(group.bytes, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0))))
 
 
 def weights_file(state: SupervisorState, task: QueueTask) -> str:
@@ -486,71 +434,56 @@ def weights_file(state: SupervisorState, task: QueueTask) -> str:
     return str(state.options.runs / str(trained.get("folder", infer["of"])) / WEIGHTS)
 
 
-# ---- Members and groups that are to leave before they end: cancelled, paused, or preempted while the server drains.
+# ---- How members and groups leave before they end: cancelled, paused, or preempted while the server drains.
 
 
-class Leaving:
-    """Tells workers which members are to leave, and takes groups apart that cannot go on as they were."""
+class Evictions:
+    """Makes members leave their workers, and dissolves groups that cannot continue as they were."""
 
     def __init__(self, state: SupervisorState) -> None:
         self._state = state
 
     def heartbeat(self) -> None:
-        """Renew the leases; members that were cancelled or paused in the queue are to leave their groups.
+        """Renew the leases; make members leave that were cancelled or paused in the queue.
 
-        Leases of groups that run are renewed before others are looked at: a clock that was set forward, or a machine
-        that slept, ends none of them.
+        Leases of running groups are renewed before expired ones are requeued: a clock that was set forward, or a
+        machine that slept, ends no group.
         """
         for active in self._state.active.values():
             held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
             lost = [name for name in active.members if name not in held]
-            if lost:
-                self._dismiss(active, lost)
+            states = {task.id: task.state for task in known_tasks(self._state.db, lost)}
+            paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
+            if paused and not active.leaving:
+                self.preempt(active)
+            if active.fused:
+                self.split(active.group, [name for name in paused if name not in active.split])
+                active.split.update(paused)
+            cancelled = [name for name in lost if name not in paused]
+            if cancelled:
+                active.worker.send("cancel", group=active.group.id, names=cancelled)
+            if len(cancelled) == len(active.members):
+                active.unwanted_since = min(active.unwanted_since, time.monotonic())
         self._state.db.requeue_expired()
 
-    def _dismiss(self, active: Active, lost: Sequence[str]) -> None:
-        states = {task.id: task.state for task in known_tasks(self._state.db, lost)}
-        paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
-        if paused and not active.leaving:
-            self.preempt(active)
-        if active.fused:
-            for name in paused:
-                if name not in active.split:
-                    self.split(active.group, [name])
-                    active.split.add(name)
-        cancelled = [name for name in lost if name not in paused]
-        if cancelled:
-            active.worker.send("cancel", group=active.group.id, names=cancelled)
-        if len(cancelled) == len(active.members):
-            active.unwanted_since = min(active.unwanted_since, time.monotonic())
-
     def split(self, group: Group, names: Iterable[str]) -> None:
-        """Let members of a group go on alone from its checkpoint when they start again."""
-        for name in names:
-            unless_lost(self._split, name, group.folder)
+        """Let members of a group continue alone from its checkpoint when they start again."""
+        for task in known_tasks(self._state.db, names):
+            self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
 
-    def _split(self, name: str, folder: str) -> None:
-        plan = self._state.db.get(name).plan or {}
-        self._state.db.replan(name, {**plan, "alone": True, "from": folder})
-
-    def take_apart(self, group: Group, names: Sequence[str], why: str) -> None:
-        """Dissolve a preempted group: ``names`` go on alone, each from its checkpoint."""
-        self.split(group, names)
-        self._dissolve(group, names, why)
-
-    def begin_anew(self, group: Group, names: Sequence[str], why: str) -> None:
-        """Dissolve a preempted group whose checkpoint cannot be used: ``names`` are planned anew."""
-        for name in names:
-            unless_lost(self._state.db.unplan, name)
-        self._dissolve(group, names, why)
-
-    def _dissolve(self, group: Group, names: Sequence[str], why: str) -> None:
+    def dissolve(self, group: Group, names: Sequence[str], why: str, anew: bool = False) -> None:
+        """Dissolve a preempted group: ``names`` continue alone from its checkpoint, or are planned ``anew``."""
+        if anew:
+            for name in names:
+                unless_lost(self._state.db.unplan, name)
+        else:
+            self.split(group, names)
         self._state.db.record([(name, "note", {"message": why, "group": group.id}) for name in names])
         self._state.db.end_group(group.id, "dissolved", why)
         self._state.resumable.pop(group.id, None)
         self._state.dirty = True
 
-    def preempt(self, active: Active) -> None:
+    def preempt(self, active: ActiveGroup) -> None:
         """Let a group save a checkpoint and return."""
         active.leaving = True
         active.worker.send("preempt", group=active.group.id)
@@ -564,16 +497,14 @@ class Leaving:
 
 def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
     """The tasks of those names, less those that were deleted long after they had ended."""
-    found = []
+    tasks = []
     for name in names:
-        try:
-            found.append(db.get(name))
-        except QueueError:
-            continue
-    return found
+        with suppress(QueueError):
+            tasks.append(db.get(name))
+    return tasks
 
 
-# ---- Predicted seconds of a task that goes on from a checkpoint: of the epochs that are left, not of all.
+# ---- Predicted seconds of a task that continues from a checkpoint.
 
 WHOLE = "whole_seconds"  # of a plan: what was predicted for all epochs, where some are done
 
@@ -581,8 +512,8 @@ WHOLE = "whole_seconds"  # of a plan: what was predicted for all epochs, where s
 def with_seconds_left(db: QueueDB, task: QueueTask, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     """``plan`` of a queued task, its seconds less the share of the epochs that its last checkpoint has.
 
-    A task that has not run, or without a plan because it begins anew, has all of them left. One epoch always counts as
-    left: a run that is resumed after its last one still writes its result.
+    A task that has not run, or has no plan because it begins anew, has all epochs to train. At least one epoch counts:
+    a run that is resumed after its last epoch still writes its result.
     """
     epochs = int(plan.get("epochs") or 0)
     if not task.attempts or task.plan is None or not epochs:
@@ -595,12 +526,7 @@ def with_seconds_left(db: QueueDB, task: QueueTask, plan: Mapping[str, Any]) -> 
     return {**plan, WHOLE: whole, "seconds": whole * max(epochs - done, 1) / epochs}
 
 
-def has_begun(task: QueueTask) -> bool:
-    """Whether the predicted seconds of a task are of the epochs that are left."""
-    return WHOLE in (task.plan or {})
-
-
-# ---- Fused groups that were preempted: which can go on as they were, and what becomes of those that cannot.
+# ---- Preempted groups.
 #
 # A policy sees such a group as one task with the bytes of the group, so that priority, ageing, fair shares, memory and
 # the workers kept for inference hold for it as for any other.
@@ -612,32 +538,27 @@ WAITS = "waits to go on with its group"
 class Preempted:
     """A preempted group, and its members as they are now.
 
-    ``present``: those that go on with it; ``paused``: those that leave it if it goes on before they are resumed;
-    ``left``: those that have ended, or go on alone. Members that were deleted from the queue are in none of them.
+    ``present``: members that continue with it; ``paused``: members that leave it if it continues before they are
+    resumed; ``gone``: members that have ended, or continue alone. Members deleted from the queue are in none of them.
     """
 
     group: Group
     present: tuple[QueueTask, ...]
     paused: tuple[QueueTask, ...]
-    left: tuple[QueueTask, ...]
+    gone: tuple[QueueTask, ...]
 
     @classmethod
     def of(cls, group: Group, tasks: list[QueueTask]) -> Preempted:
         """``group`` with those of its members that the queue still has."""
-        left = [task for task in tasks if task.state in ENDED or "from" in (task.plan or {})]
-        paused = [task for task in tasks if task.state == "paused" and task not in left]
-        present = [task for task in tasks if task not in left and task not in paused]
-        return cls(group, tuple(present), tuple(paused), tuple(left))
+        gone = [task for task in tasks if task.state in ENDED or "from" in (task.plan or {})]
+        paused = [task for task in tasks if task.state == "paused" and task not in gone]
+        present = [task for task in tasks if task not in gone and task not in paused]
+        return cls(group, tuple(present), tuple(paused), tuple(gone))
 
     @property
     def names(self) -> list[str]:
         """The members that have not left it."""
         return [task.id for task in (*self.present, *self.paused)]
-
-    @property
-    def complete(self) -> bool:
-        """Whether the settings of every member are known; without them the checkpoint is not that of the group."""
-        return len(self.present) + len(self.paused) + len(self.left) == len(self.group.members)
 
     def as_task(self, setup_seconds: float, share: float) -> QueuedTask:
         """The group as a policy sees it: as urgent as its most urgent member, and older than its oldest.
@@ -647,12 +568,12 @@ class Preempted:
         """
         members = [queued_task(task, setup_seconds, share) for task in self.present]
         draft = GroupDraft(SAFETY_THRESHOLD, Interference())
-        for one in members:
-            draft.add(one)
+        for member in members:
+            draft.add(member)
         shape = draft.footprint(time.time())
-        begun = any(has_begun(task) for task in self.present)
+        begun = any(WHOLE in (task.plan or {}) for task in self.present)
         seconds = max(shape.seconds if begun else self.group.seconds, draft.start_seconds)
-        first = max(members, key=lambda one: (one.priority, -one.must_end_by))
+        first = max(members, key=lambda member: (member.priority, -member.must_end_by))
         return replace(
             first,
             id=self.group.folder,
@@ -662,77 +583,81 @@ class Preempted:
             utilisation=min(shape.demand, 1.0),
             start_seconds=shape.start_seconds,
             turn_seconds=shape.turn_seconds,
-            arrival=min(one.arrival for one in members) - PATIENCE * seconds,
+            arrival=min(member.arrival for member in members) - PATIENCE * seconds,
             fusable=False,
         )
 
 
 class PreemptedGroups:
-    """Lets preempted groups go on, and takes those apart that cannot."""
+    """Lets preempted groups continue, and dissolves those that cannot."""
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving, starts: GroupStarts) -> None:
-        self._state, self._pool, self._leaving, self._starts = state, pool, leaving, starts
+    def __init__(self, state: SupervisorState, pool: WorkerPool, evictions: Evictions, starts: GroupStarts) -> None:
+        self._state, self._pool, self._evictions, self._starts = state, pool, evictions, starts
         self._members: set[str] = set()
 
     def has(self, task: str) -> bool:
-        """Whether ``task`` was in such a group when they were last looked at."""
+        """True if ``task`` was in a preempted group at the last call of :meth:`ready`."""
         return task in self._members
 
     def ready(self) -> dict[str, Preempted]:
         """The groups that a policy may start, by the name that it sees; the others wait or are taken apart."""
-        found, self._members = {}, set()
+        startable, self._members = {}, set()
         for group in list(self._state.resumable.values()):
-            one = Preempted.of(group, known_tasks(self._state.db, group.members))
-            self._members |= set(one.names)
-            if self._can_go_on(one):
-                found[group.folder] = one
-        return found
+            preempted = Preempted.of(group, known_tasks(self._state.db, group.members))
+            self._members |= set(preempted.names)
+            if self._can_continue(preempted):
+                startable[group.folder] = preempted
+        return startable
 
-    def resume(self, one: Preempted, start: GroupStart) -> None:
+    def resume(self, preempted: Preempted, start: GroupStart) -> None:
         """Start a group that a policy has chosen; it stays preempted if its members cannot be claimed."""
         worker = self._pool.idle_worker(start.device)
         if worker is None:
-            self._state.why |= {task.id: "waits for a free worker" for task in one.present}
+            self._state.why |= {task.id: "waits for a free worker" for task in preempted.present}
             return
-        group, now = one.group, time.time()
-        self._leaving.split(group, [task.id for task in one.paused])  # what the group saves next is without them
-        gone = [*known_tasks(self._state.db, [task.id for task in one.paused]), *one.left]
+        group, now = preempted.group, time.time()
+        self._evictions.split(
+            group, [task.id for task in preempted.paused]
+        )  # what the group saves next is without them
+        gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
-        again = replace(again, seconds=start.seconds)  # of what is left
-        if self._starts.launch(again, worker, one.present, start.utilisation, gone):
+        again = replace(again, seconds=start.seconds)  # of the epochs that remain
+        if self._starts.launch(again, worker, preempted.present, start.utilisation, gone):
             del self._state.resumable[group.id]
         else:
-            self._state.why |= {task.id: WAITS for task in one.present}
+            self._state.why |= {task.id: WAITS for task in preempted.present}
 
-    def take_apart(self, one: Preempted, why: str) -> None:
+    def take_apart(self, preempted: Preempted, why: str) -> None:
         """Let the members go on alone, each from the checkpoint of the group."""
-        self._leaving.take_apart(one.group, one.names, f"goes on alone, from the checkpoint of its group: {why}")
+        self._evictions.dissolve(
+            preempted.group, preempted.names, f"goes on alone, from the checkpoint of its group: {why}"
+        )
 
-    def _can_go_on(self, one: Preempted) -> bool:
+    def _can_continue(self, preempted: Preempted) -> bool:
         """Whether a group can start as it was; if it never can, its members are released."""
         devices = {worker.device for name, worker in self._pool.workers.items() if name != PLANNER}
-        here, there = {_kind(name) for name in devices}, _kind(one.group.device)
-        if not one.present:
-            self._leaving.take_apart(one.group, one.names, "no member of its group is left to run")
-        elif any(task.state != "planned" for task in one.present):
-            self._state.why |= {task.id: WAITS for task in one.present}
+        here, there = {_kind(name) for name in devices}, _kind(preempted.group.device)
+        if not preempted.present:
+            self._evictions.dissolve(preempted.group, preempted.names, "no member of its group is left to run")
+        elif any(task.state != "planned" for task in preempted.present):
+            self._state.why |= {task.id: WAITS for task in preempted.present}
         elif there not in here:
             why = f"begins anew: the checkpoint of its group is of {there}, and this server has {', '.join(here)}"
-            self._leaving.begin_anew(one.group, [task.id for task in one.present], why)
-        elif not one.complete:
-            self.take_apart(one, "another member was deleted")
-        elif not self._largest_fits(one):
+            self._evictions.dissolve(preempted.group, [task.id for task in preempted.present], why, anew=True)
+        elif len(preempted.names) + len(preempted.gone) < len(preempted.group.members):  # settings are missing
+            self.take_apart(preempted, "another member was deleted")
+        elif preempted.group.bytes > max(map(self._pool.task_bytes, self._pool.room)):
             if devices <= self._pool.room.keys():
-                self.take_apart(one, f"together they need {show_bytes(one.group.bytes)}, more than there is for tasks")
+                self.take_apart(
+                    preempted, f"together they need {show_bytes(preempted.group.bytes)}, more than there is for tasks"
+                )
             else:
-                self._state.why |= {task.id: "waits for the workers of its device to start" for task in one.present}
+                self._state.why |= {
+                    task.id: "waits for the workers of its device to start" for task in preempted.present
+                }
         else:
             return True
         return False
-
-    def _largest_fits(self, one: Preempted) -> bool:
-        """Whether some device that is known has the bytes of a group, if nothing else runs there."""
-        return one.group.bytes <= max(map(self._pool.task_bytes, self._pool.room))
 
 
 def _kind(device: str) -> str:

@@ -38,8 +38,8 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-KEPT = ("from", "failures", "memory_errors", "suspect_of_death", "deaths")
-SOON_DONE = 0.3  # seconds: an estimate that is no longer wanted most likely ends by itself within them
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths")
+SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 
 @dataclass
@@ -66,7 +66,7 @@ class TaskPlanner:
         self._estimates: dict[str, Mapping[str, Any]] = {}
         self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
         self._stuck: set[str] = set()  # users whose last task never ended there
-        self._told: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
+        self._noted_changes: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
         self._to_learn: deque[Mapping[str, Any]] = deque(maxlen=MOST_TO_LEARN)
 
     def plan_queued(self) -> None:
@@ -77,30 +77,25 @@ class TaskPlanner:
             if task.plan is not None and unchanged(task.plan.get("files")):
                 plans.append((task.id, with_seconds_left(self._state.db, task, task.plan)))
                 continue
-            self._tell_if_changed(task)
+            if task.plan is not None and task.attempts and self._noted_changes.get(task.id) != task.attempts:
+                self._noted_changes[task.id] = task.attempts
+                self._state.records.append((task.id, "note", {"message": CHANGED}))
             key = estimate_key(task.spec)
-            known = self._estimates.get(key)
-            if known is not None and unchanged(known.get("files")):
-                plans += self._within_limits(task, kept_of(task.plan) | dict(known))
+            estimate = self._estimates.get(key)
+            if estimate is not None and unchanged(estimate.get("files")):
+                plans += self._within_limits(task, history_of(task.plan) | dict(estimate))
             else:
                 unknown.append((task, key))
         self._teach()
         planner = self._pool.workers.get(PLANNER)
         if unknown and self._planning is None and planner is not None and planner.idle:
-            self._ask(*min(unknown, key=lambda one: self._turn_of(one[0])))
+            # Users take turns; those of a user whose last task hung come when there are no others.
+            self._ask(
+                *min(unknown, key=lambda u: (u[0].user in self._stuck, -u[0].priority, self._turns.get(u[0].user, 0)))
+            )
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
-
-    def _tell_if_changed(self, task: QueueTask) -> None:
-        """Say of a task that goes on that its graph or its model is no longer what it began with."""
-        if task.plan is not None and task.attempts and self._told.get(task.id) != task.attempts:
-            self._told[task.id] = task.attempts
-            self._state.records.append((task.id, "note", {"message": CHANGED}))
-
-    def _turn_of(self, task: QueueTask) -> tuple[bool, int, int]:
-        """What comes first; after a task of theirs that hung, a user's are planned when there are no others."""
-        return task.user in self._stuck, -task.priority, self._turns.get(task.user, 0)
 
     def _ask(self, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""
@@ -111,12 +106,13 @@ class TaskPlanner:
         if self._planning.users_code:
             self.note(task.id)
         planner.group = task.id
-        planner.send("plan", id=task.id, device=device, **_asked(task))
+        bounds, kind = task.spec.get("budget") is None, "inference" if is_inference(task) else "training"
+        planner.send("plan", id=task.id, device=device, task=worker_settings(task), bounds=bounds, kind=kind)
 
     def note(self, task: str = "") -> None:
         """Write down which task is planned, for the next server, should this one die of it; "" for none."""
         tries = {name: count for name, count in self._tries.items() if self._waiting(name) is not None}
-        with suppress(WeftError, OSError):  # planning goes on where nothing can be written
+        with suppress(WeftError, OSError):  # planning works without the note
             write_json(self._state.options.runs / NOTED, {"task": task, "tries": tries})
 
     def take_over(self) -> None:
@@ -148,12 +144,12 @@ class TaskPlanner:
         planner.group = ""
         if self._planning is None or self._planning.task != message["id"]:
             return
-        asked, self._planning, self._state.dirty = self._planning, None, True
-        if asked.users_code:
+        planning, self._planning, self._state.dirty = self._planning, None, True
+        if planning.users_code:
             planner.renew()
             self.note()
-        name, key = asked.task, asked.key
-        self._stuck.discard(asked.user)
+        name, key = planning.task, planning.key
+        self._stuck.discard(planning.user)
         task = self._waiting(name)
         if task is None:
             return
@@ -168,7 +164,7 @@ class TaskPlanner:
         if runnable is not None:
             self._state.runnable[key] = runnable
         self._estimates[key] = estimate
-        self._plan(self._within_limits(task, kept_of(task.plan) | estimate))
+        self._plan(self._within_limits(task, history_of(task.plan) | estimate))
 
     def learn(self, device: str, took: Sequence[Mapping[str, Any]]) -> None:
         """Have the planner learn from what epochs of a group took on ``device``, if that is of this machine.
@@ -203,34 +199,34 @@ class TaskPlanner:
 
     def end_stuck(self, now: float) -> None:
         """End the planner if a model keeps it for too long, or if what it plans was cancelled or paused."""
-        asked, planner = self._planning, self._pool.workers.get(PLANNER)
-        if asked is None or planner is None or planner.end_reason:
+        planning, planner = self._planning, self._pool.workers.get(PLANNER)
+        if planning is None or planner is None or planner.end_reason:
             return
-        limit = LOADING_SECONDS if asked.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
-        took = now - asked.since
+        limit = LOADING_SECONDS if planning.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
+        took = now - planning.since
         if took > limit:
-            asked.overdue = limit
+            planning.overdue = limit
             planner.kill(f"planned one task for more than {limit:g} s")
-        elif took > SOON_DONE and self._waiting(asked.task) is None:
-            asked.withdrawn = True
-            planner.kill("planned a task that is no longer wanted")
+        elif took > SOON_DONE and self._waiting(planning.task) is None:
+            planning.withdrawn = True
+            planner.kill("planned a task that was withdrawn")
 
     def planner_gone(self, reason: str) -> None:
         """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
-        asked, self._planning = self._planning, None
-        if asked is not None and asked.users_code:
+        planning, self._planning = self._planning, None
+        if planning is not None and planning.users_code:
             self.note()
-        task = None if asked is None or asked.withdrawn else self._waiting(asked.task)
-        if asked is None or task is None:
+        task = None if planning is None or planning.withdrawn else self._waiting(planning.task)
+        if planning is None or task is None:
             return
-        if asked.overdue:
-            self._stuck.add(asked.user)
-            told = f"planning it took longer than {asked.overdue:g} s: its model made no progress"
-            if asked.loads:
-                told = f"loading its graph took longer than {asked.overdue:g} s"
-            unless_lost(self._state.db.refuse, asked.task, told)
+        if planning.overdue:
+            self._stuck.add(planning.user)
+            reason = f"planning it took longer than {planning.overdue:g} s: its model made no progress"
+            if planning.loads:
+                reason = f"loading its graph took longer than {planning.overdue:g} s"
+            unless_lost(self._state.db.refuse, planning.task, reason)
             return
-        self._count_try(asked.task, reason)
+        self._count_try(planning.task, reason)
 
     def _waiting(self, name: str) -> QueueTask | None:
         """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""
@@ -241,12 +237,6 @@ class TaskPlanner:
         return task if task.state == "queued" else None
 
 
-def kept_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a plan knows of a task besides its estimate: where it goes on from, and how it failed."""
-    return {name: value for name, value in (plan or {}).items() if name in KEPT}
-
-
-def _asked(task: QueueTask) -> dict[str, Any]:
-    """What the planner is asked: of an inference task, whether it is one."""
-    asked = {"task": worker_settings(task), "bounds": task.spec.get("budget") is None}
-    return {**asked, "kind": "inference"} if is_inference(task) else asked
+def history_of(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a plan knows of a task besides its estimate: where it continues from, and how it failed."""
+    return {name: value for name, value in (plan or {}).items() if name in HISTORY}

@@ -37,7 +37,7 @@ from weft.serve.queue_file import (
     transaction,
 )
 
-# ---- Groups in the durable queue: which tasks were started together, where, and how that ended.
+# ---- Groups
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,7 @@ class Group:
         return {**asdict(self), "members": list(self.members)}
 
 
-def put_group(db: sqlite3.Connection, group: Group) -> None:
-    """Write a group that starts, or starts again."""
-    values = {**group.to_dict(), "members": json.dumps(list(group.members))}
-    names = ", ".join(values)
-    marks = ", ".join("?" for _ in values)
-    db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
-
-
-def change_group(db: sqlite3.Connection, group: str, state: str, now: float, note: str) -> None:
-    """Note how a group ended."""
-    db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group))
-
-
-def read_groups(db: sqlite3.Connection, state: str | None, limit: int) -> list[Group]:
-    """Groups, newest first."""
-    where, values = ("WHERE state = ?", (state,)) if state else ("", ())
-    rows = db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
-    return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
-
-
-# ---- Users in the durable queue: what each has had of the devices, and their waiting tasks in turn.
+# ---- Users: their shares of the devices, and their waiting tasks in turn
 
 # Every user once, by jumps over the index: a list of 10,000 tasks of one user is not read for it.
 _USERS = """
@@ -105,17 +85,8 @@ _IS_READY = """AND NOT EXISTS (
 
 def put_shares(db: sqlite3.Connection, shares: Iterable[UserShare]) -> None:
     """Write what users have had."""
-    rows = [(one.user, one.device_seconds, json.dumps(dict(one.last_start))) for one in shares]
+    rows = [(share.user, share.device_seconds, json.dumps(dict(share.last_start))) for share in shares]
     db.executemany("INSERT OR REPLACE INTO shares (user, device_seconds, last_start) VALUES (?, ?, ?)", rows)
-
-
-def read_shares(db: sqlite3.Connection) -> list[UserShare]:
-    """What every user has had."""
-    return [UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"])) for row in _all_shares(db)]
-
-
-def _all_shares(db: sqlite3.Connection) -> list[sqlite3.Row]:
-    return db.execute("SELECT * FROM shares ORDER BY user").fetchall()
 
 
 def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -> list[sqlite3.Row]:
@@ -125,25 +96,22 @@ def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -
     first that wait for no other: many that wait for one task do not hide it.
     """
     users = [row["user"] for row in db.execute(_USERS)]
-    found = _in_turn(db, columns, state, limit, users)
-    if state != "planned" or len(found) < limit:
-        return found
-    ready = _in_turn(db, columns, state, limit, users, _IS_READY)
-    known = {row["id"] for row in ready}
-    return [*ready, *(row for row in found if row["id"] not in known)][:limit]
+
+    def in_turn(condition: str = "") -> list[sqlite3.Row]:
+        where = f"user = ? AND state = ? {condition}"
+        query = f"SELECT {columns} FROM tasks WHERE {where} ORDER BY priority DESC, position LIMIT ?"
+        lists = [db.execute(query, (user, state, limit)).fetchall() for user in users]
+        return [row for row in chain.from_iterable(zip_longest(*lists)) if row is not None][:limit]
+
+    rows = in_turn()
+    if state != "planned" or len(rows) < limit:
+        return rows
+    ready = in_turn(_IS_READY)
+    ready_ids = {row["id"] for row in ready}
+    return [*ready, *(row for row in rows if row["id"] not in ready_ids)][:limit]
 
 
-def _in_turn(
-    db: sqlite3.Connection, columns: str, state: str, limit: int, users: Iterable[str], also: str = ""
-) -> list[sqlite3.Row]:
-    where = f"user = ? AND state = ? {also}"
-    query = f"SELECT {columns} FROM tasks WHERE {where} ORDER BY priority DESC, position LIMIT ?"
-    lists = [db.execute(query, (user, state, limit)).fetchall() for user in users]
-    turns = chain.from_iterable(zip_longest(*lists))
-    return [row for row in turns if row is not None][:limit]
-
-
-# ---- A task to queue, and whether it is the one that was queued under its key before.
+# ---- Submissions
 
 
 @dataclass(frozen=True)
@@ -161,61 +129,6 @@ class Submission:
     after: tuple[str, ...] = ()
     max_attempts: int = 3
     said_key: str | None = None
-
-
-def check_same(known: QueueTask, new: Submission, spec: Mapping[str, Any]) -> None:
-    """A :class:`QueueError` unless ``new``, with ``spec`` as it would be read back, asks for what ``known`` is."""
-    other = ""
-    if known.spec != spec:
-        other = _other_limit(known.spec, spec) or "another spec"
-    elif known.priority != new.priority:
-        other = f"another priority ({known.priority}, not {new.priority})"
-    elif set(known.after) != set(new.after):
-        other = f"another after ({', '.join(known.after) or 'nothing'}, not {', '.join(new.after) or 'nothing'})"
-    if other:
-        key = new.key if new.said_key is None else new.said_key
-        raise QueueError(f"key={key!r} was used for task {known.id!r} with {other}; choose another key")
-
-
-def _other_limit(known: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The name of what differs where the settings themselves do not."""
-    names = [name for name in dict.fromkeys((*known, *new)) if known.get(name) != new.get(name)]
-    return f"another {names[0]}" if len(names) == 1 and names[0] in ("budget", "deadline", "max_attempts") else ""
-
-
-def check_needed(new: Submission, needed: str, state: str | None) -> None:
-    """A :class:`QueueError` if a task that ``new`` comes after will never be done; ``state``: None if it is unknown."""
-    if state is not None and state not in ("failed", "cancelled"):
-        return
-    infer = new.spec.get("infer")
-    what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
-    who = f"task {new.id!r}: " if new.id is not None else ""
-    raise QueueError(f"{who}{what}={needed!r} is {state or 'not in the queue'}; it will never be done")
-
-
-# ---- Whether a submission has as many tasks as the one that was queued under its key before.
-
-
-def check_whole(db: sqlite3.Connection, batch: Sequence[Submission]) -> None:
-    """A :class:`QueueError` if the key of ``batch`` has other tasks in the queue than one for each of its tasks.
-
-    Task i of a submission has the key ``USER/KEY/i``. A batch without a key, or of several, is not looked at.
-    """
-    if not batch or batch[0].key is None or batch[0].said_key is None:
-        return
-    known = _keys_like(db, batch[0].key)
-    if known and known != {one.key for one in batch}:
-        n, new = len(known), len(batch)
-        told = f"{n} task{'s' if n > 1 else ''} in the queue, and {new} {'were' if new > 1 else 'was'} submitted"
-        told = told if n != new else "other tasks in the queue"
-        raise QueueError(f"key={batch[0].said_key!r} has {told}; choose another key")
-
-
-def _keys_like(db: sqlite3.Connection, key: str) -> set[str]:
-    """The keys of the queue that differ from ``key`` in the number at its end alone."""
-    stem = key.rpartition("/")[0]
-    rows = db.execute("SELECT key FROM tasks WHERE key > ? AND key < ?", (f"{stem}/", f"{stem}0"))  # 0 follows /
-    return {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
 
 
 CLAIMABLE = """
@@ -255,30 +168,54 @@ class QueueDB:
             return self._submit_all(list(submissions))
 
     def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
-        """Queue several batches in one transaction, each as a whole or not at all; per batch what became of it."""
-        with transaction(self._db):
-            return [self._submit_batch(batch) for batch in batches]
-
-    def _submit_batch(self, batch: Sequence[Submission]) -> list[QueueTask] | QueueError:
-        self._db.execute("SAVEPOINT batch")
-        try:
-            return self._submit_all(batch)
-        except QueueError as error:
-            self._db.execute("ROLLBACK TO batch")
-            return error
-        finally:
-            self._db.execute("RELEASE batch")
+        """Queue several batches in one transaction, each as a whole or not at all; its tasks or error per batch."""
+        answers: list[list[QueueTask] | QueueError] = []
+        with transaction(self._db) as db:
+            for batch in batches:
+                db.execute("SAVEPOINT batch")
+                try:
+                    answers.append(self._submit_all(batch))
+                except QueueError as error:
+                    db.execute("ROLLBACK TO batch")
+                    answers.append(error)
+                db.execute("RELEASE batch")
+        return answers
 
     def _submit_all(self, batch: Sequence[Submission]) -> list[QueueTask]:
-        check_whole(self._db, batch)
+        """Queue a batch; refuse a key that has other tasks in the queue than one for each task of the batch.
+
+        Task i of a submission has the key ``USER/KEY/i``.
+        """
+        if batch and batch[0].key is not None and batch[0].said_key is not None:
+            stem = batch[0].key.rpartition("/")[0]
+            query = "SELECT key FROM tasks WHERE key > ? AND key < ?"
+            rows = self._db.execute(query, (f"{stem}/", f"{stem}0"))  # 0 follows /
+            keys = {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
+            if keys and keys != {submission.key for submission in batch}:
+                former, new = len(keys), len(batch)
+                difference = "other tasks in the queue"
+                if former != new:
+                    difference = f"{former} task{'s' if former > 1 else ''} in the queue, and {new} "
+                    difference += f"{'were' if new > 1 else 'was'} submitted"
+                raise QueueError(f"key={batch[0].said_key!r} has {difference}; choose another key")
         return [self._submit(submission) for submission in batch]
 
     def _submit(self, new: Submission) -> QueueTask:
-        known = self._by_key(new)
-        if known is not None:
-            return known
+        former = self._by_key(new)
+        if former is not None:
+            return former
         name, now = new.id or uuid.uuid4().hex[:12], self._clock()
-        self._check_new(new, name)
+        if new.max_attempts < 1:
+            raise QueueError(f"task {name!r}: max_attempts={new.max_attempts} must be at least 1")
+        if self._find(name) is not None:
+            raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
+        for needed in new.after:
+            state = getattr(self._find(needed), "state", "not in the queue")
+            if state in ("failed", "cancelled", "not in the queue"):
+                infer = new.spec.get("infer")
+                what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
+                who = f"task {new.id!r}: " if new.id is not None else ""
+                raise QueueError(f"{who}{what}={needed!r} is {state}; it will never be done")
         self._db.execute(
             "INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated) "
             "VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
@@ -290,20 +227,23 @@ class QueueDB:
         return self.get(name)
 
     def _by_key(self, new: Submission) -> QueueTask | None:
+        """The task that was queued under the key of ``new``; a :class:`QueueError` if it is another task."""
         row = new.key and self._db.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
         if not row:
             return None
-        known = QueueTask.from_row(row)
-        check_same(known, new, json.loads(_json(new.spec)))
-        return known
-
-    def _check_new(self, new: Submission, name: str) -> None:
-        if new.max_attempts < 1:
-            raise QueueError(f"task {name!r}: max_attempts={new.max_attempts} must be at least 1")
-        if self._find(name) is not None:
-            raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
-        for needed in new.after:
-            check_needed(new, needed, getattr(self._find(needed), "state", None))
+        former, spec, other = QueueTask.from_row(row), json.loads(_json(new.spec)), ""
+        if former.spec != spec:
+            names = [name for name in dict.fromkeys((*former.spec, *spec)) if former.spec.get(name) != spec.get(name)]
+            limits = ("budget", "deadline", "max_attempts")
+            other = f"another {names[0]}" if len(names) == 1 and names[0] in limits else "another spec"
+        elif former.priority != new.priority:
+            other = f"another priority ({former.priority}, not {new.priority})"
+        elif set(former.after) != set(new.after):
+            other = f"another after ({', '.join(former.after) or 'nothing'}, not {', '.join(new.after) or 'nothing'})"
+        if other:
+            key = new.key if new.said_key is None else new.said_key
+            raise QueueError(f"key={key!r} was used for task {former.id!r} with {other}; choose another key")
+        return former
 
     # Changing
 
@@ -316,9 +256,9 @@ class QueueDB:
         """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
         with transaction(self._db):
             for task, plan in plans:
-                found = self.get(task)
-                if found.state == "queued":
-                    self._change(found, "planned", plan=_json(plan))
+                queued = self.get(task)
+                if queued.state == "queued":
+                    self._change(queued, "planned", plan=_json(plan))
 
     def unplan(self, task: str) -> QueueTask:
         """Queue a planned task again without its plan: what it was made from has changed."""
@@ -339,7 +279,10 @@ class QueueDB:
         ``shares``: of their users, from now on.
         """
         with transaction(self._db) as db:
-            put_group(db, group)
+            values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+            names = ", ".join(values)
+            marks = ", ".join("?" for _ in values)
+            db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
             put_shares(db, shares)
             return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
 
@@ -386,15 +329,15 @@ class QueueDB:
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
         with transaction(self._db):
-            found = self.get(task)
-            return self._change(found, "queued", error=reason, max_attempts=found.max_attempts + 1, **_NO_WORKER)
+            running = self.get(task)
+            return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **_NO_WORKER)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
         with transaction(self._db):
-            found, plan_text = self.get(task), _json(plan)
-            attempts = found.max_attempts + 1  # one that is resumed has an attempt
-            return self._change(found, "paused", error=reason, plan=plan_text, max_attempts=attempts, **_NO_WORKER)
+            running, text = self.get(task), _json(plan)
+            attempts = running.max_attempts + 1  # a task that is resumed has an attempt
+            return self._change(running, "paused", error=reason, plan=text, max_attempts=attempts, **_NO_WORKER)
 
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
@@ -423,16 +366,24 @@ class QueueDB:
         ``shares``: of the users of its members, from now on.
         """
         with transaction(self._db) as db:
-            change_group(db, group, state, self._clock(), note)
+            now = self._clock()
+            db.execute(
+                "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
+            )
             put_shares(db, shares)
 
     def shares(self) -> list[UserShare]:
         """What every user has had of the devices."""
-        return read_shares(self._db)
+        return [
+            UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"]))
+            for row in self._db.execute("SELECT * FROM shares ORDER BY user").fetchall()
+        ]
 
     def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
         """The groups that started last, newest first."""
-        return read_groups(self._db, state, limit)
+        where, values = ("WHERE state = ?", (state,)) if state else ("", ())
+        rows = self._db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
+        return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
@@ -446,32 +397,32 @@ class QueueDB:
     def cancel(self, task: str) -> QueueTask:
         """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
         with transaction(self._db):
-            found = self.get(task)
-            return found if found.state in ENDED else self._change(found, "cancelled", **_NO_WORKER)
+            present = self.get(task)
+            return present if present.state in ENDED else self._change(present, "cancelled", **_NO_WORKER)
 
     def pause(self, task: str) -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
         with transaction(self._db):
-            found = self.get(task)
-            attempts = found.max_attempts + (found.state == "running")  # a pause is not a failed attempt
-            return self._change(found, "paused", max_attempts=attempts, **_NO_WORKER)
+            present = self.get(task)
+            attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
+            return self._change(present, "paused", max_attempts=attempts, **_NO_WORKER)
 
     def resume(self, task: str) -> QueueTask:
         """Queue a paused task again."""
         with transaction(self._db):
-            found = self.get(task)
-            if found.state != "paused":
-                raise QueueError(f"task {task!r} is {found.state}, not paused; only a paused task can be resumed")
-            return self._change(found, "queued")
+            paused = self.get(task)
+            if paused.state != "paused":
+                raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")
+            return self._change(paused, "queued")
 
     def _held(self, task: str, worker: str, attempt: int) -> QueueTask:
-        found = self.get(task)
-        if (found.state, found.worker, found.attempts) != ("running", worker, attempt):
+        held = self.get(task)
+        if (held.state, held.worker, held.attempts) != ("running", worker, attempt):
             raise LostClaimError(
-                f"task {task!r} is {found.state} (attempt {found.attempts}), no longer attempt {attempt} on {worker!r}"
-                "; stop working on it"
+                f"task {task!r} is {held.state} (attempt {held.attempts}), no longer attempt {attempt} on {worker!r}; "
+                "stop working on it"
             )
-        return found
+        return held
 
     def _lost(self, task: QueueTask, error: str, retry: bool) -> QueueTask:
         """End an attempt without a result."""
@@ -485,7 +436,15 @@ class QueueDB:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
         self._move(task, state, **columns)
         if state in ("failed", "cancelled"):
-            self._fail_dependents(task.id, state)
+            lost = deque([(task.id, state)])
+            while lost:
+                needed, how = lost.popleft()
+                query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
+                for row in self._db.execute(query, (needed,)).fetchall():
+                    dependent = self.get(row["task"])
+                    if dependent.state not in ENDED:
+                        self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
+                        lost.append((dependent.id, "failed"))
         return self.get(task.id)
 
     def _move(self, task: QueueTask, state: str, **columns: Any) -> None:
@@ -496,20 +455,8 @@ class QueueDB:
             f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
             (state, now, *map(storable, columns.values()), task.id),
         )
-        told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
-        self._emit(task.id, state, now, told)
-
-    def _fail_dependents(self, task: str, state: str) -> None:
-        """Fail what waits for ``task``, and what waits for that, however long the chain is."""
-        lost = deque([(task, state)])
-        while lost:
-            needed, how = lost.popleft()
-            query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
-            for row in self._db.execute(query, (needed,)).fetchall():
-                dependent = self.get(row["task"])
-                if dependent.state not in ENDED:
-                    self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
-                    lost.append((dependent.id, "failed"))
+        data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
+        self._emit(task.id, state, now, data)
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
         self._db.execute(
@@ -520,10 +467,10 @@ class QueueDB:
 
     def get(self, task: str) -> QueueTask:
         """One task; an error if there is none of that id."""
-        found = self._find(task)
-        if found is None:
+        entry = self._find(task)
+        if entry is None:
             raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
-        return found
+        return entry
 
     def _find(self, task: str) -> QueueTask | None:
         row = self._db.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
@@ -535,12 +482,9 @@ class QueueDB:
         """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
         if state is not None and state not in STATES:
             raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
-        wanted: list[tuple[str, Any]] = [("position > ?", beyond)]
-        wanted += [("state = ?", state)] if state is not None else []
-        wanted += [("user = ?", user)] if user is not None else []
-        where = " AND ".join(condition for condition, _ in wanted)
+        where, values = _selection(state, user, beyond)
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
+        return [QueueTask.from_row(row) for row in self._db.execute(query, (*values, limit))]
 
     def stamps(self, state: str, limit: int) -> dict[str, float]:
         """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
@@ -558,12 +502,9 @@ class QueueDB:
 
         SQLite makes the texts: 10,000 tasks through Python objects take three times as long.
         """
-        conditions = [("position > ?", beyond), ("state = ?", state), ("user = ?", user)]
-        wanted = [(text, value) for text, value in conditions if value is not None]
-        where = " AND ".join(text for text, _ in wanted)
-        values = (*(value for _, value in wanted), limit)
+        where, values = _selection(state, user, beyond)
         query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        rows = self._db.execute(query, values).fetchall()
+        rows = self._db.execute(query, (*values, limit)).fetchall()
         return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
 
     def count_of(self, user: str, states: Sequence[str]) -> int:
@@ -578,10 +519,8 @@ class QueueDB:
 
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
-        found = {
-            row["state"]: row["n"] for row in self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
-        }
-        return {state: found.get(state, 0) for state in STATES}
+        rows = self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
+        return dict.fromkeys(STATES, 0) | {row["state"]: row["n"] for row in rows}
 
     def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
         """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
@@ -604,6 +543,13 @@ class QueueDB:
     def connection(self) -> sqlite3.Connection:
         """The connection, for retention and checks."""
         return self._db
+
+
+def _selection(state: str | None, user: str | None, beyond: int) -> tuple[str, list[Any]]:
+    """A condition on tasks and its values."""
+    conditions = {"position > ?": beyond, "state = ?": state, "user = ?": user}
+    conditions = {text: value for text, value in conditions.items() if value is not None}
+    return " AND ".join(conditions), list(conditions.values())
 
 
 def _event(row: sqlite3.Row) -> QueueEvent:

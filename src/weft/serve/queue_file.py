@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.core.errors import InputError, WeftError
 
-# ---- The states of a task in the durable queue, which may follow which, and a task as the queue returns it.
+# ---- Tasks and their states
 
 STATES = ("queued", "planned", "running", "paused", "done", "failed", "cancelled")
 ENDED = ("done", "failed", "cancelled")
@@ -33,7 +33,7 @@ NEXT_STATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class QueueError(InputError):
-    """What was asked of the queue is not possible: no such task, or not in its present state."""
+    """The queue cannot do this: there is no such task, or its present state does not allow it."""
 
 
 class LostClaimError(WeftError):
@@ -175,7 +175,7 @@ CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
 def open_file(path: Path) -> sqlite3.Connection:
     """A connection to the queue in ``path``, which is made if it is not there, readable by its owner alone."""
     with suppress(OSError):  # it is there, or SQLite says why it cannot be made
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # the files beside it get the same mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's further files get the same mode
     try:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         connection.row_factory = sqlite3.Row

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from weft.cluster.ray import import_ray, nodes_of
-from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerProcess, message_in
+from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerOptions, WorkerProcess, message_in
 
 RELAY_SECONDS = 1.0
 LINES_AT_ONCE = 1000
@@ -27,14 +26,15 @@ LINES_AT_ONCE = 1000
 class WorkerHost:
     """Runs on a node: a worker process, its lines in and out."""
 
-    def __init__(self, device: str, environment: Mapping[str, str], keep_bytes: int, pooled: bool) -> None:
+    def __init__(self, device: str, options: WorkerOptions) -> None:
         import os
 
         command = [sys.executable, "-m", "weft.serve.worker", "--device", device]
-        command += ["--parent", str(os.getpid()), "--keep-bytes", str(keep_bytes), *(["--pooled"] if pooled else [])]
+        command += ["--parent", str(os.getpid()), "--keep-bytes", str(options.keep_bytes)]
+        command += ["--pooled"] if options.pooled else []
         self._lines: queue.Queue[str] = queue.Queue()
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **options.environment}
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -56,12 +56,12 @@ class WorkerHost:
 
     def read(self, seconds: float) -> tuple[list[str], int | None]:
         """Lines of the worker, waited for at most ``seconds``, and its exit code once it has ended and said all."""
-        found = []
+        lines: list[str] = []
         with suppress(queue.Empty):
-            found.append(self._lines.get(timeout=seconds))
-            while len(found) < LINES_AT_ONCE:
-                found.append(self._lines.get_nowait())
-        return found, None if found else self._process.poll()
+            lines.append(self._lines.get(timeout=seconds))
+            while len(lines) < LINES_AT_ONCE:
+                lines.append(self._lines.get_nowait())
+        return lines, None if lines else self._process.poll()
 
     def kill(self) -> None:
         """End the worker process."""
@@ -71,22 +71,14 @@ class WorkerHost:
 class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
 
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        inbox: Inbox,
-        environment: Mapping[str, str],
-        keep_bytes: int = 0,
-        pooled: bool = False,
-    ) -> None:
+    def __init__(self, name: str, device: str, inbox: Inbox, options: WorkerOptions) -> None:
         self.name, self.device, self._inbox = name, device, inbox
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
         self.end_reason, self.fetched = "", {}
         self._ended, self._stopping = threading.Event(), False
         self._ray = import_ray()
-        self._host = self._place(dict(environment), keep_bytes, pooled)
+        self._host = self._start_host(options)
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
 
@@ -95,7 +87,7 @@ class RayWorker(WorkerProcess):
         """The id of its node."""
         return self.device.partition("@")[2]
 
-    def _place(self, environment: dict[str, str], keep_bytes: int, pooled: bool) -> Any:
+    def _start_host(self, options: WorkerOptions) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         device = self.device.partition("@")[0]
@@ -103,7 +95,7 @@ class RayWorker(WorkerProcess):
         there = NodeAffinitySchedulingStrategy(self.node, soft=False)
         made = self._ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=4, scheduling_strategy=there)(WorkerHost)
         # Ray shows the actor its own GPU alone, as number 0.
-        return made.remote("cuda:0" if gpus else device, environment, keep_bytes, pooled)
+        return made.remote("cuda:0" if gpus else device, options)
 
     def send(self, do: str, **data: Any) -> None:
         """Send a message; one to a worker that is gone is lost, and ``gone`` will follow."""
@@ -120,15 +112,12 @@ class RayWorker(WorkerProcess):
                     with suppress(ValueError):
                         self._inbox.put((self, message_in(line)))
         except Exception:  # the actor, its node or the whole cluster is gone
-            self._find_lost()
+            with suppress(Exception):
+                self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
+            if self.lost:
+                self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
         self._ended.set()
         self._inbox.put((self, {"say": "gone", "code": code}))
-
-    def _find_lost(self) -> None:
-        with suppress(Exception):
-            self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
-        if self.lost:
-            self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
 
     def kill(self, reason: str) -> None:
         """End the worker at once."""
@@ -141,7 +130,7 @@ class RayWorker(WorkerProcess):
         """Ask it to end, and end it after ``seconds``."""
         self.send("stop")
         if not self._ended.wait(seconds):
-            self.kill("was asked to end")
+            self.kill("did not end by itself")
             self._ended.wait(CODE_SECONDS)
         with suppress(Exception):
             self._ray.kill(self._host)

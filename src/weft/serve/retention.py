@@ -16,19 +16,19 @@ from pathlib import Path
 from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, NEXT_STATES, STATES, transaction
 
-# ---- The folders of runs on the disk: which of them no task of the queue needs any more, and removing those.
+# ---- Folders of runs that no task needs any more
 
 GROUP = "group-"
 NAME = re.compile(rf"(?:{GROUP})?[0-9a-f]{{12}}")  # of a task alone, or of a group
 CHECKPOINT = "checkpoint.safetensors"
-MOST_SECONDS = 2.0  # that one removal may take; the next one goes on
+MOST_SECONDS = 2.0  # that one removal may take; the next one continues
 
 
 def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str] = (), seconds: float = MOST_SECONDS) -> list[str]:
     """Remove the folders in ``runs`` that are of no task of the queue; returns their names.
 
     A folder is there only after its task was queued, so the disk is read first and the queue afterwards. Only folders
-    with a name that Weft gives are looked at, and those of ``more``. Links are neither followed nor removed.
+    with a name that Weft gives are considered, and those of ``more``. Links are neither followed nor removed.
     """
     until, removed = time.monotonic() + seconds, []
     for name in unused(queue, _folders(runs, frozenset(more))):
@@ -42,29 +42,30 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str] = (), seconds:
 def unused(queue: QueueDB, names: Iterable[str]) -> list[str]:
     """Those folders that are of no task: by their name, by a group that is known, or by what a task says of itself."""
     db = queue.connection
-    left = [name for name in names if not _is_known(db, name)]
-    if not left:
+    unknown = []
+    for name in names:
+        tasks = (name, *_members(db, name))
+        if not any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (task,)).fetchone() for task in tasks):
+            unknown.append(name)
+    if not unknown:
         return []
-    mentioned = _mentioned(db)
-    return [name for name in left if name not in mentioned]
+    # Folders that hold results of tasks, or that tasks continue from.
+    query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
+    paths = [path for row in db.execute(query) for path in (row["had"], row["origin"]) if isinstance(path, str)]
+    mentioned = {path.partition("/")[0] for path in paths}
+    return [name for name in unknown if name not in mentioned]
 
 
 def _folders(runs: Path, more: frozenset[str]) -> list[str]:
     try:
-        with os.scandir(runs) as found:
+        with os.scandir(runs) as entries:
             return sorted(
-                one.name
-                for one in found
-                if (NAME.fullmatch(one.name) or one.name in more) and one.is_dir(follow_symlinks=False)
+                entry.name
+                for entry in entries
+                if (NAME.fullmatch(entry.name) or entry.name in more) and entry.is_dir(follow_symlinks=False)
             )
     except OSError:  # nothing has run yet, or it cannot be read now
         return []
-
-
-def _is_known(db: sqlite3.Connection, name: str) -> bool:
-    if db.execute("SELECT 1 FROM tasks WHERE id = ?", (name,)).fetchone():
-        return True
-    return any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (member,)).fetchone() for member in _members(db, name))
 
 
 def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
@@ -73,13 +74,6 @@ def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
         return ()
     row = db.execute("SELECT members FROM groups WHERE id = ?", (folder.removeprefix(GROUP),)).fetchone()
     return () if row is None else tuple(json.loads(row["members"]))
-
-
-def _mentioned(db: sqlite3.Connection) -> set[str]:
-    """Folders that tasks have their results in, or go on from."""
-    query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
-    places = [place for row in db.execute(query) for place in (row["had"], row["origin"]) if isinstance(place, str)]
-    return {place.partition("/")[0] for place in places}
 
 
 def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> int:
@@ -127,8 +121,8 @@ def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
 def delete_ended(queue: QueueDB, before: float) -> int:
     """Delete tasks that ended before the time ``before``, with their events; returns how many.
 
-    A task that something unfinished depends on, or whose group goes on, is kept. Sequence numbers of deleted events are
-    not used again.
+    A task that something unfinished depends on, or whose group continues, is kept. Sequence numbers of deleted events
+    are not used again.
     """
     return len(_delete(queue, before))
 
@@ -165,25 +159,21 @@ def problems(queue: QueueDB) -> list[str]:
     SQLite's own check, then per task: its events lead from queued to its state by allowed changes, it is done at most
     once, it has a worker if and only if it runs, and it was not claimed too often.
     """
-    found = [row[0] for row in queue.connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
+    sentences = [row[0] for row in queue.connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
     last = 0
     while tasks := queue.tasks(limit=BATCH, beyond=last):
         last = tasks[-1].position
         for task in tasks:
             path = [event.kind for event in queue.events(task=task.id, limit=1_000_000) if event.kind in STATES]
-            found += [f"task {task.id!r}: {message}" for message in _path_problems(path, task.state)]
+            who = f"task {task.id!r}"
+            if not path or path[0] != "queued" or path[-1] != task.state:
+                sentences.append(f"{who}: events {path} do not lead from queued to {task.state}")
+            steps = [(a, b) for a, b in pairwise(path) if b not in NEXT_STATES[a]]
+            sentences += [f"{who}: {a} -> {b} is not allowed" for a, b in steps]
+            if path.count("done") > 1:
+                sentences.append(f"{who}: was completed twice")
             if (task.worker is not None) != (task.state == "running"):
-                found.append(f"task {task.id!r} is {task.state} with worker={task.worker!r}")
+                sentences.append(f"{who} is {task.state} with worker={task.worker!r}")
             if task.attempts > task.max_attempts:
-                found.append(f"task {task.id!r}: attempts={task.attempts} exceed max_attempts={task.max_attempts}")
-    return found
-
-
-def _path_problems(path: list[str], state: str) -> list[str]:
-    found = []
-    if not path or path[0] != "queued" or path[-1] != state:
-        found.append(f"events {path} do not lead from queued to {state}")
-    found += [f"{a} -> {b} is not allowed" for a, b in pairwise(path) if b not in NEXT_STATES[a]]
-    if path.count("done") > 1:
-        found.append("was completed twice")
-    return found
+                sentences.append(f"{who}: attempts={task.attempts} exceed max_attempts={task.max_attempts}")
+    return sentences

@@ -11,7 +11,7 @@ from typing import Any
 from weft.sched.admission import Policy, decide, waits_for
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
-from weft.serve.groups import GroupStarts, Leaving, Preempted, PreemptedGroups, weights_file
+from weft.serve.groups import Evictions, GroupStarts, Preempted, PreemptedGroups, weights_file
 from weft.serve.queue_file import QueueTask
 from weft.serve.state import (
     WAITS_ALONE,
@@ -32,10 +32,10 @@ MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused w
 class Scheduler:
     """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving) -> None:
-        self._state, self._pool, self._leaving = state, pool, leaving
+    def __init__(self, state: SupervisorState, pool: WorkerPool, evictions: Evictions) -> None:
+        self._state, self._pool, self._evictions = state, pool, evictions
         self._starts = GroupStarts(state, pool)
-        self._groups = PreemptedGroups(state, pool, leaving, self._starts)
+        self._groups = PreemptedGroups(state, pool, evictions, self._starts)
         self._policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
 
@@ -50,18 +50,21 @@ class Scheduler:
         if not self._pool.room:
             self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
             return
-        known = {task.id: task for task in waiting}
+        running = {name for active in self._state.active.values() for name in active.members}
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
         groups = self._groups.ready()
-        groups, ready, suspect = self._beside_suspects(groups, self._startable(waiting))
+        ready = [
+            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
+        ]
+        groups, ready, suspect = self._limit_to_suspect(groups, ready)
         decision = self._decide(groups, ready)
         for name, reason in decision.refuse.items():
             if name in groups:
                 self._groups.take_apart(groups[name], reason)
             else:
                 unless_lost(self._state.db.refuse, name, reason)
-        for group in decision.preempt:
-            self._leaving.preempt(self._state.active[group])
+        for preempted in decision.preempt:
+            self._evictions.preempt(self._state.active[preempted])
         starts = list(decision.start)
         if suspect and any(start.members[0] == suspect for start in starts):  # nothing else starts with it
             starts = starts[:1] if starts[0].members[0] == suspect else [s for s in starts if s.members[0] != suspect]
@@ -69,45 +72,34 @@ class Scheduler:
             if start.members[0] in groups:
                 self._groups.resume(groups[start.members[0]], start)
             else:
-                self._starts.start(start, [known[name] for name in start.members])
-        self._explain(groups, ready, decision)
-        left = {*decision.started, *decision.refuse}
-        still = {name: one for name, one in groups.items() if name not in left}
-        self._prefetch(still, [task for task in ready if task.id not in left], decision)
+                self._starts.start(start, [self._known[name] for name in start.members])
+        started = set(decision.started)
+        self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
+        for name, group in groups.items():
+            if name not in started:
+                self._state.why |= {task.id: decision.reason(name) for task in group.present}
+        decided = {*started, *decision.refuse}
+        still = {name: group for name, group in groups.items() if name not in decided}
+        self._prefetch(still, [task for task in ready if task.id not in decided], decision)
 
-    def _beside_suspects(
+    def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
     ) -> tuple[dict[str, Preempted], list[QueueTask], str]:
-        """What may start now, though a server died while some of it ran; and the suspect among it, "" for none.
+        """What may start now if a server died while some of it ran, and the first suspect ("" for none).
 
-        Suspects start one by one, when it is their turn, and nothing starts beside one until it has saved something or
-        has run for a while.
+        Suspects start one by one, in their turn, and nothing starts together with a suspect until it has saved a
+        checkpoint or has run for a while.
         """
-        suspects = [name for name, one in groups.items() if any(map(is_suspect, one.present))]
+        suspects = [name for name, group in groups.items() if any(map(is_suspect, group.present))]
         suspects += [task.id for task in ready if is_suspect(task)]
         tried = any(active.alone_until > time.monotonic() for active in self._state.active.values())
         if not suspects and not tried:
             return groups, ready, ""
-        for task in (*ready, *(task for one in groups.values() for task in one.present)):
+        for task in (*ready, *(task for group in groups.values() for task in group.present)):
             self._state.why[task.id] = WAITS_ALONE if is_suspect(task) else WAITS_FOR_SUSPECT
         names = set() if tried else {*groups, *(task.id for task in ready)}.difference(suspects[1:])
-        found = {name: one for name, one in groups.items() if name in names}
-        return found, [task for task in ready if task.id in names], suspects[0] if suspects else ""
-
-    def _startable(self, waiting: Sequence[QueueTask]) -> list[QueueTask]:
-        """The tasks that a policy may start: in no group that is to go on, and not held back."""
-        running = {name for active in self._state.active.values() for name in active.members}
-        return [
-            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
-        ]
-
-    def _explain(self, groups: Mapping[str, Preempted], ready: Sequence[QueueTask], decision: QueueDecision) -> None:
-        """Say why tasks wait that the policy did not start."""
-        started = set(decision.started)
-        self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
-        for name, one in groups.items():
-            if name not in started:
-                self._state.why |= {task.id: decision.reason(name) for task in one.present}
+        allowed = {name: group for name, group in groups.items() if name in names}
+        return allowed, [task for task in ready if task.id in names], suspects[0] if suspects else ""
 
     def _planned(self) -> list[QueueTask]:
         """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
@@ -117,19 +109,19 @@ class Scheduler:
         if len(changed) > len(stamps) // 2:
             self._known = {task.id: task for task in self._state.db.in_turn("planned", MOST_PLANNED)}
         else:
-            kept = {name: self._known[name] for name in stamps if name in self._known}
-            self._known = kept | {name: self._state.db.get(name) for name in changed}
+            same = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = same | {name: self._state.db.get(name) for name in changed}
         return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
 
     def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision) -> None:
-        """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
-        wanted = self._next_group(groups, waiting, decision)
-        if not any(wanted.values()):
+        """Let busy workers prepare what is likely next while they train: graph, weights, checkpoint."""
+        needs = self._next_group(groups, waiting, decision)
+        if not any(needs.values()):
             return
         for name, worker in self._pool.workers.items():
-            if name != PLANNER and worker.group and worker.fetched != wanted:
-                worker.fetched = wanted
-                worker.send("prefetch", **wanted)
+            if name != PLANNER and worker.group and worker.fetched != needs:
+                worker.fetched = needs
+                worker.send("prefetch", **needs)
 
     def _next_group(
         self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision
@@ -144,46 +136,49 @@ class Scheduler:
             graph = groups[name].present[0].spec.get("graph_path") or ""
             return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / groups[name].group.folder)]}
         first = considered[name]
-        found: dict[str, Any] = {"graph": first.spec.get("graph_path") or "", "weights": None}
+        graph = first.spec.get("graph_path") or ""
         if is_inference(first):
             weights = weights_file(self._state, first) if self._state.options.pool else None
-            return {**found, "weights": weights, "tasks": [], "folders": []}
+            return {"graph": graph, "weights": weights, "tasks": [], "folders": []}
         plan = first.plan or {}
-        places = [plan["from"]] if "from" in plan else [first.id] if first.attempts else []
-        tasks = [] if places else [worker_settings(task) for task in _alike(first, waiting)]
-        return {**found, "tasks": tasks, "folders": [str(runs / place) for place in places]}
+        folders = [plan["from"]] if "from" in plan else [first.id] if first.attempts else []
+        key, tasks = plan.get("join_key"), []
+        if not folders:
+            alike = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
+            tasks = [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]
+        return {"graph": graph, "weights": None, "tasks": tasks, "folders": [str(runs / folder) for folder in folders]}
 
     def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
         running = [active.state() for active in self._state.active.values()]
         device = next(iter(self._pool.room))
         setup, share = self._state.setup_of(device), self._pool.share_of(device)
-        queued = [one.as_task(setup, share) for one in groups.values()]
+        queued = [group.as_task(setup, share) for group in groups.values()]
         queued += [queued_task(task, setup, share) for task in tasks]
-        found = decide(self._policy, queued, running, self._machine())
-        self._state.again = math.inf if found.again is None else found.again
-        return found
+        decision = decide(self._policy, queued, running, self._machine())
+        self._state.again = math.inf if decision.again is None else decision.again
+        return decision
 
     def _machine(self) -> MachineState:
         devices = []
         for name, room in self._pool.room.items():
-            workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
+            workers = sum(w.device == name and w.name != PLANNER for w in self._pool.workers.values())
             workers, options = max(workers, 1), self._state.options
-            kept = options.reserved_of(room, self._pool.beside[name])
+            reserved = options.reserved_of(room, self._pool.beside[name])
             inferring = min(options.inference_workers, workers - 1)
             started = self._state.started_on.get(name, 0)
-            devices.append(DeviceState(name, room, kept, workers, inferring, started))
+            devices.append(DeviceState(name, room, reserved, workers, inferring, started))
         return MachineState(tuple(devices), time.time(), self._state.shares.with_running(self._being_had()))
 
     def _being_had(self) -> dict[str, float]:
         """Device-seconds by user of the groups that run."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for active in self._state.active.values():
             for user in active.users.values():
-                found[user] = found.get(user, 0.0) + active.will_have
-        return found
+                seconds[user] = seconds.get(user, 0.0) + active.will_have
+        return seconds
 
-    def _held_back(self, task: QueueTask, runs: bool = False) -> bool:
-        """Whether a task cannot start yet for a reason that no policy knows of; ``runs``: a worker still has it."""
+    def _held_back(self, task: QueueTask, runs: bool) -> bool:
+        """True if a task cannot start yet for a reason that no policy sees; ``runs``: a worker still has it."""
         if runs:
             self._state.why[task.id] = "its last run is still ending"
             return True
@@ -195,10 +190,3 @@ class Scheduler:
         if open_names:
             self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
-
-
-def _alike(first: QueueTask, waiting: Sequence[QueueTask]) -> list[QueueTask]:
-    """``first`` and some tasks that may be fused with it."""
-    key = (first.plan or {}).get("join_key")
-    others = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
-    return [first, *others[: MOST_PREPARED - 1]]

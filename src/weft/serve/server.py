@@ -26,7 +26,7 @@ from weft.serve.supervisor import Supervisor
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody is kept out
+except ImportError:  # Windows: there is no lock
     fcntl = None  # type: ignore[assignment]
 
 
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_tokens(db: Path, file: Path | None, no_auth: bool, host: str) -> tuple[Tokens, Path | None]:
-    """The tokens to let in by, and the file they are in; without a file given, one is made beside the queue."""
+    """The tokens to let in by, and the file they are in; without a file, one is made in the folder of the queue."""
     if no_auth:
         if file is not None:
             raise SpecError("--no-auth and --token: give one of them")
@@ -77,19 +77,19 @@ def make_folder(path: Path) -> None:
 
 
 def check_devices(options: ServeOptions) -> None:
-    """A :class:`SpecError` if a GPU that is asked for is not there; counting them starts nothing on a GPU."""
+    """A :class:`SpecError` if a GPU that ``options`` names is not there; counting them starts nothing on a GPU."""
     if "auto" in options.devices:
         return
-    asked = [name for name in options.device_names() if is_gpu_name(name)]  # others are those of a cluster
-    if not asked:
+    gpus = [name for name in options.device_names() if is_gpu_name(name)]  # others are those of a cluster
+    if not gpus:
         return
     import torch
 
     there = torch.cuda.device_count()
-    missing = next((name for name in asked if int(name.removeprefix("cuda:")) >= there), None)
+    missing = next((name for name in gpus if int(name.removeprefix("cuda:")) >= there), None)
     if missing is not None:
-        known = " and ".join(("cpu", *(f"cuda:{place}" for place in range(there))))
-        raise SpecError(f"device {missing!r} is not there; this machine has {known}")
+        present = " and ".join(("cpu", *(f"cuda:{index}" for index in range(there))))
+        raise SpecError(f"device {missing!r} is not there; this machine has {present}")
 
 
 class ServerLock:
@@ -127,10 +127,11 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
     made: list[socket.socket] = []
     missing: OSError | None = None
     try:
-        found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        for family, kind, protocol, _, address in found:
+        addresses = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        for family, kind, protocol, _, address in addresses:
+            chosen = int(made[0].getsockname()[1]) if made else port
             try:
-                made.append(_bound(family, kind, protocol, (address[0], _port_of(made) or port, *address[2:])))
+                made.append(_bound(family, kind, protocol, (address[0], chosen or port, *address[2:])))
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
@@ -138,8 +139,8 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         if not made and missing is not None:
             raise missing
     except OSError as error:
-        for one in made:
-            one.close()
+        for opened in made:
+            opened.close()
         reason = (error.strerror or str(error)).lower()
         raise SpecError(f"--bind {host}:{port}: {reason}; choose another address or port") from None
     return made
@@ -156,11 +157,6 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> s
         made.close()
         raise
     return made
-
-
-def _port_of(made: Sequence[socket.socket]) -> int:
-    """The port of the sockets so far; 0 if there is none."""
-    return int(made[0].getsockname()[1]) if made else 0
 
 
 def serve(
@@ -184,8 +180,8 @@ def serve(
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with ServerLock(options.db), ExitStack() as stack:
-        addresses = [stack.enter_context(one) for one in bound_sockets(host, port)]
-        open_file(options.db).close()  # a file that cannot be used is told before anything starts
+        addresses = [stack.enter_context(opened) for opened in bound_sockets(host, port)]
+        open_file(options.db).close()  # report a file that cannot be used before anything starts
         begun()
         supervisor = Supervisor(options)
         app = make_app(options, supervisor, tokens)
@@ -202,8 +198,7 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(Seldom())
         server = _Server(uvicorn.Server(config), addresses)
         supervisor.start()
-        watch = threading.Thread(target=_end_with, args=(supervisor, server), daemon=True)
-        watch.start()
+        threading.Thread(target=server.end_after, args=(supervisor,), daemon=True).start()
         try:
             server.run()
         finally:
@@ -242,13 +237,14 @@ class _Server:
         print("weft: draining; running groups save their state (a second signal ends at once)", file=sys.stderr)
         self._server.should_exit = True
 
-    def end(self) -> None:
-        """Stop answering."""
+    def end_after(self, supervisor: Supervisor) -> None:
+        """Stop answering when the supervisor has ended: a server without one must not accept tasks."""
+        supervisor.join()
         self._server.should_exit = True
 
 
 class Seldom(logging.Filter):
-    """Lets a warning through once in a while only: whoever can connect could fill the disk with them."""
+    """Limits how often a warning is written: any client that can connect could fill the disk with them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,9 +268,3 @@ def _log_trouble(loop: Any, context: dict[str, Any]) -> None:
         logging.getLogger("uvicorn.error").warning("weft: connections wait: %s", error.strerror)
     else:
         loop.default_exception_handler(context)
-
-
-def _end_with(supervisor: Supervisor, server: _Server) -> None:
-    """A server whose supervisor has failed must not go on taking tasks."""
-    supervisor._thread.join()
-    server.end()

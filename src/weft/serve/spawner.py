@@ -49,23 +49,17 @@ def warm_up() -> None:
     import torch
 
     if torch.version.cuda is None:  # with it, a first backward pass starts a thread per device, which no fork survives
-        _train_one_epoch()
+        from weft.engine.run import run
+        from weft.serve.estimates import estimate_of
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with suppress(Exception):  # the first task will say what is wrong
+            task = Task(graph="demo", model="gcn", hidden=8, epochs=1)
+            estimate_of(task, "cpu")
+            run(task, device="cpu", progress=False)
+        torch.set_num_threads(threads)
     leave_out_of_collections()
-
-
-def _train_one_epoch() -> None:
-    import torch
-
-    from weft.engine.run import run
-    from weft.serve.estimates import estimate_of
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with suppress(Exception):  # the first task will say what is wrong
-        task = Task(graph="demo", model="gcn", hidden=8, epochs=1)
-        estimate_of(task, "cpu")
-        run(task, device="cpu", progress=False)
-    torch.set_num_threads(threads)
 
 
 def spawn_until_closed(link: socket.socket) -> None:
@@ -77,7 +71,7 @@ def spawn_until_closed(link: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     prctl(SET_CHILD_SUBREAPER, 1)
     workers: set[int] = set()
-    before = _children()
+    before = _children()  # children that were there before any worker
     try:
         link.sendall(b'{"ready": true}\n')
         while True:
@@ -85,18 +79,39 @@ def spawn_until_closed(link: socket.socket) -> None:
             if wake_read in readable:
                 if signal.SIGTERM in os.read(wake_read, 4096):
                     return
-                _report_ended(link, workers, before)
+                reaped = False
+                with suppress(ChildProcessError):
+                    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                        pid, reaped = ended.si_pid, True
+                        if pid in workers:  # before it is waited for, so that its number is not in use again
+                            _kill(os.killpg, pid)
+                        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                        if pid in workers:
+                            workers.discard(pid)
+                            link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
+                for orphan in _children() - workers - before if reaped else ():
+                    _kill(os.kill, orphan)
             if link.fileno() in readable:
                 text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
                 if not text:
                     return
                 _fork(link, json.loads(text), handles, (wake_read, wake_write), workers)
     finally:
-        _end_all(workers, before)
+        # End every worker and what they started; what is killed leaves its own children to this process.
+        for pid in workers:
+            _kill(os.killpg, pid)
+        until = time.monotonic() + END_SECONDS
+        while (remaining := _children() - before) and time.monotonic() < until:
+            for pid in remaining:
+                _kill(os.kill, pid)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.01)
 
 
 def _fork(
-    link: socket.socket, wanted: dict[str, Any], handles: list[int], own: tuple[int, int], workers: set[int]
+    link: socket.socket, request: dict[str, Any], handles: list[int], wake: tuple[int, int], workers: set[int]
 ) -> None:
     spawner, pid = os.getpid(), os.fork()
     if pid:
@@ -110,16 +125,23 @@ def _fork(
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         link.close()
-        for handle in own:
+        for handle in wake:
             os.close(handle)
         os.setsid()
         end_with_parent(spawner)
         os.dup2(handles[0], 0)
-        for handle in handles[:1]:
-            os.close(handle)
-        os.environ.update(wanted["environment"])
-        _use_threads(wanted.get("threads"), wanted["device"])
-        _become_worker(wanted, handles[1], spawner)
+        os.close(handles[0])
+        os.environ.update(request["environment"])
+        _use_threads(request.get("threads"), request["device"])
+        # Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
+        out = handles[1]
+        device, keep, pooled = request["device"], int(request.get("keep_bytes", 0)), bool(request.get("pooled"))
+        if device.startswith("cuda"):
+            os.dup2(out, 1)
+            options = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
+            options += ["--pooled"] if pooled else []
+            os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *options])
+        work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
     finally:
         os._exit(0)
 
@@ -136,57 +158,6 @@ def _use_threads(count: int | None, device: str) -> None:
     torch.set_num_threads(count)
 
 
-def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
-    """Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
-
-    Torch touches it when it is asked for devices, without knowing of it afterwards.
-    """
-    device, keep, pooled = wanted["device"], int(wanted.get("keep_bytes", 0)), bool(wanted.get("pooled"))
-    if device.startswith("cuda"):
-        os.dup2(out, 1)
-        told = [
-            "--device",
-            device,
-            "--parent",
-            str(spawner),
-            "--keep-bytes",
-            str(keep),
-            *(["--pooled"] if pooled else []),
-        ]
-        os.execv(sys.executable, [sys.executable, "-m", "weft.serve.worker", *told])
-    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
-
-
-def _report_ended(link: socket.socket, workers: set[int], before: set[int]) -> None:
-    """Say which workers have ended, and end what they left; ``before``: children that were there before them."""
-    reaped = False
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            pid, reaped = ended.si_pid, True
-            if pid in workers:
-                _kill(os.killpg, pid)  # while the process that has ended keeps this number from being used again
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if pid in workers:
-                workers.discard(pid)
-                link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
-    for orphan in _children() - workers - before if reaped else ():
-        _kill(os.kill, orphan)
-
-
-def _end_all(workers: set[int], before: set[int]) -> None:
-    """End every worker and what they started; what is killed leaves its own children to this process."""
-    for pid in workers:
-        _kill(os.killpg, pid)
-    until = time.monotonic() + END_SECONDS
-    while (left := _children() - before) and time.monotonic() < until:
-        for pid in left:
-            _kill(os.kill, pid)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)
-
-
 def _kill(send: Callable[[int, int], None], number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         send(number, signal.SIGKILL)
@@ -194,12 +165,12 @@ def _kill(send: Callable[[int, int], None], number: int) -> None:
 
 def _children() -> set[int]:
     """The processes whose parent is this one; empty where the system does not list them in files."""
-    found, own = set(), os.getpid()
+    children, parent = set(), os.getpid()
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         with suppress(OSError, ValueError, IndexError):
-            if name.isdigit() and int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1]) == own:
-                found.add(int(name))
-    return found
+            if name.isdigit() and int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                children.add(int(name))
+    return children
 
 
 def main() -> None:

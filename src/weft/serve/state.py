@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from weft.serve.queue_db import Group, QueueDB
 from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
 from weft.serve.worker_process import WorkerProcess
 
-# ---- Events of a run as events of its tasks in the queue: what dashboards and ``weft watch`` read.
+# ---- Events of a run as events of its tasks, which dashboards and ``weft watch`` read.
 
 Record = tuple[str, str, Mapping[str, Any]]  # task, kind, data
 LEFT_OUT = ("event", "task", "time", "run", "seq", "worker", "group_key", "plan", "settings", "path", "report")
@@ -38,8 +39,10 @@ def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> 
     """The queue's events for one event of a run; none for those that only concern the run as a whole."""
     kind, data = event["event"], {key: value for key, value in event.items() if key not in LEFT_OUT}
     if kind == "progress" and "members" in data:
-        for one in (one for one in data["members"] if one["task"] in members):
-            yield one["task"], "progress", {**{k: v for k, v in one.items() if k != "task"}, "group": group}
+        for member in data["members"]:
+            if member["task"] in members:
+                progress = {key: value for key, value in member.items() if key != "task"}
+                yield member["task"], "progress", {**progress, "group": group}
     elif kind == "progress":
         yield members[0], "progress", {**data, "group": group}
     elif kind == "note":
@@ -68,7 +71,22 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     """
     plan = task.plan or {}
     if is_inference(task):
-        return _inference(task, plan, share)
+        return QueuedTask(
+            id=task.id,
+            bytes=max(int(plan["bytes"]), 0),
+            seconds=float(plan["seconds"]),
+            graph=str(plan.get("graph", "")),
+            fusable=False,
+            utilisation=share * float(plan.get("utilisation", 1.0)),
+            arrival=task.created,
+            user=task.user,
+            priority=task.priority,
+            deadline=task.spec.get("deadline"),
+            kind="inference",
+            latency_target=task.spec["infer"].get("latency_target"),
+            attempts=int(plan.get("failures", 0)),
+            turn_seconds=float(plan.get("turn_seconds", 0.0)),
+        )
     training = float(plan["seconds"])
     seconds = training + setup_seconds
     return QueuedTask(
@@ -104,30 +122,10 @@ def runs_users_code(task: QueueTask) -> bool:
     )
 
 
-def _inference(task: QueueTask, plan: Mapping[str, Any], share: float) -> QueuedTask:
-    """An inference task as a policy sees it: never fused, due ``latency_target`` seconds after it arrived."""
-    return QueuedTask(
-        id=task.id,
-        bytes=max(int(plan["bytes"]), 0),
-        seconds=float(plan["seconds"]),
-        graph=str(plan.get("graph", "")),
-        fusable=False,
-        utilisation=share * float(plan.get("utilisation", 1.0)),
-        arrival=task.created,
-        user=task.user,
-        priority=task.priority,
-        deadline=task.spec.get("deadline"),
-        kind="inference",
-        latency_target=task.spec["infer"].get("latency_target"),
-        attempts=int(plan.get("failures", 0)),
-        turn_seconds=float(plan.get("turn_seconds", 0.0)),
-    )
-
-
 def worker_settings(task: QueueTask) -> dict[str, Any]:
     """A task as a worker gets it: named by its id, with the path of its graph."""
-    place = task.spec.get("graph_path")
-    return {**task.spec["task"], **({"graph": place} if place else {}), "name": task.id}
+    path = task.spec.get("graph_path")
+    return {**task.spec["task"], **({"graph": path} if path else {}), "name": task.id}
 
 
 def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
@@ -151,18 +149,18 @@ def estimate_key(spec: Mapping[str, Any]) -> str:
 
     Without a byte budget of its own a bound on its bytes will do, so that is another estimate.
     """
-    kept = {key: value for key, value in spec["task"].items() if key not in FREE_OF_COST}
-    kept[""] = [spec.get("budget") is None, spec.get("kind", "training"), spec.get("graph_path")]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    settings = {key: value for key, value in spec["task"].items() if key not in FREE_OF_COST}
+    settings[""] = [spec.get("budget") is None, spec.get("kind", "training"), spec.get("graph_path")]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-TROUBLE = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
+TRANSIENT_ERRORS = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
 
 FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
 
 
 @dataclass
-class Active:
+class ActiveGroup:
     """A group that a worker runs."""
 
     group: Group
@@ -179,8 +177,8 @@ class Active:
     slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
     turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
     epoch: int = 0
-    told: float = 0.0
-    leaving: bool = False  # asked to save and return
+    progress_at: float = 0.0  # when its progress was last recorded
+    leaving: bool = False  # it is to save and return
     alone_until: float = 0.0  # by the clock of ``began``: until then nothing else starts
     unwanted_since: float = math.inf  # when its last member was cancelled
     shared: bool = False  # whether another group ran on the device meanwhile
@@ -215,21 +213,21 @@ class Active:
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        one, now = self.group, time.time()
+        group, now = self.group, time.time()
         return RunningGroup(
-            id=one.id,
-            device=one.device,
+            id=group.id,
+            device=group.device,
             members=self.members,
-            bytes=one.bytes,
+            bytes=group.bytes,
             utilisation=self.utilisation,
             started=now - self.seconds,
-            ends=now - self.seconds + one.seconds,
+            ends=now - self.seconds + group.seconds,
             graph=self.graph,
             kind=self.kind,
             slowdown_limit=self.slowdown_limit,
             priority=self.priority,
             leaving=self.leaving,
-            start_seconds=min(self.start_seconds, one.seconds),
+            start_seconds=min(self.start_seconds, group.seconds),
             turn_seconds=self.turn_seconds,
         )
 
@@ -247,12 +245,6 @@ class Counters:
     weights_ready: int = 0
     checkpoints_ready: int = 0
 
-    def count_ready(self, event: Mapping[str, Any]) -> None:
-        """What a worker had ready when its group started."""
-        self.graphs_ready += bool(event.get("graph"))
-        self.weights_ready += int(event.get("weights") or 0)
-        self.checkpoints_ready += bool(event.get("checkpoint"))
-
 
 @dataclass
 class SupervisorState:
@@ -261,7 +253,7 @@ class SupervisorState:
     options: ServeOptions
     db: QueueDB = field(init=False)  # opened by the thread that uses it
     counters: Counters = field(default_factory=Counters)
-    active: dict[str, Active] = field(default_factory=dict)  # by group
+    active: dict[str, ActiveGroup] = field(default_factory=dict)  # by group
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
     shares: UserShares = field(default_factory=UserShares)
@@ -282,48 +274,46 @@ class SupervisorState:
 
     def setup_of(self, device: str) -> float:
         """Seconds that a group takes on ``device`` besides its epochs, as learned so far."""
-        known = self.setup_seconds.get(device)
-        return statistics.median(known) if known else FIRST_SETUP_SECONDS
+        seconds = self.setup_seconds.get(device)
+        return statistics.median(seconds) if seconds else FIRST_SETUP_SECONDS
 
     def learn_setup(self, device: str, seconds: float) -> None:
         """Take one more group into account; one that had kernels to compile says nothing of the next."""
         self.setup_seconds.setdefault(device, deque(maxlen=STARTS_KNOWN)).append(seconds)
 
-    def begin(self, active: Active) -> None:
+    def begin(self, active: ActiveGroup) -> None:
         """Count a group as running; from now on it shares its device with those that run there."""
-        beside = [one for one in self.active.values() if one.group.device == active.group.device]
-        for one in (*beside, active) if beside else ():
-            one.shared = True
+        neighbours = [other for other in self.active.values() if other.group.device == active.group.device]
+        active.shared = bool(neighbours)
+        for other in neighbours:
+            other.shared = True
         self.active[active.group.id] = active
 
-    def end_group(self, active: Active, how: str, note: str = "") -> None:
+    def end_group(self, active: ActiveGroup, how: str, note: str = "") -> None:
         """Write that a group no longer runs, and what its users have had so far."""
-        for name in active.members:
-            unless_lost(self._count_as_served, name)
+        for name in active.members:  # the lane of a task that continues was served until now: it does not rise
+            with suppress(QueueError):
+                task = self.db.get(name)
+                if task.state not in ENDED:
+                    self.shares.started(queued_task(task), time.time())
         shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
         self.db.end_group(active.group.id, how, note, shares)
-
-    def _count_as_served(self, name: str) -> None:
-        """The lane of a task that is to go on was served until now: it does not rise for the time that it ran."""
-        task = self.db.get(name)
-        if task.state not in ENDED:
-            self.shares.started(queued_task(task), time.time())
 
     def count_as_served_before(self, tasks: Sequence[QueueTask]) -> None:
         """Lanes of tasks that a former server ran were served until its last heartbeat; they have waited since."""
         lease = self.options.lease_seconds
         last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in tasks}
-        for task in sorted(tasks, key=lambda one: last[one.id]):
+        for task in sorted(tasks, key=lambda task: last[task.id]):
             self.shares.started(queued_task(task), min(last[task.id], time.time()))
 
-    def fail(self, active: Active, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
+    def fail(self, active: ActiveGroup, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
 
         Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
         """
         try:
             self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
-        except LostClaimError:  # cancelled, or paused: then it goes on by this
+        except LostClaimError:  # cancelled, or paused: then it continues by this
             self.db.replan(name, plan)
             raise
 
@@ -352,9 +342,8 @@ def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
 # ---- Tasks that ran when a server died, which their model may have killed.
 #
 # Each is released without a word the first time, and after every checkpoint that it saved since. A task that has saved
-# none since a server died is a suspect: it is started alone, so that the next death is its own doing, and every
-# further
-# death costs an attempt. When it has none left it is held: paused, until somebody resumes it.
+# none since a server died is a suspect: it is started alone, so that it alone can cause the next death, and every
+# further death costs an attempt. When it has none left it is held: paused, until a user resumes it.
 
 SUSPECT, DEATHS = "suspect_of_death", "deaths"  # in the plan of a task: since its last checkpoint, and in all
 MOST_DEATHS = 10  # in all, whatever the task has saved between them
@@ -395,7 +384,7 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
     return apart
 
 
-# ---- The files that an estimate depends on, and whether they are the same: a graph, and the code of a user's model.
+# ---- The files that an estimate depends on: a graph, and the code of a user's model.
 
 Stamps = Mapping[str, Sequence[int]]
 MOST_FILES = 200  # of a graph's folder, or of a package
@@ -403,13 +392,12 @@ MOST_FILES = 200  # of a graph's folder, or of a package
 
 def stamps_of(paths: Iterable[str]) -> dict[str, list[int]]:
     """When each file was written and how long it is; of a folder, its files as well. What is no file is left out."""
-    found: dict[str, list[int]] = {}
+    files: list[str] = []
     for path in paths:
-        for one in _with_contents(Path(path)):
-            stamp = _stamp(one)
-            if stamp is not None:
-                found[one] = stamp
-    return found
+        files.append(str(Path(path)))
+        with suppress(OSError):
+            files += sorted(map(str, Path(path).iterdir()))[:MOST_FILES] if Path(path).is_dir() else []
+    return {file: stamp for file in files if (stamp := _stamp(file)) is not None}
 
 
 def unchanged(stamps: Stamps | None) -> bool:
@@ -417,17 +405,9 @@ def unchanged(stamps: Stamps | None) -> bool:
     return all(_stamp(path) == list(stamp) for path, stamp in (stamps or {}).items())
 
 
-def _with_contents(path: Path) -> list[str]:
-    try:
-        inside = sorted(str(one) for one in path.iterdir())[:MOST_FILES] if path.is_dir() else []
-    except OSError:
-        inside = []
-    return [str(path), *inside]
-
-
 def _stamp(path: str) -> list[int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return [found.st_mtime_ns, found.st_size]
+    return [status.st_mtime_ns, status.st_size]

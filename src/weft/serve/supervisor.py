@@ -24,14 +24,14 @@ from typing import Any
 
 from weft.sched.admission import Policy
 from weft.sched.task_queue import UserShares
-from weft.serve.groups import DeviceFaults, GroupEndings, Leaving, known_tasks
+from weft.serve.groups import Evictions, GroupEndings, known_tasks, why_gone
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import QueueDB
 from weft.serve.queue_file import ENDED
 from weft.serve.retention import clean_up, drop_checkpoints
 from weft.serve.scheduler import Scheduler
-from weft.serve.state import RESTARTED, TROUBLE, Counters, SupervisorState, records_of, take_over
+from weft.serve.state import RESTARTED, TRANSIENT_ERRORS, Counters, SupervisorState, records_of, take_over
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
@@ -84,7 +84,7 @@ class ServerView:
 
 
 UNUSABLE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
-TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
+TICK_SECONDS, POLL_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
 COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
 PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions need the file, too
@@ -100,9 +100,9 @@ class Supervisor:
         self.error, self.view = "", ServerView.empty()
         self._views = ServerView(self.state, self.pool)
         self._planner = TaskPlanner(self.state, self.pool)
-        self._leaving = Leaving(self.state)
-        self._scheduler = Scheduler(self.state, self.pool, self._leaving)
-        self._endings = GroupEndings(self.state, DeviceFaults(self.state, self.pool))
+        self._evictions = Evictions(self.state)
+        self._scheduler = Scheduler(self.state, self.pool, self._evictions)
+        self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint = 0.0, ("", 0.0)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -133,6 +133,10 @@ class Supervisor:
         self.wake()
         self._thread.join(seconds + 15.0)
 
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
     @property
     def running(self) -> bool:
         """Whether it is at work."""
@@ -143,10 +147,15 @@ class Supervisor:
     def _run(self) -> None:
         try:
             with self._opened() as self.state.db:
-                self._begin()
+                self.state.options.runs.mkdir(parents=True, exist_ok=True)
+                self.state.shares = UserShares(self.state.db.shares())
+                self._recover()
+                self._planner.take_over()
+                if trouble := self.pool.start_all():
+                    self._complain(trouble)
                 while not self._finished():
                     self._work()
-                with suppress(*TROUBLE):  # the next server would take them for what this one died of
+                with suppress(*TRANSIENT_ERRORS):  # the next server would take them for what this one died of
                     self._recover(died=False)
                 self._planner.note()
         except Exception as error:
@@ -160,7 +169,7 @@ class Supervisor:
         while True:
             try:
                 return QueueDB(self.state.options.db)
-            except TROUBLE as error:
+            except TRANSIENT_ERRORS as error:
                 if self.state.draining:
                     raise
                 self._complain(str(error))
@@ -170,10 +179,39 @@ class Supervisor:
         """One round. Trouble that may pass, as a full disk, is waited for: what could not be written is, later."""
         try:
             self._take_messages()
-            self._tick()
+            now = time.monotonic()
+            if trouble := self.pool.start_missing(now):
+                self._complain(trouble)
+            self.pool.end_silent(now)
+            self._planner.end_stuck(now)
+            self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
+            if now - self._beat > self.state.options.lease_seconds / 3:
+                self._beat = now
+                self._evictions.heartbeat()
+            if now - self._looked > POLL_SECONDS or self.state.again <= time.time():
+                self.state.dirty, self.state.again = True, math.inf
+            if (
+                self.state.dirty
+                and not self.state.draining
+                and (self.pool.any_idle() or now - self._looked > PASS_SECONDS)
+            ):
+                self.state.dirty, self._looked = False, now
+                self._planner.plan_queued()
+                if self.pool.any_idle() or self.state.urgent or now - self._decided > BUSY_SECONDS:
+                    self._decided, self.state.urgent = now, False
+                    self._scheduler.schedule()
+            elif self.state.draining:
+                self._evictions.preempt_all()
+            self.state.write_records()
+            if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
+                self._cleaned = now
+                clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
+            if now - self._viewed > VIEW_SECONDS:
+                self._viewed = now
+                self.view = self._views.show()
         except NoWorkersError:
             raise
-        except TROUBLE as error:
+        except TRANSIENT_ERRORS as error:
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
@@ -184,14 +222,6 @@ class Supervisor:
         if reason != self._complaint[0] or now - self._complaint[1] > COMPLAIN_SECONDS:
             self._complaint = (reason, now)
             print(f"weft: {reason}; trying again", file=sys.stderr, flush=True)
-
-    def _begin(self) -> None:
-        self.state.options.runs.mkdir(parents=True, exist_ok=True)
-        self.state.shares = UserShares(self.state.db.shares())
-        self._recover()
-        self._planner.take_over()
-        if trouble := self.pool.start_all():
-            self._complain(trouble)
 
     def _recover(self, died: bool = True) -> None:
         """Queue again what a server ran that died, or what this one did not end; fused groups go on as they were.
@@ -205,8 +235,8 @@ class Supervisor:
         for group in self.state.db.groups("running", limit=1_000_000):
             fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
             if fused and not whole:
-                left = [task.id for task in known_tasks(self.state.db, group.members) if task.state not in ENDED]
-                self._leaving.split(group, left)
+                members = known_tasks(self.state.db, group.members)
+                self._evictions.split(group, [task.id for task in members if task.state not in ENDED])
             self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
@@ -232,7 +262,7 @@ class Supervisor:
                 self._take(worker, message)
             except NoWorkersError:
                 raise
-            except TROUBLE as error:
+            except TRANSIENT_ERRORS as error:
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -262,37 +292,6 @@ class Supervisor:
             worker.end_reason, worker.renewed = "", False
             worker.kill(f"sent a message that cannot be used ({type(error).__name__}: {str(error)[:80]})")
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if trouble := self.pool.start_missing(now):
-            self._complain(trouble)
-        self.pool.end_silent(now)
-        self._planner.end_stuck(now)
-        self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
-        if now - self._beat > self.state.options.lease_seconds / 3:
-            self._beat = now
-            self._leaving.heartbeat()
-        if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
-            self.state.dirty, self.state.again = True, math.inf
-        if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
-            self.state.dirty, self._looked = False, now
-            self._planner.plan_queued()
-            if self.pool.any_idle() or self.state.urgent or now - self._decided > BUSY_SECONDS:
-                self._decided, self.state.urgent = now, False
-                self._scheduler.schedule()
-        elif self.state.draining:
-            self._leaving.preempt_all()
-        self.state.write_records()
-        self._keep_small(now)
-        if now - self._viewed > VIEW_SECONDS:
-            self._viewed = now
-            self.view = self._views.show()
-
-    def _keep_small(self, now: float) -> None:
-        if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
-            self._cleaned = now
-            clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
-
     def _event(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         active = self.state.active.get(message["group"])
         if active is None or active.worker is not worker:
@@ -302,11 +301,14 @@ class Supervisor:
         if event["event"] == "progress":
             active.epoch = int(event.get("epoch") or active.epoch)
             last = active.epoch >= int(event.get("epochs") or 0) > 0 or event.get("done") == event.get("total", 0)
-            if now - active.told < PROGRESS_SECONDS and not last:
+            if now - active.progress_at < PROGRESS_SECONDS and not last:
                 return
-            active.told = now
+            active.progress_at = now
         elif event["event"] == "ready":
-            self.state.counters.count_ready(event)
+            counters = self.state.counters
+            counters.graphs_ready += bool(event.get("graph"))
+            counters.weights_ready += int(event.get("weights") or 0)
+            counters.checkpoints_ready += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         self.state.records += records_of(event, active.members, active.group.id)
@@ -327,7 +329,7 @@ class Supervisor:
         if self.pool.workers.get(worker.name) is not worker:
             return
         self.state.counters.workers_lost += not worker.renewed
-        self.state.dirty, reason = True, self._endings.why_gone(worker, message.get("code"))
+        self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
             if worker.name == PLANNER:
                 self._planner.planner_gone(reason)

@@ -30,12 +30,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TextIO
 
 import torch
@@ -52,10 +51,7 @@ from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_che
 from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
 
-# ---- What a group took of the processor: seconds in all, seconds of computing, and seconds in which it had to wait
-# for it.
-#
-# The last two tell a task that is slow from a machine that others keep busy.
+# ---- What a group took of the processor. Computing and waiting seconds tell a slow task from a busy machine.
 
 STATISTICS = Path("/proc/self/schedstat")  # of the main thread: nanoseconds on a core, and ready but on none
 
@@ -71,7 +67,11 @@ class ProcessorTime:
     @classmethod
     def now(cls) -> ProcessorTime:
         """Readings of three clocks."""
-        return cls(time.perf_counter(), time.process_time(), _waited())
+        try:
+            waited = int(STATISTICS.read_text(encoding="ascii").split()[1]) * 1e-9
+        except (OSError, ValueError, IndexError):
+            waited = None
+        return cls(time.perf_counter(), time.process_time(), waited)
 
     def since(self, before: ProcessorTime) -> dict[str, float | None]:
         """What has passed, as plain data."""
@@ -81,13 +81,6 @@ class ProcessorTime:
             "cpu_seconds": self.cpu_seconds - before.cpu_seconds,
             "waited_seconds": None if waited is None or former is None else waited - former,
         }
-
-
-def _waited() -> float | None:
-    try:
-        return int(STATISTICS.read_text(encoding="ascii").split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 ALIVE_SECONDS = 1.0
@@ -112,7 +105,7 @@ class Channel:
             try:
                 self._out.write(line)
                 self._out.flush()
-            except (OSError, ValueError):  # nobody is left to work for
+            except (OSError, ValueError):  # the server has gone
                 os._exit(1)
 
 
@@ -136,7 +129,7 @@ class Worker:
         self._keep_bytes, self._pooled = keep_bytes, pooled
 
     def serve(self) -> None:
-        """Work until told to stop, or until stdin ends."""
+        """Work until a message says stop, or until stdin ends."""
         from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
@@ -147,19 +140,17 @@ class Worker:
         threading.Thread(target=self._stay_alive, daemon=True).start()
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room, beside=beside)
         if not self._warm:
-            self._warm_up()
+            # Train one epoch of something small, so that kernels are there before the first task, unless one
+            # waits.
+            from weft.engine.run import run
+
+            time.sleep(WARM_UP_AFTER)
+            if self._work.empty():
+                with suppress(Exception):  # the first task will say what is wrong
+                    run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
             leave_out_of_collections()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
-
-    def _warm_up(self) -> None:
-        """Train one epoch of something small, so that kernels are there before the first task, unless one waits."""
-        from weft.engine.run import run
-
-        time.sleep(WARM_UP_AFTER)
-        if self._work.empty():
-            with suppress(Exception):  # the first task will say what is wrong
-                run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
 
     # ---- in a thread of its own: what comes in while the main thread trains -----------------------------
 
@@ -175,21 +166,16 @@ class Worker:
                 self._prepared.fetch(message.get("tasks", ()), message.get("folders", ()))
             elif message["do"] == "stop":
                 self._work.put(None)
-            else:
-                self._steer(message)
-        os._exit(0)  # whoever started this process has gone
-
-    def _steer(self, message: Mapping[str, Any]) -> None:
-        control = self._controls.get(message.get("group", ""))
-        if control is None:
-            return
-        if message["do"] == "cancel":
-            with suppress(SpecError):  # a name that has left already
-                control.cancel(*message["names"])
-        elif message["do"] == "preempt" and not control.resumable:
-            print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
-        elif message["do"] in ("pause", "resume", "preempt"):
-            getattr(control, message["do"])()
+            elif (control := self._controls.get(message.get("group", ""))) is None:
+                continue
+            elif message["do"] == "cancel":
+                with suppress(SpecError):  # a name that has left already
+                    control.cancel(*message["names"])
+            elif message["do"] == "preempt" and not control.resumable:
+                print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
+            elif message["do"] in ("pause", "resume", "preempt"):
+                getattr(control, message["do"])()
+        os._exit(0)  # the process that started this one has ended
 
     def _stay_alive(self) -> None:
         from weft.serve.worker_memory import held_bytes
@@ -206,24 +192,27 @@ class Worker:
             self._channel.say("planned", id=message["id"], **self._plan(message))
             return
         if message["do"] == "learn":
-            self._learn(message)
+            from weft.engine.learning import keep
+            from weft.planner.cost.calibration import Observation
+            from weft.serve.estimates import machine_of
+
+            observations = [Observation(**observation) for observation in message["took"]]
+            with suppress(WeftError, OSError):  # estimates are made without it, too
+                keep(machine_of(message.get("device", self.device)), [o for o in observations if o.usable])
             return
         self._group = message["group"]
         begin = ProcessorTime.now()
         try:
-            found = self._run(message)
+            outcome = self._run(message)
             took = ProcessorTime.now().since(begin)
-            self._channel.say("done", group=message["group"], **found, took=took, leftover=self._settle())
+            try:
+                leftover = self._kept.settle()
+            except RuntimeError:  # a kernel of a user's model failed: every further call to the device does
+                leftover = None
+            self._channel.say("done", group=message["group"], **outcome, took=took, leftover=leftover)
         finally:
             self._controls.pop(message["group"], None)
             self._group = ""
-
-    def _settle(self) -> int | None:
-        """Give back what the group had; the bytes that stay beside graphs, None if the device no longer answers."""
-        try:
-            return self._kept.settle()
-        except RuntimeError:  # a kernel of a user's model failed: every further call to the device does
-            return None
 
     def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
         from weft.serve.estimates import estimate_of, inference_estimate
@@ -236,20 +225,10 @@ class Worker:
             return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
         except WeftError as error:
             return {"error": str(error)}
-        except (Exception, SystemExit) as error:  # a user's model may raise anything when it is looked at
+        except (Exception, SystemExit) as error:  # a user's model may raise anything
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _learn(self, message: Mapping[str, Any]) -> None:
-        from weft.engine.learning import keep
-        from weft.planner.cost.calibration import Observation
-        from weft.serve.estimates import machine_of
-
-        found = [Observation(**one) for one in message["took"]]
-        with suppress(WeftError, OSError):  # estimates are made without it, too
-            keep(machine_of(message.get("device", self.device)), [one for one in found if one.usable])
-
     def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
-
         folder = Path(message["out"])
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -276,16 +255,18 @@ class Worker:
         """Train the group; per member how it ended, its metrics, and the folder of its files; and what epochs took."""
         from weft.engine.graphs import sharing
         from weft.engine.learning import observations_aside
+        from weft.engine.machine import machine_with
         from weft.engine.result import Result
         from weft.engine.run import run
         from weft.engine.sweep_result import folder_names
+        from weft.planner.report.plan_report import report_to_run
         from weft.serve.worker_memory import byte_limit
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
         ready = self._prepared.ready(tasks, folder)
         drop_damaged(folder)
-        for one in message.get("split", ()):
-            split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        for split in message.get("split", ()):
+            split_off(Path(split["from"]), split["member"], Path(split["into"]))
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
@@ -299,22 +280,23 @@ class Worker:
             "budget": message.get("budget"),
             "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
         }
-        work = self._work_of(message, tasks)
+        work: Any = tasks[0] if len(tasks) == 1 else tasks
+        if message.get("plan") is not None:
+            work = report_to_run(message["plan"], machine_with(torch.device(self.device)))
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
             with limit, sharing(self._kept.store), observations_aside() as took:
-                found = _when_unlocked(lambda: run(work, **options))
+                result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
-        epochs = [asdict(one) for one in took]
-        if isinstance(found, Result):
-            members = {found.name: _outcome(found, "")}
+        if isinstance(result, Result):
+            members = {result.name: _outcome(result, "")}
         else:
-            places = folder_names([task.label for task in tasks])
-            members = {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+            folders = [f"tasks/{name}" for name in folder_names([task.label for task in tasks])]
+            members = {member.name: _outcome(member, path) for member, path in zip(result, folders, strict=True)}
         _give_own_names(message, folder, members)
-        return {"members": members, "epochs": epochs}
+        return {"members": members, "epochs": [asdict(observation) for observation in took]}
 
     def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Infer for a task, with its graph from what is kept; its predictions are in ``folder``."""
@@ -324,30 +306,16 @@ class Worker:
 
         task = Task.from_dict(message["task"])
         self._listener(message["group"])(Event("start", task.label, {"device": self.device}))
-        about = {"nodes": message["nodes"], "device": self.device, "budget": message.get("budget")}
+        budget = message.get("budget")
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
-            found = predict(task, message["weights"], **about)
-        found.save(folder)
-        members = {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
+            result = predict(task, message["weights"], nodes=message["nodes"], device=self.device, budget=budget)
+        result.save(folder)
+        members = {task.label: {"status": "finished", "message": "", "metrics": result.metrics, "folder": ""}}
         _give_own_names(message, folder, members)
         return {"members": members}
 
-    def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
-        """What to run: the plan that was sent, or the tasks, which are planned here."""
-        import torch
-
-        from weft.engine.machine import machine_with
-        from weft.planner.report.plan_report import report_to_run
-
-        if message.get("plan") is None:
-            return tasks[0] if len(tasks) == 1 else tasks
-        return report_to_run(message["plan"], machine_with(torch.device(self.device)))
-
-    def _listener(self, group: str) -> Any:
-        def tell(event: Event) -> None:
-            self._channel.say("event", group=group, event=event.to_dict())
-
-        return tell
+    def _listener(self, group: str) -> Callable[[Event], None]:
+        return lambda event: self._channel.say("event", group=group, event=event.to_dict())
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:
@@ -363,22 +331,27 @@ def _outcome(result: Any, folder: str) -> dict[str, Any]:
 
 def _diverged(message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The outcome of a task that was alone and has diverged, by its name: its best weights from before are kept."""
-    from weft.engine.result import RESULT
-
     tasks, file = message.get("tasks", ()), folder / RESULT
-    found = json.loads(file.read_text(encoding="utf-8")) if len(tasks) == 1 and file.is_file() else {}
-    if found.get("status") != "diverged":
+    result = json.loads(file.read_text(encoding="utf-8")) if len(tasks) == 1 and file.is_file() else {}
+    if result.get("status") != "diverged":
         return {}
-    members = {tasks[0]["name"]: {name: found[name] for name in ("status", "message", "metrics")} | {"folder": ""}}
+    members = {tasks[0]["name"]: {name: result[name] for name in ("status", "message", "metrics")} | {"folder": ""}}
     _give_own_names(message, folder, members)
     return members
 
 
 def _give_own_names(message: Mapping[str, Any], folder: Path, members: Mapping[str, Mapping[str, Any]]) -> None:
-    """Results go by the names that users gave to their tasks, from before anybody is told that they are there."""
+    """Write into each result the name that its user gave, and the id; before any client reads that it is there.
 
-    for name, outcome in members.items():
-        give_own_name(folder / outcome["folder"], name, message.get("names", {}))
+    Inside a server a task is named by its id. The plan in the result has the ids of all members of the group.
+    """
+    names = message.get("names", {})
+    for task, outcome in members.items():
+        file = folder / outcome["folder"] / RESULT
+        if task in names and file.is_file():
+            result = json.loads(file.read_text(encoding="utf-8"))
+            result["task"]["name"] = names[task]
+            write_json(file, {"id": task, **result})
 
 
 def _when_unlocked(action: Any) -> Any:
@@ -424,18 +397,6 @@ def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def leave_native_stacks() -> None:
-    """Should the process crash, say for every thread also where it was in libraries.
-
-    Only if it is asked for: torch allocates memory for it, so a process that crashed while it did may hang instead.
-    """
-    import torch
-
-    faulthandler.disable()
-    torch._C._set_print_stack_traces_on_fatal_signal(True)
-    faulthandler.enable(2)  # is first then, and needs nothing
-
-
 def work_on(
     device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
 ) -> None:
@@ -446,7 +407,10 @@ def work_on(
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
     if os.environ.get(NATIVE_STACKS, "0") != "0":
-        leave_native_stacks()
+        # After a crash the log says for every thread where it was in libraries, too.
+        faulthandler.disable()
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
+        faulthandler.enable(2)  # is first then, and needs nothing
     Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
 
 
@@ -457,77 +421,48 @@ def main() -> None:
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--keep-bytes", type=int, default=0)
     parser.add_argument("--pooled", action="store_true")
-    given = parser.parse_args()
-    if given.parent:
-        end_with_parent(given.parent)
-    work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes, pooled=given.pooled)
+    arguments = parser.parse_args()
+    if arguments.parent:
+        end_with_parent(arguments.parent)
+    work_on(arguments.device, sys.stdin, os.dup(1), keep_bytes=arguments.keep_bytes, pooled=arguments.pooled)
 
 
-# ---- What the log of a task says of an error: the sentence first, then where in the user's own code it comes from.
+# ---- What the log of a task says of an error.
 
 
 def log_error(error: BaseException, out: TextIO | None = None) -> None:
     """Write ``error`` to ``out`` (stderr): one sentence, and the traceback from the first line of the user's code on.
 
-    An error of Weft's own has no traceback without such a line. One that nobody foresaw has all of it: that is a fault
-    of Weft's.
+    Without such a line, an error of Weft's own has no traceback, and any other error has all of it: that is a fault of
+    Weft.
     """
     out = sys.stderr if out is None else out
     sys.stdout.flush()  # what the model printed comes before
-    print(_sentence(error), file=out)
-    for one in _chain(error):
-        if (first := _first_own(one.__traceback__)) is not None:
-            traceback.print_exception(type(one), one, first, chain=False, file=out)
+    print(
+        str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip(),
+        file=out,
+    )
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:  # the error, then what led to it, the latest first
+        frames = cause.__traceback__
+        while frames is not None and not is_own_file(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        if frames is not None:
+            traceback.print_exception(type(cause), cause, frames, chain=False, file=out)
             break
+        seen.add(id(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     else:
         if not isinstance(error, WeftError):
             traceback.print_exception(error, file=out)
     out.flush()
 
 
-def _sentence(error: BaseException) -> str:
-    return str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip()
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what led to it, the latest first."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def _first_own(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame of the user's own code on; None if there is none."""
-    while frames is not None and not is_own_file(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    return frames
-
-
-# ---- Names of tasks in their results: inside a server a task goes by its id, its result by the name that its user
-# gave.
-
-
-def give_own_name(folder: Path, task: str, names: Mapping[str, str | None]) -> None:
-    """Write the name of ``task`` into the result in ``folder``, and its id beside it; nothing where there is no result.
-
-    ``names``: of tasks by id, None for one without a name. The plan in the result has ids, of all members of the group.
-    """
-    file = folder / RESULT
-    if task not in names or not file.is_file():
-        return
-    result = json.loads(file.read_text(encoding="utf-8"))
-    result["task"]["name"] = names[task]
-    write_json(file, {"id": task, **result})
-
-
-# ---- Take one member's state out of a group's checkpoint, so that it goes on alone where the group was.
+# ---- Taking a member's state out of a group's checkpoint, so that it continues alone.
 #
-# A member that had ended by itself while others of the group went on is taken out as it ended: a run that is resumed
-# from
-# that trains nothing and writes its result.
+# A member that had ended by itself before the group did is taken out as it ended: a run that is resumed from that
+# trains nothing and writes its result.
 
 OVER = ("finished", "stopped", "pruned", "diverged")  # ended by itself, not by a request
 
@@ -539,12 +474,12 @@ def split_off(group: Path, member: str, into: Path) -> bool:
     """
     if (into / FILE).exists():
         return False
-    for place in sorted(group.glob(f"groups/*/{FILE}")):
+    for file in sorted(group.glob(f"groups/*/{FILE}")):
         try:
-            found = read_checkpoint(place.parent)
+            saved = read_checkpoint(file.parent)
         except SpecError:
             continue  # a damaged one: the member begins anew
-        if found is not None and (alone := _member(found, member)) is not None:
+        if saved is not None and (alone := _member(saved, member)) is not None:
             into.mkdir(parents=True, exist_ok=True)
             write_checkpoint(into, alone.tensors, alone.about)
             return True
@@ -554,16 +489,16 @@ def split_off(group: Path, member: str, into: Path) -> bool:
 def drop_damaged(folder: Path) -> list[Path]:
     """Remove checkpoints in a run's folder that cannot be read or resumed, so that groups begin anew; returns them."""
     dropped = []
-    for place in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
+    for file in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
         try:
-            saved = read_checkpoint(place.parent)
+            saved = read_checkpoint(file.parent)
             for stack in () if saved is None else stacks_of(saved.about):
                 if stack.unsaved and not saved.about.get("finished"):
-                    raise SpecError(f"{place}: a model keeps {stack.unsaved!r} between calls, which is not plain data")
+                    raise SpecError(f"{file}: a model keeps {stack.unsaved!r} between calls, which is not plain data")
         except SpecError as error:
             print(f"{error}; starting afresh", flush=True)
-            place.unlink()
-            dropped.append(place)
+            file.unlink()
+            dropped.append(file)
     return dropped
 
 
@@ -580,12 +515,12 @@ def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
     tensors = {f"0.{key.removeprefix(prefix)}": t for key, t in saved.tensors.items() if key.startswith(prefix)}
     tensors |= {key: t for key, t in saved.tensors.items() if not key.partition(".")[0].isdigit()}
     tensors["present"] = torch.ones(1, dtype=torch.bool)
-    about = json.loads(json.dumps(saved.about))
-    about["tasks"], about["members"] = [about["tasks"][index]], [about["members"][index]]
+    facts = json.loads(json.dumps(saved.about))
+    facts["tasks"], facts["members"] = [facts["tasks"][index]], [facts["members"][index]]
     if over:  # the group may be past all of its epochs
-        about["epoch"] = about["members"][0]["epoch"]
-        tensors |= {"epoch": torch.tensor(about["epoch"]), "step": torch.tensor(0)}
-    return Checkpoint(tensors, {**about, **stack_of_one(about, index), "finished": False})
+        facts["epoch"] = facts["members"][0]["epoch"]
+        tensors |= {"epoch": torch.tensor(facts["epoch"]), "step": torch.tensor(0)}
+    return Checkpoint(tensors, {**facts, **stack_of_one(facts, index), "finished": False})
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from weft.engine.errors import give_back_memory
 from weft.engine.graphs import Graphs, GraphStore, bytes_of
 from weft.engine.inference import read_weights
 from weft.engine.machine import machine_with
-from weft.engine.memory import DevicePool
-from weft.engine.memory_budget import room
+from weft.engine.memory import DevicePool, room
 from weft.nn.initial import DRAWN_AHEAD, Key, draw_ahead
 from weft.runtime.checkpoint import FILE, PREFETCHED, file_state, prefetch
 from weft.runtime.device.cuda_graph import no_capture
@@ -40,7 +39,7 @@ def room_for_tasks(device: str) -> int:
 
 
 def bytes_beside(device: str) -> int:
-    """Bytes of a GPU that a worker may hold between groups beside graphs: CUDA's context, workspaces. 0 on a CPU."""
+    """Bytes of a GPU that a worker may hold between groups in addition to graphs (context, workspaces); 0 on a CPU."""
     if not device.startswith("cuda"):
         return 0
     return machine_with(torch.device(device)).context_bytes + LEFTOVER_BYTES
@@ -51,21 +50,17 @@ def held_bytes(device: str) -> int:
     if device.startswith("cuda"):
         begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved(device)) if begun else 0
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return _process_bytes(1) or 0
 
 
 @contextmanager
 def byte_limit(device: str, limit: int | None) -> Iterator[None]:
     """Inside, allocations of a CPU worker fail once it has ``limit`` bytes more than now, small ones included.
 
-    The failure is an error in the task that asked for the memory. A GPU has a cap of its own. The system counts
+    The failure is an error in the task that needs the memory. A GPU has a cap of its own. The system counts
     private writable memory, mapped or not yet touched, so ``limit`` has to leave room for threads and libraries.
     """
-    if limit is None or device.startswith("cuda") or resource is None or (now := _data_bytes()) is None:
+    if limit is None or device.startswith("cuda") or resource is None or (now := _process_bytes(5)) is None:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -77,16 +72,16 @@ def byte_limit(device: str, limit: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _data_bytes() -> int | None:
-    """What this process has of private writable memory; None where the system does not say."""
+def _process_bytes(column: int) -> int | None:
+    """Memory of this process: resident (1) or private and writable (5); None where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[column])
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# ---- The graphs that a worker keeps between groups, and those that it fetches before their group starts.
+# ---- Graphs that a worker keeps between groups, or fetches before their group starts
 
 HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
 
@@ -102,7 +97,7 @@ class KeptGraphs:
         self._device = torch.device(device)
         pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
         self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
-        self._fetching = threading.Lock()  # from when a graph is wanted until it is there
+        self._fetching = threading.Lock()  # held until the requested graph is there
         self._wanted: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -140,9 +135,9 @@ class KeptGraphs:
             self._fetching.release()
 
     def settle(self) -> int:
-        """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay beside them.
+        """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay besides graphs.
 
-        Beyond ``LEFTOVER_BYTES`` a model has leaked, and the process has to go. 0 on a CPU, where it cannot be told.
+        Beyond ``LEFTOVER_BYTES`` a model has leaked, and the process has to go. 0 on a CPU, which does not report it.
         """
         evicted = self.store.settle()
         if self._device.type != "cuda":
@@ -167,17 +162,16 @@ class KeptGraphs:
         give_back_memory(self._device, gone=True)
 
     def _count_around(self, collect: Callable[[], None]) -> int:
-        """Count what the process holds beside graphs; what is cached and free is given back first."""
+        """Count what the process holds in addition to graphs; what is cached and free is given back first."""
         self._give_back(collect)
         self.store.around = max(torch.cuda.memory_reserved(self._device) - self.store.reserved_bytes(), 0)
         return self.store.around
 
 
-# ---- What a worker makes ready for the group that is likely to be next, while another one trains.
+# ---- What a worker prepares for the likely next group while another one trains.
 #
-# Initial weights of new trainings are drawn (on the host, where models are built), and checkpoints that trainings go
-# on
-# from are read and checked: weights, moments, best weights, history. Graphs are fetched by :mod:`kept_graphs`.
+# Initial weights of new trainings are drawn (on the host, where models are built), and checkpoints that trainings
+# continue from are read and checked. :class:`KeptGraphs` fetches graphs.
 
 MOST_NAMES = 64  # tasks of which is known what was drawn
 Wanted = tuple[Sequence[Mapping[str, Any]], Sequence[str]]
@@ -204,14 +198,14 @@ class PreparedStarts:
     def _fetch_on(self) -> None:
         while True:
             wanted = self._wanted.get()
-            while not self._wanted.empty():  # only what was wanted last is likely to be next
+            while not self._wanted.empty():  # only the last request is likely to be next
                 wanted = self._wanted.get()
             self.prepare(*wanted)
 
     def prepare(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:
         """The same at once."""
         for path in [path for folder in folders for path in checkpoints_in(Path(folder))]:
-            with suppress(Exception):  # a damaged one is reported by the group that goes on from it
+            with suppress(Exception):  # a damaged one is reported by the group that continues from it
                 prefetch(path)
         for settings in tasks:
             with suppress(Exception):  # whatever is wrong with a task, its own run will report

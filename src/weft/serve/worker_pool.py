@@ -16,7 +16,7 @@ from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
 from weft.core.units import show_bytes
 from weft.serve.state import SupervisorState
-from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
+from weft.serve.worker_process import Inbox, Spawner, WorkerOptions, WorkerProcess
 
 # ---- NVIDIA's multi-process service: started for the workers of a server where it is available, and stopped after
 # them.
@@ -58,52 +58,39 @@ class MPS:
 
     def start(self) -> bool:
         """Start it if it is of use here; whether it runs."""
-        control = shutil.which(CONTROL)
-        if not self._wanted or control is None or os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+        if not self._wanted or shutil.which(CONTROL) is None or os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
             return False  # the last: an operator's own service, which workers use as they are
         self._folder = tempfile.TemporaryDirectory(prefix="weft-mps-", ignore_cleanup_errors=True)
-        environment = {**os.environ, **self._pipes}
-        try:
-            # Not captured through pipes: the service would hold them open for as long as it runs.
-            code = subprocess.run(
-                [control, "-d"],
-                env=environment,
-                timeout=SECONDS,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            ).returncode
-        except (OSError, subprocess.TimeoutExpired):
-            code = -1
-        if code:
-            self._forget()
+        if not self._control("-d"):
+            self._folder.cleanup()
+            self._folder = None
         return self.running
 
     def stop(self) -> None:
         """Stop it if it was started here."""
-        if self._folder is None:
-            return
-        environment = {**os.environ, **self._pipes}
+        if self._folder is not None:
+            self._control(text=b"quit\n")
+            self._folder.cleanup()
+            self._folder = None
+
+    def _control(self, *arguments: str, text: bytes = b"") -> bool:
+        """Run the control program; True if it succeeded.
+
+        Its output is not captured through pipes: the service would hold them open for as long as it runs.
+        """
         try:
-            subprocess.run(
-                [CONTROL],
-                input=b"quit\n",
-                env=environment,
+            done = subprocess.run(
+                [CONTROL, *arguments],
+                input=text,
+                env={**os.environ, **self._pipes},
                 timeout=SECONDS,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
-            pass
-        finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._folder = None
+            return False
+        return done.returncode == 0
 
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
@@ -119,8 +106,8 @@ class NoWorkersError(WeftError):
 
 def usable_cores() -> int:
     """The cores that this process may use."""
-    known = getattr(os, "sched_getaffinity", None)
-    return len(known(0)) if known is not None else os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def threads_each(cores: int, workers: int) -> int:
@@ -136,7 +123,7 @@ class WorkerPool:
         self.inbox: Inbox = queue.Queue()
         self.workers: dict[str, WorkerProcess] = {}
         self.room: dict[str, int] = {}  # bytes by device
-        self.beside: dict[str, int] = {}  # bytes that a worker of a device holds between groups, beside graphs
+        self.beside: dict[str, int] = {}  # bytes that a worker of a device holds between groups in addition to graphs
         self._failed_starts: dict[str, int] = {}
         self._missing: dict[str, str] = {}  # workers to start, with their devices
         self._not_before: dict[str, float] = {}  # when to try those again that could not be started
@@ -153,7 +140,7 @@ class WorkerPool:
         self._mps = MPS([name for name in devices if "@" not in name], options.workers, options.mps)
         self._mps.start()
         self._missing[PLANNER] = devices[0]
-        self._missing |= {f"{device}/{place}": device for device in devices for place in range(options.workers)}
+        self._missing |= {f"{device}/{index}": device for device in devices for index in range(options.workers)}
         return self.start_missing(time.monotonic())
 
     def stop_all(self) -> None:
@@ -169,22 +156,23 @@ class WorkerPool:
     def _start(self, name: str, device: str, planner: bool = False) -> None:
         environment = dict(without_gpus()) if planner else dict(self._mps.environment if self._mps else {})
         options = self._state.options
-        keep, there = (0, "cpu") if planner else (options.keep_graphs, device)
-        pooled = options.pool and not planner
+        there = "cpu" if planner else device
         if "@" in there:
             environment = {**options.environment, **environment}
+        start = WorkerOptions(environment, 0 if planner else options.keep_graphs, options.pool and not planner)
+        if "@" in there:
             from weft.serve.ray_worker import RayWorker  # imports torch, which the server does without
 
-            self.workers[name] = RayWorker(name, there, self.inbox, environment, keep, pooled)
-            return
-        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep, pooled)
+            self.workers[name] = RayWorker(name, there, self.inbox, start)
+        else:
+            self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, start)
 
     def share_of(self, device: str) -> float:
         """The part of ``device`` that one worker can use: of this host's processor, its threads over the cores."""
         if device.partition(":")[0] != "cpu":
             return 1.0
-        given = {**os.environ, **self._state.options.environment}.get("OMP_NUM_THREADS", "")
-        threads = int(given) if given.isdigit() else self._threads
+        setting = {**os.environ, **self._state.options.environment}.get("OMP_NUM_THREADS", "")
+        threads = int(setting) if setting.isdigit() else self._threads
         return min(max(threads, 1) / self._cores, 1.0)
 
     def any_idle(self) -> bool:
@@ -203,7 +191,7 @@ class WorkerPool:
 
     def idle_workers(self, device: str) -> list[WorkerProcess]:
         """The workers of ``device`` that can take a group."""
-        names = sorted(name for name, one in self.workers.items() if one.device == device and name != PLANNER)
+        names = sorted(name for name, w in self.workers.items() if w.device == device and name != PLANNER)
         return [self.workers[name] for name in names if self.workers[name].idle]
 
     def idle_worker(self, device: str) -> WorkerProcess | None:
@@ -242,14 +230,6 @@ class WorkerPool:
             elif now - active.unwanted_since > CANCELLED_SECONDS and not active.worker.end_reason:
                 active.worker.kill("did not end a group that was cancelled")
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        """A machine is gone, and its device with it; what it trained is queued again, for the others."""
-        del self.workers[worker.name]
-        if not any(one.device == worker.device for name, one in self.workers.items() if name != PLANNER):
-            self.room.pop(worker.device, None)
-        if all(name == PLANNER for name in self.workers):
-            raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
-
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that has ended."""
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
@@ -260,7 +240,12 @@ class WorkerPool:
             print("weft: workers do not start under NVIDIA's MPS; going on without it", file=sys.stderr, flush=True)
             self._mps.stop()
         if worker.lost:
-            self._forget(worker)
+            # A machine is gone, and its device with it; what it trained is queued again, for the others.
+            del self.workers[worker.name]
+            if not any(w.device == worker.device for name, w in self.workers.items() if name != PLANNER):
+                self.room.pop(worker.device, None)
+            if all(name == PLANNER for name in self.workers):
+                raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
             return
         if failed >= MOST_STARTS_FAILED:
             log = f"{self._state.options.runs}/workers.log"

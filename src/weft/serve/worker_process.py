@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,16 @@ from weft.core.units import show_bytes
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
 READY_SECONDS, CODE_SECONDS = 300.0, 5.0
 MOST_LINE_BYTES = 64 << 20  # of one message
-LOOK_MILLISECONDS = 500  # between two looks whether a worker that says nothing has ended
+POLL_MILLISECONDS = 500  # between two looks whether a worker that says nothing has ended
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker starts with; ``keep_bytes``: of graphs between groups, in a pool if ``pooled``."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keep_bytes: int = 0
+    pooled: bool = False
 
 
 class Spawner:
@@ -90,24 +100,15 @@ class Spawner:
             raise WeftError(f"no worker could be started; see {self._log}")
         return message[name]
 
-    def fork(
-        self,
-        device: str,
-        environment: Mapping[str, str],
-        handles: tuple[int, int],
-        keep_bytes: int = 0,
-        pooled: bool = False,
-    ) -> int:
-        """Start a worker with stdin and stdout ``handles`` that keeps so many bytes of graphs; its process id."""
+    def fork(self, device: str, options: WorkerOptions, handles: tuple[int, int]) -> int:
+        """Start a worker with stdin and stdout ``handles``; its process id."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self.stop()
                 self._start()
             assert self._link is not None
-            asked: dict[str, Any] = {"device": device, "environment": dict(environment)}
-            asked |= {"keep_bytes": keep_bytes, "pooled": pooled, "threads": self._threads}
-            wanted = json.dumps(asked).encode()
-            socket.send_fds(self._link, [wanted], list(handles))
+            request = {"device": device, "threads": self._threads, **asdict(options)}
+            socket.send_fds(self._link, [json.dumps(request).encode()], list(handles))
             return int(self._answer("pid", CODE_SECONDS * 4))
 
     def code_of(self, pid: int) -> int | None:
@@ -117,7 +118,7 @@ class Spawner:
             return self._codes.pop(pid, None)
 
     def says_ended(self, pid: int) -> bool:
-        """Whether a worker has ended, whose code has not been asked for."""
+        """True if a worker has ended whose code has not been read."""
         with self._changed:
             return pid in self._codes
 
@@ -175,22 +176,15 @@ class WorkerProcess:
     lost = renewed = False
 
     def __init__(
-        self,
-        name: str,
-        device: str,
-        inbox: Inbox,
-        spawner: Spawner,
-        environment: Mapping[str, str] | None = None,
-        keep_bytes: int = 0,
-        pooled: bool = False,
+        self, name: str, device: str, inbox: Inbox, spawner: Spawner, options: WorkerOptions | None = None
     ) -> None:
         self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
-        self.fetched: Mapping[str, Any] = {}  # what it was last told to make ready
+        self.fetched: Mapping[str, Any] = {}  # what it was last sent to prepare
         self.pid, (to_write, from_read) = _with_pipes(
-            lambda *handles: spawner.fork(device, environment or {}, handles, keep_bytes, pooled)
+            lambda *handles: spawner.fork(device, options or WorkerOptions(), handles)
         )
         self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), from_read
         self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
@@ -233,13 +227,13 @@ class WorkerProcess:
     def _relay(self) -> None:
         """Pass messages on until the process has ended, though a process that its model forked holds the pipe open.
 
-        Whoever writes a line that is no message is ended: a model can reach the pipe.
+        A process that writes a line that is no message is ended: a model can reach the pipe.
         """
         watched, until = select.poll(), math.inf
         unread: list[bytes] = []
         watched.register(self._out, select.POLLIN)
         while time.monotonic() < until:
-            if watched.poll(LOOK_MILLISECONDS):
+            if watched.poll(POLL_MILLISECONDS):
                 text = os.read(self._out, 1 << 16)
                 if not text:
                     return
@@ -278,6 +272,6 @@ class WorkerProcess:
         self.send("stop")
         self._outbox.put(None)
         if not self._ended.wait(seconds):
-            self.kill("was asked to end")
+            self.kill("did not end by itself")
             self._ended.wait(CODE_SECONDS)
         self._reader.join(CODE_SECONDS)

@@ -14,8 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from weft.capture.costs import INDEX, WEFT, Work, _edges, _given, bytes_out, register_costs
-from weft.capture.observer import Call
+from weft.capture.costs import INDEX, WEFT, Work, _edges, bytes_out
+from weft.capture.observer import ObservedCall
 from weft.ops.attention import gatv2  # noqa: F401  as the three below: registers the operators that are launched here
 from weft.ops.attention.gat import take_apart
 from weft.ops.attention.gat_triton import (
@@ -268,9 +268,9 @@ LAUNCHERS: dict[str, Callable[..., Tensor | Tensors | Callable[[], Tensors] | No
 # ---- Costs of the operators that weaving adds
 
 
-def _spmm_push(call: Call) -> Work:
+def _spmm_push(call: ObservedCall) -> Work:
     """Rows pushed along the edges: read sequentially, added at their destinations."""
-    x, edges = _given(call, "x"), _edges(call)
+    x, edges = call.argument("x"), _edges(call)
     row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
     return Work(
         flops=2 * edges * x.shape[-1] * tasks,
@@ -279,7 +279,7 @@ def _spmm_push(call: Call) -> Work:
     )
 
 
-def _merged_call(call: Call) -> Work:
+def _merged_call(call: ObservedCall) -> Work:
     """Several operators in one launch: the sum of what each costs."""
     parts, outs = unflatten(FlatCalls(*call.args)), iter(call.outs or ())
     total = Work()
@@ -302,6 +302,5 @@ def register() -> None:
         "copied": "column_sum",
         "side_by_side": "column_sum",
     }
-    register_costs({f"weft.{part}": WEFT[f"weft.{operator}"] for part, operator in whole.items()})
-    register_costs({"weft.spmm_push": _spmm_push, "weft.merged_call": _merged_call})
-    register_costs({"weft.merged_call_": _merged_call})
+    WEFT.update({f"weft.{part}": WEFT[f"weft.{operator}"] for part, operator in whole.items()})
+    WEFT.update({"weft.spmm_push": _spmm_push, "weft.merged_call": _merged_call, "weft.merged_call_": _merged_call})

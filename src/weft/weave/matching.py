@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.observer import argument
-from weft.weave.recorder import Captured, Node, is_random, written_arguments
+from weft.weave.recorder import StepNode, TracedStep, is_random, written_arguments
 
 Position = tuple[int, int]  # (lane, node)
 Round = tuple[Position, ...]
@@ -163,13 +163,13 @@ SMALL_FAMILY = (
 )
 
 
-class Member:
+class MemberStep:
     """One traced step: its nodes, what they depend on, and what they can be matched by.
 
     ``numbers`` counts the sparse structures of all members: equal for equal index arrays.
     """
 
-    def __init__(self, captured: Captured, families: Mapping[str, str], numbers: dict[Hashable, int]) -> None:
+    def __init__(self, captured: TracedStep, families: Mapping[str, str], numbers: dict[Hashable, int]) -> None:
         self.name, self._numbers = captured.name, numbers
         self.nodes = captured.graph.calls
         self.inputs = dict(zip(captured.graph.inputs, captured.inputs, strict=True))
@@ -183,7 +183,7 @@ class Member:
             name = operator_name(node.target)
             if name in families and name not in FAMILY:
                 self.family_of[position] = families[name]
-            if name in FAMILY and all(isinstance(value, Node) for value in node_argument(node, "csr")):
+            if name in FAMILY and all(isinstance(value, StepNode) for value in node_argument(node, "csr")):
                 indices = self.inputs.get(node_argument(node, "csr")[1])
                 if indices is not None:
                     self.structure_of[position] = numbers.setdefault(_identity(indices), len(numbers))
@@ -237,7 +237,7 @@ class Member:
         return Lane(tuple(keys), self.before)
 
 
-def node_argument(node: Node, name: str) -> Any:
+def node_argument(node: StepNode, name: str) -> Any:
     """The argument of one of Weft's operators that its schema calls ``name``."""
     return argument(f"weft.{operator_name(node.target)}", node.args, name)
 

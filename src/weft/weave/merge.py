@@ -26,7 +26,7 @@ from weft.weave.matching import (
     FAMILY,
     SMALL_FAMILY,
     SUMS,
-    Member,
+    MemberStep,
     Position,
     Round,
     in_order,
@@ -36,13 +36,13 @@ from weft.weave.matching import (
 )
 from weft.weave.merged_launch import OpCall, count_results, flatten
 from weft.weave.merged_launch import operator as weft_operator
-from weft.weave.recorder import Captured, Graph, Node, map_nodes
+from weft.weave.recorder import StepGraph, StepNode, TracedStep, map_nodes
 
 OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
 
 @dataclass(frozen=True)
-class Entry:
+class FusedEntry:
     """One member's operator in a fused kernel: where it came from, and which of the kernel's results are its own."""
 
     member: int
@@ -61,7 +61,7 @@ class Fused:
     node: str
     round: int
     family: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FusedEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,16 @@ class Woven:
     ``meta["storage"]``: equal for tensors that share memory.
     """
 
-    graph: Graph
+    graph: StepGraph
     inputs: tuple[Tensor, ...]
     table: Table
     structures: str
 
-    def initial_values(self) -> dict[Node, Any]:
+    def initial_values(self) -> dict[StepNode, Any]:
         """The tensor of every input node, for running the graph node by node."""
         return dict(zip(self.graph.inputs, self.inputs, strict=True))
 
-    def returned(self, values: dict[Node, Any]) -> tuple[Any, ...]:
+    def returned(self, values: dict[StepNode, Any]) -> tuple[Any, ...]:
         """What the members' steps return, from the results of all nodes."""
         assert self.graph.returns is not None
         return map_nodes(self.graph.returns.args[0], values.__getitem__)
@@ -129,7 +129,7 @@ class Woven:
 STRUCTURES = ("same", "any", "best")
 
 
-def weave(captured: Sequence[Captured], structures: str = "best", push: bool = False, small: bool = False) -> Woven:
+def weave(captured: Sequence[TracedStep], structures: str = "best", push: bool = False, small: bool = False) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
     ``structures`` says which operators may share a launch: ``"same"``, those over the same structure in the same
@@ -147,7 +147,7 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
     if structures not in STRUCTURES:
         raise InputError(f"weave: structures={structures!r} must be one of {', '.join(map(repr, STRUCTURES))}")
     numbers: dict[Hashable, int] = {}
-    members = [Member(step, SMALL_FAMILY if small else FAMILY, numbers) for step in captured]
+    members = [MemberStep(step, SMALL_FAMILY if small else FAMILY, numbers) for step in captured]
     _check_disjoint(members)
     kinds = ("any",) if small else ("same", "any") if structures == "best" else (structures,)
     lanes = {kind: [member.lane(kind) for member in members] for kind in kinds}
@@ -168,7 +168,7 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
     return Woven(merge.graph, tuple(merge.inputs), table, chosen)
 
 
-def _check_disjoint(members: Sequence[Member]) -> None:
+def _check_disjoint(members: Sequence[MemberStep]) -> None:
     """Raise an InputError if a member writes to memory that another one reads or writes."""
     users: dict[int, set[int]] = {}
     writers: dict[int, int] = {}
@@ -188,14 +188,14 @@ def _check_disjoint(members: Sequence[Member]) -> None:
 class _Merge:
     """The merged graph while it is built."""
 
-    def __init__(self, members: Sequence[Member], push: bool) -> None:
+    def __init__(self, members: Sequence[MemberStep], push: bool) -> None:
         self.members, self.push = members, push
-        self.graph = Graph()
+        self.graph = StepGraph()
         self.inputs: list[Tensor] = []
-        self.values: list[dict[Node, Any]] = [{} for _ in members]
-        self.placed: list[dict[int, Node]] = [{} for _ in members]  # by position in the member
+        self.values: list[dict[StepNode, Any]] = [{} for _ in members]
+        self.placed: list[dict[int, StepNode]] = [{} for _ in members]  # by position in the member
         self.fused: list[Fused] = []
-        shared: dict[int, Node] = {}  # one placeholder per tensor, for all members that read it
+        shared: dict[int, StepNode] = {}  # one placeholder per tensor, for all members that read it
         for member, values in zip(members, self.values, strict=True):
             for node, tensor in member.inputs.items():
                 if id(tensor) not in shared:
@@ -216,7 +216,7 @@ class _Merge:
             values[node].meta["storage"] = (member, node.meta["storage"])
         self.placed[member][position] = values[node]
 
-    def _after(self, positions: Sequence[Position]) -> tuple[Node, ...]:
+    def _after(self, positions: Sequence[Position]) -> tuple[StepNode, ...]:
         """The nodes of the merged graph that those at ``positions`` come after."""
         return tuple(
             dict.fromkeys(
@@ -249,10 +249,10 @@ class _Merge:
             shape = next((n.meta["shape"] for n in (node, *node.users) if "shape" in n.meta), ())
             direction = "backward" if node.meta.get("backward") else "forward"
             structure = self.members[member].structure_of.get(position)
-            entries.append(Entry(member, node.name, call.name, direction, structure, shape, results))
+            entries.append(FusedEntry(member, node.name, call.name, direction, structure, shape, results))
         self.fused.append(Fused(fused.name, number, family, tuple(entries)))
 
-    def _calls(self, positions: Round, nodes: Sequence[Node]) -> list[OpCall]:
+    def _calls(self, positions: Round, nodes: Sequence[StepNode]) -> list[OpCall]:
         """The calls at ``positions``; with ``push``, sums over a transpose whose original structure forward sums there
         use are pushed along that structure."""
         structures = [self.members[member].structure_of.get(position) for member, position in positions]

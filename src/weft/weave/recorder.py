@@ -29,10 +29,10 @@ from weft.weave.launchers import DIMENSIONS
 
 # Nodes have the attributes of ``torch.fx`` nodes (``op``, ``target``, ``args``, ``meta``, ``users``), but nothing is
 # looked up, named or checked while they are made: a step has hundreds of them, and tracing, matching and merging must
-# cost less than a few epochs. ``Graph.module`` converts to an fx graph.
+# cost less than a few epochs. ``StepGraph.module`` converts to an fx graph.
 
 
-class Node:
+class StepNode:
     """``target(*args, **kwargs)``, an input (``op`` is ``"placeholder"``) or what the graph returns (``"output"``)."""
 
     __slots__ = ("all_input_nodes", "args", "kwargs", "meta", "number", "op", "target", "users")
@@ -40,8 +40,8 @@ class Node:
     def __init__(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> None:
         self.op, self.target, self.args, self.kwargs, self.number = op, target, args, kwargs, number
         self.meta: dict[str, Any] = {}
-        self.users: dict[Node, None] = {}
-        inputs: dict[Node, None] = {}
+        self.users: dict[StepNode, None] = {}
+        inputs: dict[StepNode, None] = {}
         _collect(args, inputs)
         if kwargs:
             _collect(kwargs.values(), inputs)
@@ -60,11 +60,11 @@ class Node:
         return self.name
 
 
-def _collect(values: Iterable[Any], nodes: dict[Node, None]) -> None:
+def _collect(values: Iterable[Any], nodes: dict[StepNode, None]) -> None:
     """Add the nodes in a nest of tuples, lists and dictionaries to ``nodes``."""
     for value in values:
         kind = type(value)
-        if kind is Node:
+        if kind is StepNode:
             nodes[value] = None
         elif kind is list or kind is tuple:
             _collect(value, nodes)
@@ -72,10 +72,10 @@ def _collect(values: Iterable[Any], nodes: dict[Node, None]) -> None:
             _collect(value.values(), nodes)
 
 
-def map_nodes(value: Any, change: Callable[[Node], Any]) -> Any:
+def map_nodes(value: Any, change: Callable[[StepNode], Any]) -> Any:
     """``value`` with every node in it replaced by ``change(node)``."""
     kind = type(value)
-    if kind is Node:
+    if kind is StepNode:
         return change(value)
     if kind is list:
         return [map_nodes(item, change) for item in value]
@@ -86,35 +86,35 @@ def map_nodes(value: Any, change: Callable[[Node], Any]) -> Any:
     return value
 
 
-class Graph:
+class StepGraph:
     """Inputs, operators in order, and what is returned."""
 
     def __init__(self) -> None:
-        self.inputs: list[Node] = []
-        self.calls: list[Node] = []
-        self.returns: Node | None = None
+        self.inputs: list[StepNode] = []
+        self.calls: list[StepNode] = []
+        self.returns: StepNode | None = None
         self._numbers = 0
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[StepNode]:
         """All nodes: inputs first, the output last."""
         return [*self.inputs, *self.calls, *(() if self.returns is None else (self.returns,))]
 
-    def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
+    def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> StepNode:
         self._numbers += 1
-        return Node(op, target, args, kwargs or {}, self._numbers)
+        return StepNode(op, target, args, kwargs or {}, self._numbers)
 
-    def placeholder(self, name: str) -> Node:
+    def placeholder(self, name: str) -> StepNode:
         """Add an input."""
         self.inputs.append(self._node("placeholder", name, ()))
         return self.inputs[-1]
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> StepNode:
         """Append an operator."""
         self.calls.append(self._node("call_function", target, args, kwargs))
         return self.calls[-1]
 
-    def output(self, value: Any) -> Node:
+    def output(self, value: Any) -> StepNode:
         """Return ``value``."""
         self.returns = self._node("output", "output", (value,))
         return self.returns
@@ -133,7 +133,7 @@ class Graph:
     def module(self) -> fx.GraphModule:
         """A function of the inputs; generating its code takes longer than everything else here."""
         graph = fx.Graph()
-        made: dict[Node, fx.Node] = {node: graph.placeholder(node.name) for node in self.inputs}
+        made: dict[StepNode, fx.Node] = {node: graph.placeholder(node.name) for node in self.inputs}
         for node in self.calls:
             args, kwargs = map_nodes((node.args, node.kwargs), made.__getitem__)
             made[node] = graph.call_function(node.target, args, kwargs)
@@ -155,7 +155,7 @@ aten = torch.ops.aten
 Rule = Callable[["Recorder", tuple[Any, ...], Any], None]
 
 
-def _add_sums(recorder: Recorder, partial: Node, outs: Sequence[Tensor], tasks: int) -> None:
+def _add_sums(recorder: Recorder, partial: StepNode, outs: Sequence[Tensor], tasks: int) -> None:
     """Add the sum over ``partial [T, P, K]``, and the node of each of its one or two results."""
     sizes = [out.numel() // max(tasks, 1) for out in outs]
     dtype = str(outs[0].dtype).removeprefix("torch.")
@@ -236,7 +236,7 @@ PLAIN = frozenset((int, float, bool, str, type(None)))  # types of most argument
 
 
 @dataclass(frozen=True)
-class Captured:
+class TracedStep:
     """A step: ``graph`` has a placeholder for each of ``inputs`` and returns what the step returned.
 
     Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and its
@@ -245,7 +245,7 @@ class Captured:
     """
 
     name: str
-    graph: Graph
+    graph: StepGraph
     inputs: tuple[Tensor, ...]
 
 
@@ -256,7 +256,7 @@ def record(
     *,
     split: bool = False,
     has_run: bool = False,
-) -> Captured:
+) -> TracedStep:
     """Trace ``step()`` by running it; the tensors ``changed`` are restored afterwards.
 
     It runs twice unless it ``has_run`` before: what is built once (forms of the adjacency, compiled kernels) is
@@ -270,12 +270,12 @@ def record(
             result = step()
         recorder.graph.output(recorder.nodes_of(result))
     recorder.graph.drop_dead()
-    return Captured(name, recorder.graph, tuple(recorder.inputs))
+    return TracedStep(name, recorder.graph, tuple(recorder.inputs))
 
 
-def written_arguments(node: Node) -> list[Node]:
+def written_arguments(node: StepNode) -> list[StepNode]:
     """The arguments that a node writes to."""
-    written: list[Node] = []
+    written: list[StepNode] = []
     for position, name in written_places(node.target):
         map_nodes(node.args[position] if position < len(node.args) else node.kwargs.get(name), written.append)
     return written
@@ -292,9 +292,9 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, name: str, split: bool = False) -> None:
         super().__init__()
-        self.name, self.split, self.graph = name, split, Graph()
+        self.name, self.split, self.graph = name, split, StepGraph()
         self.inputs: list[Tensor] = []
-        self._nodes: dict[int, tuple[ref[Tensor], Node]] = {}  # address of a tensor's object to what it stands for
+        self._nodes: dict[int, tuple[ref[Tensor], StepNode]] = {}  # address of a tensor's object to what it stands for
         self._storages: dict[int, tuple[int, StorageWeakRef]] = {}  # address to number
         self._numbers = 0
         self._inputs: set[int] = set()  # numbers of storages that existed before the step
@@ -342,7 +342,7 @@ class Recorder(TorchDispatchMode):
                     self.describe(self.write(operator.getitem, (node, number)), part)
         return out
 
-    def write(self, function: Any, args: tuple, like: Tensor | None = None, kwargs: dict | None = None) -> Node:
+    def write(self, function: Any, args: tuple, like: Tensor | None = None, kwargs: dict | None = None) -> StepNode:
         """Add a node; with ``like``, one that stands for a tensor of its type in new memory."""
         node = self.graph.call_function(function, args, kwargs)
         node.meta["backward"] = torch._C._current_graph_task_id() != -1
@@ -351,7 +351,7 @@ class Recorder(TorchDispatchMode):
             self._numbers += 1
         return node
 
-    def describe(self, node: Node, tensor: Tensor) -> None:
+    def describe(self, node: StepNode, tensor: Tensor) -> None:
         """``node`` stands for ``tensor`` from here on."""
         meta = node.meta
         meta["storage"], meta["shape"] = self._number(tensor), tuple(tensor.shape)
@@ -385,7 +385,7 @@ class Recorder(TorchDispatchMode):
             return {name: self.nodes_of(item) for name, item in value.items()}
         return value
 
-    def _input(self, tensor: Tensor) -> Node:
+    def _input(self, tensor: Tensor) -> StepNode:
         before = self._numbers
         number = self._number(tensor)
         if number < before and number not in self._inputs:

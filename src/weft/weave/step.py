@@ -26,7 +26,7 @@ from weft.runtime.dry_run import dry_run_concurrent
 from weft.runtime.step.stack import Stack
 from weft.weave.launchers import register
 from weft.weave.merge import OWN_STREAM, Table, Woven, weave
-from weft.weave.recorder import Graph, Node, record, restored
+from weft.weave.recorder import StepGraph, StepNode, record, restored
 from weft.weave.stream_schedule import Streamed, run_node, schedule
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
@@ -143,15 +143,15 @@ def _is_small(stacks: Sequence[Stack]) -> bool:
     return stacks[0].graph.num_edges < FILLS_DEVICE
 
 
-def _with_drops(graph: Graph) -> Iterator[tuple[Node, list[Node]]]:
+def _with_drops(graph: StepGraph) -> Iterator[tuple[StepNode, list[StepNode]]]:
     """Every operator, in order, with the results that are dead after it."""
     assert graph.returns is not None
-    last: dict[Node, Node] = {}
+    last: dict[StepNode, StepNode] = {}
     for node in graph.calls:
         last[node] = node
         for source in node.all_input_nodes:
             last[source] = node
-    drops: dict[Node, list[Node]] = {}
+    drops: dict[StepNode, list[StepNode]] = {}
     for source, reader in last.items():
         if source.op == "call_function" and source not in graph.returns.all_input_nodes:
             drops.setdefault(reader, []).append(source)

@@ -19,7 +19,7 @@ import torch
 
 from weft.runtime.device.cuda_graph import streams_of
 from weft.weave.merge import OWN_STREAM, Woven
-from weft.weave.recorder import Node, map_nodes
+from weft.weave.recorder import StepNode, map_nodes
 
 START = -1  # the event of the beginning, on the caller's stream
 
@@ -29,11 +29,11 @@ class Action:
     """One node: the stream it runs on, the actions it waits for (START or numbers), whether any action waits for it,
     and the nodes whose results are dead after it."""
 
-    node: Node
+    node: StepNode
     stream: int
     waits: list[int] = field(default_factory=list)
     event: bool = False
-    drops: list[Node] = field(default_factory=list)
+    drops: list[StepNode] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class _Clocks:
 class _Lifetimes:
     """When the result of each node may be dropped."""
 
-    def __init__(self, woven: Woven, nodes: Sequence[Node], streams: Sequence[int]) -> None:
+    def __init__(self, woven: Woven, nodes: Sequence[StepNode], streams: Sequence[int]) -> None:
         number_of = {node: number for number, node in enumerate(nodes)}
         assert woven.graph.returns is not None
         returned = set(woven.graph.returns.all_input_nodes)
         home: dict[Any, int] = {}  # the stream that a storage was allocated on
-        self._home: dict[Node, int] = {}
-        self._readers: dict[Node, dict[int, int]] = {}
-        self._due: dict[int, list[Node]] = defaultdict(list)
-        self._held: dict[int, list[Node]] = defaultdict(list)  # by the stream that has not waited for it yet
+        self._home: dict[StepNode, int] = {}
+        self._readers: dict[StepNode, dict[int, int]] = {}
+        self._due: dict[int, list[StepNode]] = defaultdict(list)
+        self._held: dict[int, list[StepNode]] = defaultdict(list)  # by the stream that has not waited for it yet
         for number, node in enumerate(nodes):
             storage = node.meta.get("storage", node)
             self._home[node] = home.setdefault(storage, streams[number])
@@ -113,7 +113,7 @@ class _Lifetimes:
             if node not in returned:
                 self._due[max([number, *users])].append(node)
 
-    def after(self, number: int, action: Action, clocks: _Clocks) -> list[Node]:
+    def after(self, number: int, action: Action, clocks: _Clocks) -> list[StepNode]:
         """The nodes to be dropped after an action: read for the last time, and their own stream knows it.
 
         A stream learns of others when it waits; nodes held for it are checked again then.
@@ -140,7 +140,7 @@ class Streamed:
         """One step of every member; the caller's stream comes after all of it."""
         own = torch.cuda.current_stream(self._device)
         streams = {OWN_STREAM: own, **self._side}
-        values: dict[Node, Any] = self._woven.initial_values()
+        values: dict[StepNode, Any] = self._woven.initial_values()
         events: dict[int, torch.cuda.Event] = {START: own.record_event()}
         for number, action in enumerate(self._schedule.actions):
             stream = streams[action.stream]
@@ -157,7 +157,7 @@ class Streamed:
         return self._woven.returned(values)
 
 
-def run_node(node: Node, values: dict[Node, Any]) -> None:
+def run_node(node: StepNode, values: dict[StepNode, Any]) -> None:
     """Run one node on the results so far."""
     args, kwargs = map_nodes((node.args, node.kwargs), values.__getitem__)
     values[node] = node.target(*args, **kwargs)

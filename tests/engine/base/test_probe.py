@@ -14,16 +14,14 @@ from weft.planner.machine_profiles import profile
 CPU = torch.device("cpu")
 
 
+SMALL = probe.Sizes(1 << 20, 1 << 18, 1 << 16, (256, 64), 0.005)
+
+
 @pytest.fixture(scope="module")
 def machine():
     """This machine with its CPU, measured once with tables of a few hundred KiB."""
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    patch = pytest.MonkeyPatch()
-    patch.setattr(probe, "_cpu_sizes", lambda *_: probe.Sizes(1 << 20, 1 << 18, 1 << 16, (256, 64), 0.005))
-    try:
-        found = probe.probe(CPU)
-    finally:
-        patch.undo()
+    found = probe.probe(CPU, SMALL)
     assert torch.get_float32_matmul_precision() == precision
     assert torch.get_num_threads() == threads
     return found
@@ -66,18 +64,17 @@ def test_a_folder_that_cannot_be_written_to_has_no_disk(monkeypatch):
         raise OSError("read-only")
 
     monkeypatch.setattr(probe, "disk_rate", refuse)
-    assert probe._disk_link() == ()
+    assert probe.probe(CPU, SMALL).links == ()
 
 
 def test_a_gpu_is_measured_together_with_its_host(monkeypatch, machine, tmp_path):
     known = profile("a100-40g")
-    monkeypatch.setattr(probe, "_probe_host", lambda: machine.host)
     monkeypatch.setattr(probe, "_probe_gpu", lambda device: (known.devices[0], known.links[:2]))
     monkeypatch.setattr(probe, "machine_of", lambda device: machine_name("A100"))
     monkeypatch.setattr(probe, "disk_rate", lambda *_: (1e9, 1e-4))
-    found = probe.probe(torch.device("cuda", 0))
+    found = probe.probe(torch.device("cuda", 0), SMALL)
     assert found.device == "cuda"
-    assert found.host == machine.host
+    assert (found.host.cores, found.host.memory_bytes) == (machine.host.cores, machine.host.memory_bytes)
     assert [link.kind for link in found.links] == ["pcie", "pcie", "disk"]
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     keep_probe(found)

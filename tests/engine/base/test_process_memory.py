@@ -12,23 +12,23 @@ import pytest
 
 import weft
 from weft.core.program import Operator, Program, Value
-from weft.engine.memory import base_bytes, give_back_heap, peak_bytes, resident_bytes, watch_peak
-from weft.planner.cost.memory import BESIDE, KINDS, process_bytes
+from weft.engine.memory import base_bytes, give_back_heap, status_bytes, watch_peak
+from weft.planner.cost.memory import KINDS, PROCESS_BYTES, process_bytes
 
 MIB = 1 << 20
-pytestmark = pytest.mark.skipif(resident_bytes() is None, reason="the system does not say")
+pytestmark = pytest.mark.skipif(status_bytes("VmRSS") is None, reason="the system does not say")
 
 
 def test_the_peak_is_that_since_it_was_watched():
     if not watch_peak():
         pytest.skip("the peak cannot be reset here")
-    before = peak_bytes()
+    before = status_bytes("VmHWM")
     block = np.ones(64 * MIB, dtype=np.uint8)
     del block
-    assert peak_bytes() >= before + 60 * MIB
+    assert status_bytes("VmHWM") >= before + 60 * MIB
     watch_peak()
-    assert peak_bytes() < before + 60 * MIB
-    assert base_bytes() >= resident_bytes() - 8 * MIB
+    assert status_bytes("VmHWM") < before + 60 * MIB
+    assert base_bytes() >= status_bytes("VmRSS") - 8 * MIB
 
 
 def test_small_blocks_leave_holes_and_large_ones_do_not():
@@ -38,10 +38,10 @@ def test_small_blocks_leave_holes_and_large_ones_do_not():
 
     small, middle, mapped = (times for *_, times in KINDS)
     assert middle > small > mapped
-    assert process_bytes(program(10 * MIB)) == BESIDE + MIB + int(small * 10 * MIB)
-    assert process_bytes(program(20 * MIB)) == BESIDE + MIB + int(middle * 20 * MIB)
-    assert process_bytes(program(64 * MIB)) == BESIDE + MIB + int(mapped * 64 * MIB)
-    assert process_bytes(program(MIB), program(9 * MIB)) == BESIDE + MIB + int(small * 9 * MIB)
+    assert process_bytes(program(10 * MIB)) == PROCESS_BYTES + MIB + int(small * 10 * MIB)
+    assert process_bytes(program(20 * MIB)) == PROCESS_BYTES + MIB + int(middle * 20 * MIB)
+    assert process_bytes(program(64 * MIB)) == PROCESS_BYTES + MIB + int(mapped * 64 * MIB)
+    assert process_bytes(program(MIB), program(9 * MIB)) == PROCESS_BYTES + MIB + int(small * 9 * MIB)
 
 
 def test_a_heap_stays_beside_what_is_mapped_later():
@@ -49,17 +49,17 @@ def test_a_heap_stays_beside_what_is_mapped_later():
     first, then = Operator("one", "forward", (0,), (1,)), Operator("two", "forward", (0,), (2,))
     _, middle, mapped = (times for *_, times in KINDS)
     found = process_bytes(Program(values, (first, then), (0,)))  # the two are never alive together
-    assert found == BESIDE + MIB + int(middle * 20 * MIB + mapped * 64 * MIB)
+    assert found == PROCESS_BYTES + MIB + int(middle * 20 * MIB + mapped * 64 * MIB)
 
 
 def test_freed_memory_is_given_back():
     parts = [np.ones(MIB // 2, dtype=np.uint8) for _ in range(200)]
     kept = parts[::50]
-    before = resident_bytes()
+    before = status_bytes("VmRSS")
     del parts
     give_back_heap()
     assert len(kept) == 4
-    assert resident_bytes() <= before
+    assert status_bytes("VmRSS") <= before
 
 
 CHILD = """

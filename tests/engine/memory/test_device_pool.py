@@ -133,7 +133,7 @@ def test_what_does_not_fit_lies_beside_the_pool_and_says_so(tmp_path, capfd):
         )
     assert found.status == "finished"
     assert "does not fit into the worker's pool" in capfd.readouterr().out
-    assert any("lie beside it" in event.data.get("message", "") for event in notes)
+    assert any("lie outside it" in event.data.get("message", "") for event in notes)
 
 
 def test_graphs_are_evicted_for_others_but_never_from_a_run(tmp_path):

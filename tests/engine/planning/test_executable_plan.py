@@ -256,7 +256,7 @@ def test_settings_that_mean_something_else_now():
 def test_not_enough_memory(monkeypatch):
     report = weft.plan(sweep(), machine="cpu")
     assert "bytes" in refusal(report, DoesNotFitError, budget="10KiB")
-    monkeypatch.setattr("weft.engine.memory_budget.free_host_bytes", lambda: 20 << 10)
+    monkeypatch.setattr("weft.engine.memory.free_host_bytes", lambda: 20 << 10)
     message = refusal(report, DoesNotFitError)
     assert "group 1 of the plan ('hidden=4 seed=0' and 5 more) needs" in message
     assert "only 19.0 KiB may be taken on this device" in message

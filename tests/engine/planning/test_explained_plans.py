@@ -19,7 +19,7 @@ from weft.engine import choosing as training_modes
 from weft.engine.choosing import faster_way
 from weft.engine.estimator import Estimate
 from weft.engine.plan import explained, explanation, schedules
-from weft.planner.cost.memory import Memory
+from weft.planner.cost.memory import MemoryEstimate
 from weft.planner.division.simulator import Simulation
 from weft.planner.division.ways import Way
 from weft.planner.report.plan_text import would_do
@@ -155,7 +155,7 @@ def _way(seconds: float, place: DataPlacement = HOST, division: Division | None 
 
 
 def _taken(*ways: Way, planned: float = 10.0) -> Way | None:
-    estimate = Estimate(Cost(seconds={"gpu": planned}), Memory(0, 0), None, ())
+    estimate = Estimate(Cost(seconds={"gpu": planned}), MemoryEstimate(0, 0), None, ())
     return faster_way(ways, PLAN, estimate)
 
 

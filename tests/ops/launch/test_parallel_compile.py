@@ -82,7 +82,7 @@ from test_parallel_compile import _scale_kernel, version, meta
 from weft.ops.launch.parallel_compile import CompileOnly, compile_versions
 found = compile_versions([version(meta(64), 33, 7, 16), version(meta(64), 48, 7, 16)], 90, 2,
                          lambda done, total: print("told", done, total))
-assert sorted(one.place for one in found) == [0, 1], found
+assert sorted(version.index for version in found) == [0, 1], found
 assert all(os.path.isdir(one.folder) and one.seconds > 0 for one in found)
 before = set(os.listdir(os.environ["TRITON_CACHE_DIR"]))
 from triton.runtime import driver

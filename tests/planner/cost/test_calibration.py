@@ -58,7 +58,7 @@ def test_families_that_were_never_seen_stay_as_they_are():
 
 def test_nothing_known_changes_nothing():
     assert fit([]) == {}
-    assert not Calibration().known
+    assert not Calibration().observations
     assert (
         Calibration().with_observations([Observation({}, 1.0), Observation({"spmm": 1.0}, math.nan)]) == Calibration()
     )

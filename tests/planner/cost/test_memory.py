@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 
 from weft.core.machine import Device, Host, Machine
 from weft.core.program import MARKER_KEPT, Operator, Program, Value
-from weft.planner.cost.memory import live_bytes, memory, upper_bound
+from weft.planner.cost.memory import Execution, live_bytes, upper_bound
+from weft.planner.cost.memory import memory as memory_of
 
 MIB = 2**20
 NUMBERS = 2 * 512  # blocks that a recording reads torch's generator from
 RATES = {"fp32": 1e12, "tf32": 1e12, "bf16": 2e12}
+
+
+def memory(program, machine, preparation=None, **how):
+    """The estimate for one way of running a program."""
+    return memory_of(program, machine, preparation, Execution(**how))
 
 
 def machine(device: str = "cuda", **values) -> Machine:

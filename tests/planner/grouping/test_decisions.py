@@ -6,8 +6,7 @@ import pytest
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.cost.rule import rates_of
-from weft.planner.grouping.limits import fitting_size
+from weft.planner.grouping.limits import GroupLimits, fitting_size
 from weft.planner.grouping.step_options import first_layer, row_order, threads
 
 SHAPES = {
@@ -56,5 +55,5 @@ def test_a_decision_is_as_it_was(shape, count, settings, cores, clustered, once,
     assert threads(tasks, stats, "cpu")[0] == cores
     assert row_order(tasks, stats, "cuda")[0] is clustered
     assert first_layer(tasks, stats)[0] is once
-    sizes = [fitting_size(tasks[0], stats, one, rates_of(one, None, "fp32")).tasks for one in ("cpu", "cuda")]
+    sizes = [fitting_size(tasks[0], GroupLimits(stats, device)).tasks for device in ("cpu", "cuda")]
     assert sizes == [on_cpu, on_gpu]

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.cost.rule import DEFAULT_RATES, hidden_bytes
-from weft.planner.grouping.limits import fitting_size
+from weft.planner.cost.rule import hidden_bytes
+from weft.planner.grouping.limits import GroupLimits, fitting_size
+from weft.planner.machine_profiles import profile
 
 STATS = GraphStats("g", 60_000, 240_000, 64)
 TASK = Task(graph="g", hidden=16)
 
 
 def sized(cache):
-    return fitting_size(TASK, STATS, "cpu", replace(DEFAULT_RATES["cpu"], cache=cache))
+    machine = profile("cpu")
+    return fitting_size(TASK, GroupLimits(STATS, "cpu", replace(machine, host=replace(machine.host, l2_bytes=cache))))
 
 
 def test_a_cache_that_holds_the_rows_of_all_does_not_limit_them():

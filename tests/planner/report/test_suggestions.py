@@ -7,7 +7,7 @@ import pytest
 from weft.core.cost import Cost
 from weft.core.task import Task
 from weft.planner.machine_profiles import PROFILES, profile
-from weft.planner.report.plan_report import candidates, nearest, roomy_machines, widths_below
+from weft.planner.report.plan_report import candidates, nearest, roomy_machines
 
 GIB = 2**30
 
@@ -64,10 +64,15 @@ def test_candidates_exist():
     assert candidates(Task(graph="g", precision="bf16", layers=1)) == []
 
 
+def widths(task: Task) -> list[int]:
+    """The narrower layers that are tried."""
+    return [changes["hidden"] for changes in candidates(task, bf16=False)]
+
+
 def test_widths_keep_to_whole_heads_and_to_models_that_have_them():
-    assert widths_below(Task(graph="g", hidden=64)) == [32, 16, 8, 4]
-    assert widths_below(Task(graph="g", model="gat", hidden=24, heads=8)) == [8]
-    assert widths_below(Task(graph="g", model=lambda i, o: None)) == []
+    assert widths(Task(graph="g", hidden=64)) == [32, 16, 8, 4]
+    assert widths(Task(graph="g", model="gat", hidden=24, heads=8)) == [8]
+    assert widths(Task(graph="g", model=lambda i, o: None)) == []
 
 
 def test_other_machines_that_have_the_room():

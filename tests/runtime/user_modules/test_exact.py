@@ -166,7 +166,7 @@ def test_torchs_optimizers_skip_a_parameter_that_has_no_gradient_in_a_step(tmp_p
             raise Killed
 
     with pytest.raises(Killed):
-        run(task, out=tmp_path / "run", checkpoint_every=0.0, on_event=leave)
+        run(task, out=tmp_path / "run", options=weft.RunOptions(checkpoint_every=0.0), on_event=leave)
     assert run(task, out=tmp_path / "run", resume=True).history["loss"] == whole.history["loss"]
 
 
@@ -257,7 +257,7 @@ def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
 def test_weights_that_a_module_changes_itself_are_not_compiled(model):
     notes = []
     collect = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
-    run(tasks_of(model, range(1), epochs=2), compile=True, on_event=collect)
+    run(tasks_of(model, range(1), epochs=2), options=weft.RunOptions(compile=True), on_event=collect)
     assert "the step is not compiled: it changes its own weights" in notes
 
 

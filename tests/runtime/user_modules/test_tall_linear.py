@@ -186,7 +186,7 @@ def test_mistakes_are_told_by_torch(call, error):
 def test_which_models_are_looked_at():
     plain = nn.Sequential(nn.Linear(9, 8), nn.Linear(8, 3))
     assert has_own_products(plain)
-    assert not has_own_products(weft.nn.models("gcn", 9, 3))
+    assert not has_own_products(weft.nn.build("gcn", 9, 3))
     assert not has_own_products(nn.Sequential(torch.jit.trace(plain, torch.ones(2, 9))))
     assert not has_own_products(nn.Sequential(torch.compile(plain, backend="eager")))
     compiled = nn.Linear(9, 3)

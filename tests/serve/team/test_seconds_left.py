@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.scheduler_bench import PLAN, Bench
-from weft.serve.groups import DeviceFaults, GroupEndings
+from weft.serve.groups import GroupEndings
 from weft.serve.planner import TaskPlanner
 
 EPOCHS, SETUP = 100, 0.1
@@ -14,7 +14,7 @@ EPOCHS, SETUP = 100, 0.1
 @pytest.fixture
 def bench(tmp_path):
     made = Bench(tmp_path)
-    made.endings = GroupEndings(made.state, DeviceFaults(made.state, made.pool))
+    made.endings = GroupEndings(made.state, made.pool)
     made.planner = TaskPlanner(made.state, made.pool)
     yield made
     made.db.close()

@@ -14,8 +14,7 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.nn.conv import AttentionConv, Conv
-from weft.nn.dropout import Dropout, assign_sites
-from weft.nn.epilogue import BatchNorm
+from weft.nn.epilogue import BatchNorm, Dropout, assign_sites
 from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.pyg.layers import (
     TEMPLATES,
@@ -58,22 +57,22 @@ def possible_swaps(model: nn.Module, draws: bool) -> Swaps:
     They draw masks of their own, cache their edges, or divide the gradient of equal maxima.
     """
     layers: dict[str, str] = {}
-    kept: dict[str, str] = {}
+    unchanged: dict[str, str] = {}
     for name, layer in _message_passing(model):
         kind = type(layer).__name__
         try:
             _check(layer, draws)
             layers[name] = kind
         except SpecError as error:
-            kept[name] = str(error)
-    return Swaps(layers, kept)
+            unchanged[name] = str(error)
+    return Swaps(layers, unchanged)
 
 
 def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
     """Swap the layers ``names`` of ``model`` in place.
 
     ``builds``: whether a layer builds the adjacency of an ``edge_index`` that it does not know, and draws masks by
-    itself; or leaves such a call to PyG, and takes its masks from whoever counts them (a run).
+    itself; or leaves such a call to PyG, and takes its masks from the run that counts them.
     """
     from weft.nn.pyg.swapped_layers import BUILDS, SETUP, SWAPPED, TEMPLATE
 
@@ -90,20 +89,20 @@ def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
 
 def restore(model: nn.Module) -> None:
     """Make swapped layers PyG's own again, in place."""
-    places = sys.modules.get("weft.nn.pyg.swapped_layers")
-    if places is None:
+    swapped_module = sys.modules.get("weft.nn.pyg.swapped_layers")
+    if swapped_module is None:
         return
-    back = {ours: theirs for theirs, ours in places.SWAPPED.items()}
+    back = {ours: theirs for theirs, ours in swapped_module.SWAPPED.items()}
     for layer in list(model.modules()):
         if type(layer) in back:
             layer._modules.pop(DROPOUT, None)
-            for key in (places.TEMPLATE, places.BUILDS, places.SETUP):
+            for key in (swapped_module.TEMPLATE, swapped_module.BUILDS, swapped_module.SETUP):
                 vars(layer).pop(key)
             layer.__class__ = back[type(layer)]
 
 
 def _message_passing(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """PyG's layers, outermost first; what is inside of one is not looked at."""
+    """PyG's layers, outermost first; layers inside of one are skipped."""
     conv = sys.modules.get("torch_geometric.nn.conv")  # a model without it has no such layers
     if conv is None:
         return
@@ -127,7 +126,7 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: it has hooks on its messages")
     for name, part in layer.named_children():
         if name.startswith(LINEAR) and not _plain_linear(part):
-            raise SpecError(f"{kind.__name__}: {name} is a {type(part).__name__} of one's own")
+            raise SpecError(f"{kind.__name__}: {name} is a {type(part).__name__} that is not PyG's or torch's")
     if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
     if getattr(layer, "cached", False) and not draws:
@@ -146,12 +145,12 @@ def _check(layer: nn.Module, draws: bool) -> None:
 
 def _plain_linear(part: nn.Module) -> bool:
     kind = type(part)
-    known = kind is nn.Linear or (kind.__name__ == "Linear" and kind.__module__.startswith("torch_geometric."))
-    return known and "forward" not in vars(part)
+    is_linear = kind is nn.Linear or (kind.__name__ == "Linear" and kind.__module__.startswith("torch_geometric."))
+    return is_linear and "forward" not in vars(part)
 
 
 def setup_of(layer: nn.Module) -> tuple[dict[str, object], list[tuple[object, ...]]]:
-    """What a call of a layer depends on beside its weights: settings, the kinds of its parts, and their hooks."""
+    """What a call of a layer depends on besides its weights: settings, the kinds of its parts, and their hooks."""
     settings = {key: value for key, value in vars(layer).items() if type(value) in SETTINGS and key[0] != "_"}
     settings.pop("training", None)
     parts = [
@@ -210,12 +209,12 @@ def from_pyg(module: nn.Module) -> Any:
 
 def _swapped(module: nn.Module, otherwise: str) -> nn.Module:
     """A copy of ``module`` with layers of PyG swapped; ``otherwise``: why not, if nothing else says so."""
-    found = possible_swaps(module, draws=True)
-    if not found.layers:
-        reasons = "; ".join(dict.fromkeys(found.kept.values())) or otherwise
+    swaps = possible_swaps(module, draws=True)
+    if not swaps.layers:
+        reasons = "; ".join(dict.fromkeys(swaps.kept.values())) or otherwise
         raise SpecError(f"{type(module).__name__}: nothing in it can be converted: {reasons}")
     converted = copy.deepcopy(module)
-    swap(converted, found.layers, builds=True)
+    swap(converted, swaps.layers, builds=True)
     assign_sites(converted)
     return converted
 

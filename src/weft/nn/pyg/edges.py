@@ -72,9 +72,9 @@ def edges_of(edge_index: Any, nodes: int, builds: bool) -> Edges | None:
         return Edges(edge_index, 0) if edge_index.num_rows == edge_index.num_cols == nodes else None
     if type(edge_index) is not Tensor:
         return None
-    known = getattr(edge_index, NAME, None)
-    if known is not None and known.version == edge_index._version and known.adj.num_rows == nodes:
-        return known
+    remembered = getattr(edge_index, NAME, None)
+    if remembered is not None and remembered.version == edge_index._version and remembered.adj.num_rows == nodes:
+        return remembered
     listed = edge_index.layout is torch.strided and edge_index.dim() == 2 and edge_index.shape[0] == 2
     if not builds or not listed or edge_index.is_meta:
         return None

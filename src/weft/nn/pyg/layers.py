@@ -42,10 +42,10 @@ def require_sum(module: nn.Module) -> None:
 def require(module: nn.Module, **expected: Any) -> None:
     """A :class:`SpecError` for the first attribute of ``module`` that has no counterpart here."""
     for name, value in expected.items():
-        found = getattr(module, name, value)
-        if found != value:
+        setting = getattr(module, name, value)
+        if setting != value:
             raise SpecError(
-                f"{type(module).__name__}: {name}={found!r} has no counterpart in Weft; "
+                f"{type(module).__name__}: {name}={setting!r} has no counterpart in Weft; "
                 f"only {name}={value!r} can be converted"
             )
 
@@ -212,8 +212,8 @@ def conv_from_pyg(theirs: nn.Module) -> Conv:
         pyg.FastRGCNConv: (_rgcn_from, _rgcn_pairs),
     }
     if type(theirs) not in makers:
-        known = ", ".join(kind.__name__ for kind in makers)
-        raise SpecError(f"{type(theirs).__name__} has no counterpart in Weft; {known} can be converted")
+        names = ", ".join(kind.__name__ for kind in makers)
+        raise SpecError(f"{type(theirs).__name__} has no counterpart in Weft; {names} can be converted")
     require(theirs, flow="source_to_target")
     make, pairs = makers[type(theirs)]
     ours = make(theirs)
@@ -276,12 +276,12 @@ def gatv2_from(theirs: Any) -> GATv2Conv:
 
 
 def aggregator(theirs: Any) -> str:
-    found = "sum" if theirs.aggr == "add" else theirs.aggr
-    if found not in AGGREGATORS:
+    reduce = "sum" if theirs.aggr == "add" else theirs.aggr
+    if reduce not in AGGREGATORS:
         raise SpecError(
             f"{type(theirs).__name__}: aggr={theirs.aggr!r} has no counterpart in Weft; {', '.join(AGGREGATORS)} have"
         )
-    return str(found)
+    return str(reduce)
 
 
 def _rgcn_from(theirs: Any) -> RGCNConv:

@@ -1,7 +1,7 @@
 """Layers of PyG that compute with Weft's operators: the same class, weights and arguments, another ``forward``.
 
 A swapped layer is the user's own object, whose class is replaced by a subclass here. A call that Weft's operators do
-not cover (bipartite features, learned edge weights, attention weights asked for, ...) takes PyG's ``forward``.
+not cover (bipartite features, learned edge weights, requested attention weights, ...) takes PyG's ``forward``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_geometric import nn as pyg
 from weft import ops
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.conv import AttentionConv, Conv, aggregates_first
-from weft.nn.dropout import CallMask
+from weft.nn.epilogue import CallMask
 from weft.nn.features import Features, as_dense, transform
 from weft.nn.pyg.convert import DROPOUT, setup_of
 from weft.nn.pyg.edges import edges_of
@@ -33,8 +33,8 @@ class Swapped:
 
     def covered(self: Any, x: Any, edge_index: Any, edge_weight: Any = None, otherwise: Any = None) -> Adjacency | None:
         """The adjacency of a call that Weft's operators cover, else None; ``otherwise`` must be None for that."""
-        known = type(x) in ((Tensor, nn.Parameter, SparseFeatures) if self.takes_sparse else (Tensor, nn.Parameter))
-        plain = known and len(x.shape) == 2 and x.dtype in (torch.float32, torch.bfloat16)
+        takes = type(x) in ((Tensor, nn.Parameter, SparseFeatures) if self.takes_sparse else (Tensor, nn.Parameter))
+        plain = takes and len(x.shape) == 2 and x.dtype in (torch.float32, torch.bfloat16)
         plain = plain and setup_of(self) == vars(self)[SETUP]  # what has changed since is PyG's to compute
         adj = None
         if plain and otherwise is None and not self.explain and not torch.compiler.is_compiling():
@@ -45,15 +45,15 @@ class Swapped:
     def layer(self: Any, x: Features, **weights: Tensor | None) -> Conv:
         """Weft's layer with ``weights``, for one call on ``x``; the template itself holds no data."""
         template: Conv = vars(self)[TEMPLATE]
-        one = object.__new__(type(template))
+        conv = object.__new__(type(template))
         changed: dict[str, Any] = {"_parameters": {"weight_residual": None, **weights}}
         if hasattr(template, "constant_input"):
             changed["constant_input"] = is_constant(x)
         if isinstance(template, AttentionConv) and DROPOUT not in self._modules:
             mask = CallMask(self.dropout, self.training, next(w for w in weights.values() if w is not None))
             changed["_modules"] = {**template._modules, "dropout": mask}
-        one.__dict__ = {**vars(template), **changed}
-        return one
+        conv.__dict__ = {**vars(template), **changed}
+        return conv
 
 
 class WeftGCNConv(Swapped, pyg.GCNConv):
@@ -88,10 +88,10 @@ class WeftSAGEConv(Swapped, pyg.SAGEConv):
 
     def _without_root(self, x: Tensor, adj: Adjacency) -> Tensor:
         x = as_dense(x)
-        own = self.lin_r(x) if self.root_weight else None
+        root = self.lin_r(x) if self.root_weight else None
         x = self.lin(x).relu() if self.project else x
         out = summed_linear(adj, x, self.lin_l, "sum" if self.aggr == "add" else self.aggr)
-        return out if own is None else out + own
+        return out if root is None else out + root
 
 
 class WeftGINConv(Swapped, pyg.GINConv):
@@ -110,12 +110,12 @@ class WeftGATConv(Swapped, pyg.GATConv):
 
     takes_sparse = True
 
-    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None, **asked: Any) -> Any:
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None, **options: Any) -> Any:
         """``[N, in]`` to ``[N, out]``."""
-        given = (edge_attr, size, asked.get("return_attention_weights"))
-        adj = self.covered(x, edge_index, otherwise=None if given == (None, None, None) else given)
+        extras = (edge_attr, size, options.get("return_attention_weights"))
+        adj = self.covered(x, edge_index, otherwise=None if extras == (None, None, None) else extras)
         if adj is None:
-            return super().forward(x, edge_index, edge_attr, size, **asked)
+            return super().forward(x, edge_index, edge_attr, size, **options)
         weights = {"weight": self.lin.weight, "attention": torch.cat([self.att_src, self.att_dst]), "bias": self.bias}
         return self.layer(x, **weights, **residual(self))(x, adj)
 
@@ -125,12 +125,12 @@ class WeftGATv2Conv(Swapped, pyg.GATv2Conv):
 
     takes_sparse = True
 
-    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **asked: Any) -> Any:
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **options: Any) -> Any:
         """``[N, in]`` to ``[N, out]``."""
-        given = (edge_attr, asked.get("return_attention_weights"))
-        adj = self.covered(x, edge_index, otherwise=None if given == (None, None) else given)
+        extras = (edge_attr, options.get("return_attention_weights"))
+        adj = self.covered(x, edge_index, otherwise=None if extras == (None, None) else extras)
         if adj is None:
-            return super().forward(x, edge_index, edge_attr, **asked)
+            return super().forward(x, edge_index, edge_attr, **options)
         weights = {"weight_src": self.lin_l.weight, "bias_src": self.lin_l.bias, "bias": self.bias}
         if not self.share_weights:
             weights |= {"weight_dst": self.lin_r.weight, "bias_dst": self.lin_r.bias}

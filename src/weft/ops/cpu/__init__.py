@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
-from weft.ops.launch.triton_lang import once_for_all
+from weft.ops.launch.backend import once_for_all
 
 COMPILED = (torch.float32, torch.float64)
 NO_DROPOUT = (0, 0, 0, 0, 0)

@@ -22,8 +22,16 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.dense.column_sum import column_sum, column_sum_triton
 from weft.ops.dense.tiles_triton import activate, add_parts, drop_scale
-from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, on_gpu, use_triton
-from weft.ops.launch.triton_lang import once_for_all, per_task_stride, tl, triton, triton_acc
+from weft.ops.launch.backend import (
+    accumulate_dtype,
+    custom_op,
+    limits_of,
+    next_power_of_2,
+    on_gpu,
+    once_for_all,
+    use_triton,
+)
+from weft.ops.launch.triton_lang import per_task_stride, tl, triton, triton_acc
 from weft.ops.random_bits import keep_mask_rows
 from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
 from weft.ops.registration import batch_tasks, lead_task, rate_and_clock, results_like

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @cache
 def have_triton() -> bool:
-    """Whether Triton can be imported."""
+    """True if Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -26,7 +26,7 @@ _META_MEANS_GPU = ContextVar("meta means GPU", default=False)
 
 @contextmanager
 def meta_means_gpu(yes: bool = True) -> Iterator[None]:
-    """Inside, tensors on the ``meta`` device (sizes without data) take the path that GPU tensors would take.
+    """Send tensors on the ``meta`` device (sizes without data) along the path of GPU tensors.
 
     So a step can be dry-run, allocation by allocation, as a GPU would run it, on a machine without one.
     """
@@ -38,7 +38,7 @@ def meta_means_gpu(yes: bool = True) -> Iterator[None]:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is on a GPU, or on meta in place of one: see :func:`meta_means_gpu`."""
+    """True if ``tensor`` is on a GPU, or on meta in place of one: see :func:`meta_means_gpu`."""
     return tensor.is_cuda or (tensor.is_meta and _META_MEANS_GPU.get())
 
 
@@ -59,11 +59,9 @@ def next_power_of_2(value: int) -> int:
 
 # ---- Register an operator with torch without importing torch's compiler when it first runs.
 #
-# ``torch.library.custom_op`` wraps every implementation in ``torch._dynamo.disable``, and its first call imports
-# dynamo,
-# Inductor and sympy: two seconds. As long as nobody has imported dynamo there is nothing to disable, so the function
-# is
-# called as it is; from then on it is wrapped as torch would have done.
+# ``torch.library.custom_op`` wraps every implementation in ``torch._dynamo.disable``. Its first call imports dynamo,
+# Inductor and sympy: two seconds. Before dynamo is imported there is nothing to disable, so the function is called
+# directly; from then on it is wrapped as torch would have done.
 
 DYNAMO = "torch._dynamo"
 _DISABLED = "__dynamo_disable"  # where torch keeps the wrapped function, from its first call on
@@ -72,36 +70,40 @@ _DISABLED = "__dynamo_disable"  # where torch keeps the wrapped function, from i
 def custom_op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """``torch.library.custom_op``, whose implementation imports no compiler."""
 
+    def called_plainly(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            disable = getattr(sys.modules.get(DYNAMO), "disable", None)
+            if disable is None:
+                return fn(*args, **options)
+            disabled = disable(fn, True, wrapping=False)
+            setattr(fn, _DISABLED, disabled)
+            return disabled(*args, **options)
+
+        return call
+
     def register(fn: Callable[..., Any]) -> Any:
         op = torch.library.custom_op(name, **options)(fn)
         for implementation in getattr(op, "_backend_fns", {}).values():
             inner = getattr(implementation, "__wrapped__", None)
             if inner is not None and getattr(inner, _DISABLED, None) is None:
-                setattr(inner, _DISABLED, _called_plainly(inner))
+                setattr(inner, _DISABLED, called_plainly(inner))
         return op
 
     return register
 
 
-def _called_plainly(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **options: Any) -> Any:
-        disable = getattr(sys.modules.get(DYNAMO), "disable", None)
-        if disable is None:
-            return fn(*args, **options)
-        disabled = disable(fn, True, wrapping=False)
-        setattr(fn, _DISABLED, disabled)
-        return disabled(*args, **options)
-
-    return call
+def once_for_all(value: Tensor, lead: int) -> Tensor:
+    """``value`` contiguous; a single copy, without the ``lead`` dimensions, if all tasks share the same memory."""
+    if lead and value.numel() and not any(value.stride()[:lead]):
+        value = value[(0,) * lead]
+    return value.contiguous()
 
 
 # ---- The limits of a GPU that launch parameters depend on: multiprocessors, cache, shared memory.
 #
-# Launch parameters were measured on an H200. They are written in terms of these limits, so that every number on an
-# H200
+# Launch parameters were measured on an H200. They are written in terms of these limits, so that every number on an H200
 # is the one that was measured, and another GPU gets its own share: as many programs per multiprocessor, the same part
-# of
-# its cache.
+# of its cache.
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,7 @@ _ASSUMED: ContextVar[DeviceLimits | None] = ContextVar("assumed device limits", 
 
 @contextmanager
 def assume_limits(limits: DeviceLimits | None) -> Iterator[None]:
-    """Inside, launches are chosen for a device with these ``limits``: the machine planned for, or a test's.
-
-    None changes nothing.
-    """
+    """Choose launches for a device with these ``limits``: the machine planned for, or a test's; None: no change."""
     token = _ASSUMED.set(limits if limits is not None else _ASSUMED.get())
     try:
         yield
@@ -171,10 +170,10 @@ def limits_of(device: torch.device) -> DeviceLimits:
 
 @cache
 def _of_gpu(index: int) -> DeviceLimits:
-    found = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     return DeviceLimits(
-        sms=found.multi_processor_count,
-        l2_bytes=int(getattr(found, "L2_cache_size", 0)) or H200.l2_bytes,
-        shared_memory_per_block=getattr(found, "shared_memory_per_block_optin", LEAST_SHARED),
-        max_threads_per_sm=getattr(found, "max_threads_per_multi_processor", H200.max_threads_per_sm),
+        sms=properties.multi_processor_count,
+        l2_bytes=int(getattr(properties, "L2_cache_size", 0)) or H200.l2_bytes,
+        shared_memory_per_block=getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED),
+        max_threads_per_sm=getattr(properties, "max_threads_per_multi_processor", H200.max_threads_per_sm),
     )

@@ -1,4 +1,4 @@
-"""Intercept kernel launches of Weft's own kernels: watch them, collect them, or make them as they are.
+"""Intercept launches of Weft's own kernels, and note which versions of kernels they need.
 
 Only kernels made by :func:`hooked` (all of Weft's) check for interceptors; Triton's own classes are unchanged.
 """
@@ -22,24 +22,9 @@ Interceptor = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
 _INTERCEPTORS: ContextVar[tuple[Interceptor, ...]] = ContextVar("weft_interceptors", default=())
 
 
-# recorder(kernel, args, options): is told every launch, before it is made or intercepted
-Recorder = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
-_RECORDER: ContextVar[Recorder | None] = ContextVar("weft_launch_recorder", default=None)
-
-
-@contextmanager
-def recorded(recorder: Recorder | None) -> Iterator[None]:
-    """Inside, and in this thread, ``recorder`` is told the arguments of every launch; None: nobody is."""
-    token = _RECORDER.set(recorder)
-    try:
-        yield
-    finally:
-        _RECORDER.reset(token)
-
-
 @contextmanager
 def intercepted(interceptor: Interceptor) -> Iterator[None]:
-    """Inside, and in this thread, ``kernel[grid]`` is ``interceptor(kernel, grid, launch)``."""
+    """In this thread, make ``kernel[grid]`` be ``interceptor(kernel, grid, launch)``."""
     token = _INTERCEPTORS.set((*_INTERCEPTORS.get(), interceptor))
     try:
         yield
@@ -58,19 +43,18 @@ def hooked_class(kind: type) -> type:
     """A subclass of ``kind``, a class of kernels, whose launches can be intercepted."""
 
     def launcher(kernel: Any, grid: Any) -> Any:
-        found = _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
-        recorder = _RECORDER.get()
-        return found if recorder is None else _told(recorder, kernel, found)
+        launch = _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
+        versions = _VERSIONS.get()
+        if versions is None:
+            return launch
+
+        def noted(*args: Any, **options: Any) -> Any:
+            versions.setdefault(KernelVersion.of(kernel, args, options))
+            return launch(*args, **options)
+
+        return noted
 
     return type(kind.__name__, (kind,), {"__getitem__": launcher, "__module__": kind.__module__})
-
-
-def _told(recorder: Recorder, kernel: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **options: Any) -> Any:
-        recorder(kernel, args, options)
-        return launch(*args, **options)
-
-    return call
 
 
 def _launch(launch: Callable[[Any, Any], Any], kernel: Any, grid: Any, interceptors: tuple[Interceptor, ...]) -> Any:
@@ -84,12 +68,11 @@ def _launch(launch: Callable[[Any, Any], Any], kernel: Any, grid: Any, intercept
     )
 
 
-# ---- KernelVersion: what Triton compiles for one launch: the kernel, the kinds of its arguments, its constants.
+# ---- Versions: what Triton compiles for one launch: the kernel, the kinds of its arguments, its constants.
 #
 # Triton compiles a version of its own for other types and constants, for integers that are 1 or divisible by 16, and
-# for
-# pointers that are aligned to 16 bytes. A launch on meta tensors has all of that, so the versions of a step are known
-# before it runs.
+# for pointers that are aligned to 16 bytes. A launch on meta tensors has all of that, so the versions of a step are
+# known before it runs.
 
 ALIGNED = 16  # bytes; and the divisor of integers
 
@@ -123,9 +106,11 @@ class KernelVersion:
     def of(cls, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> KernelVersion:
         """The version that ``kernel[grid](*args, **options)`` needs."""
         names, constants = _parameters(kernel.fn)
-        plain = any_size(kernel)
-        bound = dict(zip(names, args, strict=False))
-        kinds = tuple(value if name in constants else _kind(value, name in plain) for name, value in bound.items())
+        plain = frozenset(getattr(kernel, "do_not_specialize", ()) or ())  # one version for all values
+        kinds = tuple(
+            value if name in constants else _kind(value, name in plain)
+            for name, value in zip(names, args, strict=False)
+        )
         named = {
             name: value if name in constants or name not in names else _kind(value, name in plain)
             for name, value in options.items()
@@ -148,13 +133,9 @@ class KernelVersion:
 @cache
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], frozenset[str]]:
     """Names of a kernel's parameters, and those that are constants to Triton."""
-    found = inspect.signature(function).parameters
-    return tuple(found), frozenset(name for name, one in found.items() if "constexpr" in str(one.annotation))
-
-
-def any_size(kernel: Any) -> frozenset[str]:
-    """Arguments of which Triton compiles one version for all values."""
-    return frozenset(getattr(kernel, "do_not_specialize", ()) or ())
+    parameters = inspect.signature(function).parameters
+    constants = (name for name, parameter in parameters.items() if "constexpr" in str(parameter.annotation))
+    return tuple(parameters), frozenset(constants)
 
 
 def _kind(value: Any, plain: bool) -> Any:
@@ -171,13 +152,15 @@ def _kind(value: Any, plain: bool) -> Any:
     return wide + (ALIGNED if not plain and value % ALIGNED == 0 else 3)
 
 
+_VERSIONS: ContextVar[dict[KernelVersion, None] | None] = ContextVar("weft_kernel_versions", default=None)
+
+
 @contextmanager
 def kernel_versions() -> Iterator[dict[KernelVersion, None]]:
-    """Inside, and in this thread, launches are noted in the dictionary that this yields, each version once."""
-    found: dict[KernelVersion, None] = {}
-
-    def note(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        found.setdefault(KernelVersion.of(kernel, args, options))
-
-    with recorded(note):
-        yield found
+    """Note the versions that launches in this thread need in the dictionary that this yields."""
+    versions: dict[KernelVersion, None] = {}
+    token = _VERSIONS.set(versions)
+    try:
+        yield versions
+    finally:
+        _VERSIONS.reset(token)

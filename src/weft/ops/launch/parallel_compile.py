@@ -24,42 +24,57 @@ from weft.ops.launch.backend import have_triton
 from weft.ops.launch.hooks import KernelVersion
 from weft.ops.launch.triton_lang import make
 
-STALLED_SECONDS = 120.0  # without news: the children are given up
+STALLED_SECONDS = 120.0  # without a result: the children are killed
 INDEX_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A version that is in Triton's cache now: its place in the list, the folder there, and how long it took."""
+    """A version that is in Triton's cache now: its index in the list, the folder there, and how long it took."""
 
-    place: int
+    index: int
     folder: str
     seconds: float
 
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 def can_compile_in_parallel() -> bool:
-    """Whether processes can be forked here."""
+    """True if processes can be forked here."""
     return hasattr(os, "fork")
 
 
 def compile_versions(
-    versions: Sequence[KernelVersion], arch: int, processes: int, told: Told = lambda done, total: None
+    versions: Sequence[KernelVersion], arch: int, processes: int, progress: Progress = lambda done, total: None
 ) -> list[Compiled]:
-    """Compile ``versions`` for GPUs of compute capability ``arch`` (90); ``told(done, total)`` as they come.
-
-    Versions with much code come first, so that none of them is left to the end alone.
-    """
-    order = sorted(range(len(versions)), key=lambda place: -len(versions[place].kernel.fn.__code__.co_code))
+    """Compile ``versions`` for GPUs of compute capability ``arch`` (90), with ``progress(done, total)``."""
+    # Versions with much code come first, so that none of them is left to the end alone.
+    order = sorted(range(len(versions)), key=lambda index: -len(versions[index].kernel.fn.__code__.co_code))
     prepare_fork(arch)
-    jobs, results = _filled_pipe(order), os.pipe()
+    jobs, write = os.pipe()  # every child takes the next index, until it is empty
+    os.write(write, b"".join(index.to_bytes(INDEX_BYTES, "big") for index in order))
+    os.close(write)
+    results = os.pipe()
     children = [_start(jobs, results, versions, arch) for _ in range(max(1, min(processes, len(versions))))]
     os.close(results[1])
     os.close(jobs)
+    compiled: list[Compiled] = []
+    text, done = b"", 0
     try:
-        return _collect(results[0], len(versions), told)
+        while done < len(versions):
+            ready, _, _ = select.select([results[0]], [], [], STALLED_SECONDS)
+            chunk = os.read(results[0], 1 << 16) if ready else b""
+            if not chunk:
+                break
+            *lines, text = (text + chunk).split(b"\n")
+            for line in lines:
+                index, seconds, folder = line.decode().split("\t")
+                done += 1
+                if folder:
+                    compiled.append(Compiled(int(index), folder, float(seconds)))
+            progress(done, len(versions))
+        return compiled
     finally:
         os.close(results[0])
         for child in children:
@@ -81,17 +96,10 @@ def prepare_fork(arch: int) -> None:
         driver.library_dirs()  # type: ignore[union-attr]
 
 
-def _filled_pipe(order: Sequence[int]) -> int:
-    """A pipe from which every child takes the next place, until it is empty."""
-    read, write = os.pipe()
-    os.write(write, b"".join(place.to_bytes(INDEX_BYTES, "big") for place in order))
-    os.close(write)
-    return read
-
-
 def _start(jobs: int, results: tuple[int, int], versions: Sequence[KernelVersion], arch: int) -> int:
+    """Fork a child that compiles until there are no more jobs; returns its id."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forks beside threads: a child takes no lock of theirs
+        warnings.simplefilter("ignore")  # of forks with threads: a child takes no lock of theirs
         child = os.fork()
     if child:
         return child
@@ -99,42 +107,20 @@ def _start(jobs: int, results: tuple[int, int], versions: Sequence[KernelVersion
     try:
         os.close(results[0])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children
-        _work(jobs, results[1], versions, arch)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        while data := os.read(jobs, INDEX_BYTES):
+            index, begin, folder = int.from_bytes(data, "big"), time.perf_counter(), ""
+            with suppress(Exception):
+                folder = compile_version(versions[index], arch)
+            os.write(results[1], f"{index}\t{time.perf_counter() - begin:.4f}\t{folder}\n".encode())
         code = 0
     finally:
         os._exit(code)  # nothing of the parent's is cleaned up here
 
 
-def _work(jobs: int, results: int, versions: Sequence[KernelVersion], arch: int) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    while index := os.read(jobs, INDEX_BYTES):
-        place, begin, folder = int.from_bytes(index, "big"), time.perf_counter(), ""
-        with suppress(Exception):
-            folder = compile_version(versions[place], arch)
-        os.write(results, f"{place}\t{time.perf_counter() - begin:.4f}\t{folder}\n".encode())
-
-
-def _collect(results: int, total: int, told: Told) -> list[Compiled]:
-    found: list[Compiled] = []
-    text, done = b"", 0
-    while done < total:
-        ready, _, _ = select.select([results], [], [], STALLED_SECONDS)
-        chunk = os.read(results, 1 << 16) if ready else b""
-        if not chunk:
-            break
-        *lines, text = (text + chunk).split(b"\n")
-        for line in lines:
-            place, seconds, folder = line.decode().split("\t")
-            done += 1
-            if folder:
-                found.append(Compiled(int(place), folder, float(seconds)))
-        told(done, total)
-    return found
-
-
-# ---- in a child --------------------------------------------------------------------------------------
+# ---- In a child
 
 
 class CompileOnly:

@@ -63,7 +63,7 @@ class LazyKernel:
 
     def __getitem__(self, grid: Any) -> Any:
         make(self)
-        return _kind_of(self).__getitem__(self, grid)  # type: ignore[attr-defined]
+        return type(self).__mro__[1].__getitem__(self, grid)  # type: ignore[attr-defined]  # Triton's, below the hooked one
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -87,30 +87,19 @@ def _make(kernel: LazyKernel) -> None:
     kernel.__class__ = hooked_class(kind)
     kernel.__dict__.clear()
     kernel.__init__(fn, **options)  # type: ignore[misc]
-    _make_names(fn)
-
-
-def _make_names(fn: Any) -> None:
-    """Make what the code of ``fn`` refers to: other kernels, by name or by module, the language, constants.
-
-    The language may be named in annotations alone, which the code does not know of, so it is replaced in any case.
-    """
-    known, names = fn.__globals__, fn.__code__.co_names
-    modules = [vars(known[name]) for name in names if isinstance(known.get(name), ModuleType)]
-    for scope in (known, *(scope for scope in modules if str(scope.get("__name__")).startswith("weft."))):
-        for name, value in list(scope.items()):
+    # Make what the code of ``fn`` refers to: other kernels, by name or by module, the language, constants. The language
+    # may be named in annotations alone, which the code does not know of, so it is replaced in any case.
+    scope, names = fn.__globals__, fn.__code__.co_names
+    modules = [vars(scope[name]) for name in names if isinstance(scope.get(name), ModuleType)]
+    for space in (scope, *(module for module in modules if str(module.get("__name__")).startswith("weft."))):
+        for name, value in list(space.items()):
             if isinstance(value, LazyLanguage):
-                scope[name] = _language()
+                space[name] = _language()
             elif isinstance(value, LazyConstant):
-                scope[name] = _language().constexpr(value.value)
-        for value in (scope.get(name) for name in names):
+                space[name] = _language().constexpr(value.value)
+        for value in (space.get(name) for name in names):
             if isinstance(value, LazyKernel):
                 _make(value)
-
-
-def _kind_of(kernel: Any) -> type:
-    """Triton's class of a kernel that was made, under the one whose launches can be intercepted."""
-    return type(kernel).__mro__[1]
 
 
 def _language() -> Any:
@@ -178,13 +167,6 @@ def flatten_tasks(value: Tensor, keep: int) -> Tensor:
 def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
     """Elements between two tasks' values, 0 if they share one (or there is none)."""
     return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
-
-
-def once_for_all(value: Tensor, lead: int) -> Tensor:
-    """``value`` contiguous; a single copy, without the ``lead`` dimensions, if all tasks share the same memory."""
-    if lead and value.numel() and not any(value.stride()[:lead]):
-        value = value[(0,) * lead]
-    return value.contiguous()
 
 
 def common_lead(one: Tensor, other: Tensor) -> torch.Size:

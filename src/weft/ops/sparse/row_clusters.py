@@ -55,18 +55,18 @@ def ordered_rows(adj: Adjacency) -> Adjacency:
 
     It shares every array and is kept as a form of ``adj``, so that clusters are found once.
     """
-    return adj.derived("ordered rows", lambda: _ordered(adj))
 
+    def build() -> Adjacency:
+        factors = {"weight": adj.weight, "row_scale": adj.row_scale, "col_scale": adj.col_scale}
+        other = Adjacency(adj.indptr, adj.indices, adj.num_cols, symmetric=adj.symmetric, perm=adj.perm, **factors)
+        derived = adj.structure._derived
+        other._derived = {key: derived[key] for key in ORDERLESS if key in derived}
+        other.nodes = {name: value for name, value in adj.nodes.items() if name != "clusters"}
+        other.relation, other.num_relations, other.edge_attr = adj.relation, adj.num_relations, adj.edge_attr
+        order_rows(other)
+        return other
 
-def _ordered(adj: Adjacency) -> Adjacency:
-    factors = {"weight": adj.weight, "row_scale": adj.row_scale, "col_scale": adj.col_scale}
-    other = Adjacency(adj.indptr, adj.indices, adj.num_cols, symmetric=adj.symmetric, perm=adj.perm, **factors)
-    derived = adj.structure._derived
-    other._derived = {key: derived[key] for key in ORDERLESS if key in derived}
-    other.nodes = {name: value for name, value in adj.nodes.items() if name != "clusters"}
-    other.relation, other.num_relations, other.edge_attr = adj.relation, adj.num_relations, adj.edge_attr
-    order_rows(other)
-    return other
+    return adj.derived("ordered rows", build)
 
 
 @torch.no_grad()

@@ -66,15 +66,10 @@ class Calibration:
     observations: tuple[Observation, ...] = ()
     phases: Mapping[str, PhaseTimes] = field(default_factory=dict)
 
-    @property
-    def known(self) -> bool:
-        """Whether it was fitted to anything."""
-        return bool(self.observations)
-
     def with_phases(self, key: str, times: PhaseTimes) -> Calibration:
         """With the phase times of one more kind of batch; of too many the oldest are forgotten."""
-        kept = {name: one for name, one in self.phases.items() if name != key} | {key: times}
-        return replace(self, phases=dict(list(kept.items())[-MAX_PROFILES:]))
+        phases = {name: value for name, value in self.phases.items() if name != key} | {key: times}
+        return replace(self, phases=dict(list(phases.items())[-MAX_PROFILES:]))
 
     def factor(self, name: str) -> float:
         """By how much the operators of a family take longer than predicted."""
@@ -82,35 +77,35 @@ class Calibration:
 
     def with_observations(self, new: Iterable[Observation]) -> Calibration:
         """Fitted anew with more runs; of too many the oldest of the commonest length are forgotten."""
-        usable = _remembered([one for one in (*self.observations, *new) if one.usable])
+        usable = _remembered([run for run in (*self.observations, *new) if run.usable])
         return Calibration(fit(usable, self.factors), tuple(usable), self.phases)
 
     def for_epoch(self, seconds: float) -> Calibration:
         """The corrections of an epoch that is predicted to take ``seconds``, uncorrected.
 
         Runs on toy graphs are not to decide how long a large graph takes: beyond ten times the longest epoch that was
-        measured, factors go back to 1.
+        measured, factors return to 1.
         """
-        known = REACH * max((one.predicted for one in self.observations), default=math.inf)
-        if seconds <= known:
+        reach = REACH * max((run.predicted for run in self.observations), default=math.inf)
+        if seconds <= reach:
             return self
-        return replace(self, factors={name: value ** (known / seconds) for name, value in self.factors.items()})
+        return replace(self, factors={name: value ** (reach / seconds) for name, value in self.factors.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         phases = {key: times.to_dict() for key, times in self.phases.items()}
-        observations = [asdict(one) for one in self.observations]
+        observations = [asdict(run) for run in self.observations]
         return {"factors": dict(self.factors), "observations": observations, "phases": phases}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """The inverse of :meth:`to_dict`; factors that it lacks are fitted anew, which takes 0.3 s for 400 runs."""
-        phases = {key: PhaseTimes.from_dict(one) for key, one in data.get("phases", {}).items()}
-        found = [
-            Observation(dict(one["families"]), float(one["measured"]), str(one.get("label", "")))
-            for one in data.get("observations", ())
+        phases = {key: PhaseTimes.from_dict(times) for key, times in data.get("phases", {}).items()}
+        runs = [
+            Observation(dict(run["families"]), float(run["measured"]), str(run.get("label", "")))
+            for run in data.get("observations", ())
         ]
-        usable = tuple(one for one in found if one.usable)[-MAX_OBSERVATIONS:]
+        usable = tuple(run for run in runs if run.usable)[-MAX_OBSERVATIONS:]
         factors = {str(name): float(value) for name, value in data.get("factors", {}).items()}
         if set(factors) != set(_present(usable)) or not all(0 < value < math.inf for value in factors.values()):
             factors = fit(usable)
@@ -118,26 +113,26 @@ class Calibration:
 
 
 def _remembered(observations: list[Observation]) -> list[Observation]:
-    """At most as many as a file holds; a flood of runs of one length does not push out the others."""
+    """At most as many as a file holds; many runs of one length do not displace runs of other lengths."""
     excess = len(observations) - MAX_OBSERVATIONS
     if excess <= 0:
         return observations
-    counts = Counter(one.decade for one in observations)
+    counts = Counter(run.decade for run in observations)
     forgotten: Counter[int] = Counter()
     for _ in range(excess):
-        decade = max(counts, key=lambda one: counts[one] - forgotten[one])
+        decade = max(counts, key=lambda each: counts[each] - forgotten[each])
         forgotten[decade] += 1
-    kept = []
-    for one in observations:  # the oldest come first
-        if forgotten[one.decade]:
-            forgotten[one.decade] -= 1
+    remembered = []
+    for run in observations:  # the oldest come first
+        if forgotten[run.decade]:
+            forgotten[run.decade] -= 1
         else:
-            kept.append(one)
-    return kept
+            remembered.append(run)
+    return remembered
 
 
 def _present(observations: Sequence[Observation]) -> list[str]:
-    return [name for name in FAMILIES if any(one.families.get(name, 0.0) > 0 for one in observations)]
+    return [name for name in FAMILIES if any(run.families.get(name, 0.0) > 0 for run in observations)]
 
 
 def fit(observations: Sequence[Observation], near: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -145,39 +140,34 @@ def fit(observations: Sequence[Observation], near: Mapping[str, float] | None = 
     present = _present(observations)
     if not present:
         return {}
-    logs = _as_logs([(near or {}).get(name, 1.0) for name in present])
+    logs = [math.log((near or {}).get(name, 1.0)) for name in present]
+    common = sum(logs) / len(logs)
+    logs = [common, *(value - common for value in logs)]  # the common factor, then each family's deviation from it
     for _ in range(ROUNDS):
         step = _newton_step(observations, present, logs)
         logs = [value + max(-1.0, min(1.0, change)) for value, change in zip(logs, step, strict=True)]
         if max(abs(change) for change in step) < NEAR_ENOUGH:
             break
-    return {name: math.exp(logs[0] + own) for name, own in zip(present, logs[1:], strict=True)}
-
-
-def _as_logs(factors: Sequence[float]) -> list[float]:
-    """The common factor, then each family's deviation from it."""
-    logs = [math.log(factor) for factor in factors]
-    common = sum(logs) / len(logs)
-    return [common, *(one - common for one in logs)]
+    return {name: math.exp(logs[0] + deviation) for name, deviation in zip(present, logs[1:], strict=True)}
 
 
 def _newton_step(observations: Sequence[Observation], present: Sequence[str], logs: Sequence[float]) -> list[float]:
     """One weighted Gauss-Newton step on the log ratios."""
     size = len(logs)
     held = [LOOSE] + [TIGHT] * (size - 1)
-    factors = [math.exp(logs[0] + own) for own in logs[1:]]
+    factors = [math.exp(logs[0] + deviation) for deviation in logs[1:]]
     rows, residuals = [], []
-    alike = Counter(one.decade for one in observations)
-    for one in observations:
-        parts = [factor * one.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
+    alike = Counter(run.decade for run in observations)
+    for run in observations:
+        parts = [factor * run.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
         total = sum(parts)
-        residual = math.log(one.measured / total)
-        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12)) * min(1.0, MOST_ALIKE / alike[one.decade])
+        residual = math.log(run.measured / total)
+        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12)) * min(1.0, MOST_ALIKE / alike[run.decade])
         root = math.sqrt(weight)  # on both sides of a product
         rows.append([root, *(root * part / total for part in parts)])
         residuals.append(root * residual)
     columns = list(zip(*rows, strict=True))
-    matrix = [[sum(map(mul, one, two)) for two in columns] for one in columns]
+    matrix = [[sum(map(mul, row, column)) for column in columns] for row in columns]
     right = [sum(map(mul, column, residuals)) - held[i] * logs[i] for i, column in enumerate(columns)]
     for i in range(size):
         matrix[i][i] += held[i]
@@ -196,6 +186,6 @@ def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
             rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
     result = [0.0] * size
     for i in range(size - 1, -1, -1):
-        known = sum(rows[i][j] * result[j] for j in range(i + 1, size))
-        result[i] = (rows[i][size] - known) / rows[i][i]
+        solved = sum(rows[i][j] * result[j] for j in range(i + 1, size))
+        result[i] = (rows[i][size] - solved) / rows[i][i]
     return result

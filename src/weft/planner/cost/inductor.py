@@ -43,7 +43,11 @@ def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) ->
 
     ``waiting``: seconds of an epoch in which the device waits for the host.
     """
-    constant = _constant(program)
+    varying = {number for number, value in enumerate(program.values) if value.kind in ("weight", "state")}
+    for op in program.operators:
+        if varying & (set(op.reads) | set(op.writes)):
+            varying |= set(op.writes)
+    constant = set(range(len(program.values))) - varying  # values that depend on the graph and its features alone
     inside = _inside(program)
     saved, fused = waiting, 0
     for op in program.operators:
@@ -63,41 +67,32 @@ def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) ->
 
 
 def whether_to_compile(
-    asked: bool | None, found: Compiling | None, epochs: int, device: str, join: str
+    requested: bool | None, estimate: Compiling | None, epochs: int, device: str, join: str
 ) -> tuple[bool, tuple[str, ...]]:
     """The choice and a sentence for it, none if there is nothing to say.
 
-    ``asked``: the user's choice, if any; ``found`` is None if a step had no dry run.
+    ``requested``: the user's choice, if any; ``estimate`` is None if a step had no dry run.
     """
     if join == "woven":
-        return False, ("not compiled: the merged step has kernels of its own",) if asked else ()
-    if asked is not None:
-        return asked, ("compiled by Inductor: requested" if asked else "not compiled: as requested",)
-    if device == "cpu" or found is None:
+        return False, ("not compiled: the merged step has kernels of its own",) if requested else ()
+    if requested is not None:
+        return requested, ("compiled by Inductor: requested" if requested else "not compiled: as requested",)
+    if device == "cpu" or estimate is None:
         return False, ()
-    if found.pays(epochs):
+    per_epoch = f"{estimate.saved * 1e3:.3g} ms of {estimate.epoch * 1e3:.3g} ms per epoch"
+    if estimate.pays(epochs):
         return True, (
-            f"compiled by Inductor: about {_ms(found.saved)} of {_ms(found.epoch)} per epoch are passes that it fuses "
-            f"or results that do not change, {found.saved * epochs:,.3g} s over {epochs:,} epochs; it takes about "
-            f"{found.seconds:.0f} s",
+            f"compiled by Inductor: about {per_epoch} are passes that it fuses or results that do not change, "
+            f"{estimate.saved * epochs:,.3g} s over {epochs:,} epochs; it takes about {estimate.seconds:.0f} s",
         )
     return False, (
-        f"not compiled: Inductor would save about {_ms(found.saved)} of {_ms(found.epoch)} per epoch, "
-        f"{found.saved * epochs:,.2g} s over {epochs:,} epochs, and take about {found.seconds:.0f} s",
+        f"not compiled: Inductor would save about {per_epoch}, "
+        f"{estimate.saved * epochs:,.2g} s over {epochs:,} epochs, and take about {estimate.seconds:.0f} s",
     )
 
 
 def _is_torchs(op: Operator) -> bool:
     return op.name.startswith(TORCH) and op.launches > 0 and not op.library and op.phase != "update"
-
-
-def _constant(program: Program) -> set[int]:
-    """Values that depend on the graph and its features alone."""
-    varying = {place for place, value in enumerate(program.values) if value.kind in ("weight", "state")}
-    for op in program.operators:
-        if varying & (set(op.reads) | set(op.writes)):
-            varying |= set(op.writes)
-    return set(range(len(program.values))) - varying
 
 
 def _inside(program: Program) -> set[int]:
@@ -114,7 +109,3 @@ def _inside(program: Program) -> set[int]:
         read |= set(op.reads)
     resident = set(program.resident)
     return {value for value, met in phases.items() if len(met) == 1 and "" not in met and value in read - resident}
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

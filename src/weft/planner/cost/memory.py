@@ -1,8 +1,9 @@
 """Predict the peak memory of a Program on a machine, what it consists of, when it is reached, and what would lower it.
 
 The operators are replayed in the order in which they run. Every Value is allocated by the operator that makes it and
-freed where the step lets go of it. On a GPU that goes through a model of the allocator (``allocator.py``), with the
-pools that the phases of a run use (``pools.py``), so that rounding, splitting and segments count as they do there.
+freed where the step releases it. On a GPU that goes through a model of torch's caching allocator (:class:`Allocator`)
+with the pools that the phases of a run use, so that rounding, splitting and segments count as they do there. On a CPU
+:func:`process_bytes` adds what the system's allocator holds.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from math import inf
 from typing import Any
 
 from weft.core.machine import Machine
-from weft.core.program import MARKER_KEPT, Operator, Program
+from weft.core.program import MARKER_KEPT, Program
 from weft.core.units import show_bytes
 
-# ---- A model of torch's caching allocator on a GPU: bytes allocated and bytes reserved.
+# ---- A model of torch's caching allocator on a GPU: bytes allocated and bytes reserved
 #
 # Requests are rounded to 512 bytes. Those of up to 1 MiB are served from segments of 2 MiB, those of up to 10 MiB from
-# segments of 20 MiB, larger ones from a segment of their own, rounded to 2 MiB. A request takes the smallest free
-# block
-# that is large enough; what is left of it becomes a free block again, unless it is too small to be worth it. Freed
-# neighbours in one segment are joined. Nothing is given back to the device but by :meth:`Allocator.trim`.
+# segments of 20 MiB, larger ones from a segment of their own, rounded to 2 MiB. A request takes the smallest free block
+# that is large enough; the rest of it becomes a free block again, unless it is too small to be worth it. Freed
+# neighbours in one segment are joined. Only :meth:`Allocator.trim` returns memory to the device.
 
 UNIT = 512
 SMALL = 1 << 20  # largest request of the small pool
@@ -48,162 +48,157 @@ def segment_size(size: int) -> int:
     return -(-size // SEGMENT_UNIT) * SEGMENT_UNIT
 
 
-class Block:
+class AllocatorBlock:
     """A piece of a segment, with its neighbours there."""
 
-    __slots__ = ("after", "before", "free", "place", "size", "small")
+    __slots__ = ("address", "after", "before", "free", "size", "small")
 
-    def __init__(self, place: int, size: int, small: bool) -> None:
-        self.place, self.size, self.small = place, size, small
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address, self.size, self.small = address, size, small
         self.free = True
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: AllocatorBlock | None = None
+        self.after: AllocatorBlock | None = None
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether it is a whole segment."""
+        return self.before is None and self.after is None
 
 
 class Allocator:
     """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far.
 
-    ``idle``: bytes of segments with nothing in them, which the device gets back when it runs short.
+    ``idle``: bytes of segments with nothing in them, which are returned to the device when it runs short.
     """
 
     def __init__(self) -> None:
         self.allocated = self.reserved = self.peak = self.most = self.idle = 0
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, place), ascending
-        self._blocks: dict[int, Block] = {}
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), ascending
+        self._blocks: dict[int, AllocatorBlock] = {}
         self._end = 0
 
-    def allocate(self, size: int) -> Block | None:
+    def allocate(self, size: int) -> AllocatorBlock | None:
         """A block for ``size`` bytes; None for none, which takes nothing."""
         if size <= 0:
             return None
         size = rounded(size)
         small = size <= SMALL
-        block = self._best_fit(size, small) or self._segment(size, small)
+        free = self._free[small]
+        best = bisect_left(free, (size, -1))
+        if best < len(free):
+            block = self._blocks[free.pop(best)[1]]
+            self.idle -= block.size if block.is_segment else 0
+        else:
+            block = AllocatorBlock(self._end, segment_size(size), small)
+            self._blocks[block.address] = block
+            self._end += block.size + 1  # segments never touch
+            self.reserved += block.size
+            self.most = max(self.most, self.reserved)
         self._split(block, size)
         block.free = False
         self.allocated += block.size
         self.peak = max(self.peak, self.allocated)
         return block
 
-    def free(self, block: Block | None) -> None:
+    def _split(self, block: AllocatorBlock, size: int) -> None:
+        """Make what ``block`` has beyond ``size`` a free block, unless it is too small."""
+        extra = block.size - size
+        if extra < UNIT if block.small else extra <= SMALL:
+            return
+        rest = AllocatorBlock(block.address + size, extra, block.small)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        self._blocks[rest.address] = rest
+        insort(self._free[rest.small], (rest.size, rest.address))
+
+    def free(self, block: AllocatorBlock | None) -> None:
         """Free a block, and join it with free neighbours."""
         if block is None:
             return
         self.allocated -= block.size
         block.free = True
+        free = self._free[block.small]
         for other in (block.before, block.after):
             if other is not None and other.free:
-                self._remove(other)
-                block = self._join(block, other)
-        insort(self._free[block.small], (block.size, block.place))
-        self.idle += block.size if self._is_segment(block) else 0
+                del free[bisect_left(free, (other.size, other.address))]
+                first, second = (block, other) if block.address < other.address else (other, block)
+                first.size += second.size
+                first.after = second.after
+                if second.after is not None:
+                    second.after.before = first
+                del self._blocks[second.address]
+                block = first
+        insort(free, (block.size, block.address))
+        self.idle += block.size if block.is_segment else 0
 
     def trim(self) -> None:
-        """Give segments that are free as a whole back to the device: what ``torch.cuda.empty_cache`` does."""
+        """Return segments that are free as a whole to the device: what ``torch.cuda.empty_cache`` does."""
         for free in self._free.values():
-            whole = [entry for entry in free if self._is_segment(self._blocks[entry[1]])]
-            for size, place in whole:
+            for size, address in [entry for entry in free if self._blocks[entry[1]].is_segment]:
                 self.reserved -= size
                 self.idle -= size
-                free.remove((size, place))
-                del self._blocks[place]
-
-    def _is_segment(self, block: Block) -> bool:
-        return block.before is None and block.after is None
-
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        free = self._free[small]
-        at = bisect_left(free, (size, -1))
-        if at == len(free):
-            return None
-        block = self._blocks[free.pop(at)[1]]
-        self.idle -= block.size if self._is_segment(block) else 0
-        return block
-
-    def _segment(self, size: int, small: bool) -> Block:
-        whole = segment_size(size)
-        block = Block(self._end, whole, small)
-        self._blocks[block.place] = block
-        self._end += whole + 1  # segments never touch
-        self.reserved += whole
-        self.most = max(self.most, self.reserved)
-        return block
-
-    def _split(self, block: Block, size: int) -> None:
-        left = block.size - size
-        if left < UNIT if block.small else left <= SMALL:
-            return
-        rest = Block(block.place + size, left, block.small)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        self._blocks[rest.place] = rest
-        insort(self._free[rest.small], (rest.size, rest.place))
-
-    def _join(self, one: Block, other: Block) -> Block:
-        first, second = (one, other) if one.place < other.place else (other, one)
-        first.size += second.size
-        first.after = second.after
-        if second.after is not None:
-            second.after.before = first
-        first.free = True
-        del self._blocks[second.place]
-        return first
-
-    def _remove(self, block: Block) -> None:
-        free = self._free[block.small]
-        del free[bisect_left(free, (block.size, block.place))]
+                free.remove((size, address))
+                del self._blocks[address]
 
 
-# ---- Replay a run through a model of torch's caching allocator: set-up, warm-up, capture, each in the pool it uses.
+# ---- A run in the pools of that allocator: set-up, warm-up, capture
 #
 # A block belongs to the stream it was allocated on, until the cache is emptied:
 #
 # * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
-# * users' modules take a step there before they are trained (``tried``), and so does cuBLAS's workspace of that
-# stream;
-# * a captured run then empties the cache: segments with nothing in them go back to the device;
+# * users' modules take a step there before they are trained (``tried``), and so does cuBLAS's workspace of that stream;
+# * a captured run then empties the cache: segments with nothing in them are returned to the device;
 # * it warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds for good stays
-# in
-#   that stream's pool;
+#   in that stream's pool;
 # * the cache is emptied again;
 # * the capture fills a private pool, which is kept for the replays.
 #
-# A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
-# up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
+# A run that is not captured does everything in one pool. One that cannot be captured has warmed up all the same, and
+# then continues in the pool of the default stream, with the other's segments still held.
 #
-# Where an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default
-# stream's pool, beside what the capture keeps.
+# If an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default stream's
+# pool, in addition to what the capture keeps. A woven step runs on several streams, each with its own share of a pool.
 #
-# A woven step runs on several streams, each with a share of the pool to itself.
-#
-# cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one
-# beside
-# the main thread's. The warm-up leaves them in its stream's pool, and the capture, on the same stream, finds them
-# there: none is in the private pool. The default stream has its own where the set-up multiplies. cuBLASLt has one more
+# cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one, the
+# main thread another. The warm-up leaves them in its stream's pool, and the capture, on the same stream, finds them
+# there: none is in the private pool. The default stream has its own if the set-up multiplies. cuBLASLt has one more
 # wherever it is called. They stay for as long as the process lives, and streams are the same for every run of a
-# process:
-# a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are an
-# upper
-# bound for it, unless the earlier one was on streams that the later one does not use (those of a woven step).
+# process: a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are
+# an upper bound for it, unless the earlier one was on streams that the later one does not use (those of a woven step).
 
 WARMUPS = 2  # one to compile and build, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
 EVALUATION = "evaluation"
 EAGER = 2  # steps after which the allocator has all that it will request
-DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
+DEFAULT, SIDE = -1, -2  # the streams of a run; the side streams of a woven step are counted from 1
 GENERATOR = 2  # numbers on the device, seed and offset, that a captured graph reads torch's generator from
 LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a program is run, as far as its memory depends on it.
+
+    ``replay``: the step is to be captured as a CUDA graph; ``recorded``: that will work, else it runs eagerly after the
+    attempt; ``stepped``: an epoch has several steps, and evaluations are not captured; ``tried``: steps of users'
+    modules before the first epoch; ``alone``: each is called by itself as well, on both streams.
+    """
+
+    replay: bool = True
+    recorded: bool = True
+    stepped: bool = False
+    tried: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True)
 class PeakBytes:
     """Most bytes at any time of a run: that were allocated, and that the allocator held.
 
-    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
-    except those of a capture.
-    ``library``: bytes of the workspaces that libraries keep, all in all.
+    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
+    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
     """
 
     allocated: int
@@ -213,42 +208,33 @@ class PeakBytes:
 
 
 def replay_allocations(
-    program: Program,
-    preparation: Program | None,
-    replay: bool,
-    workspace: int,
-    recorded: bool = True,
-    stepped: bool = False,
-    tried: int = 0,
-    alone: bool = False,
+    program: Program, preparation: Program | None, workspace: int, execution: Execution
 ) -> PeakBytes:
-    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
-
-    ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations;
-    ``tried``: steps taken on the default stream before; ``alone``: members by themselves take some on both streams.
-    """
-    run = _Run(workspace)
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
+    run, replay = _Run(workspace), execution.replay
     default = run.pool(DEFAULT)
-    run.evaluating = default if stepped else None
+    run.evaluating = default if execution.stepped else None
     side = run.pool(SIDE) if replay else default
 
     def before() -> None:
-        for pool in (default, side) if alone else ():  # they may multiply with cuBLAS where a stack does not
-            run.keep_workspaces(pool)
-        for _ in range(tried):
+        for pool in (default, side) if execution.alone else ():  # they may multiply with cuBLAS where a stack does not
+            for engine in (False, True):
+                run.keep_workspace(pool, engine, workspace)
+        for _ in range(execution.tried):
             run.play(program, default, default)
-        run.let_go()
+        run.release_left()
         run.trim()
 
     if preparation is None:
-        run.keep(program, default)
+        for value in program.resident:
+            run.allocate(default, program.values[value].bytes)
         if replay:
             before()
     else:
         run.play(preparation, default, side, between=before if replay else None)
     for _ in range((WARMUPS if replay else 1 + EAGER) - (preparation is not None)):
         run.play(program, side, side)
-    if replay and recorded:
+    if replay and execution.recorded:
         run.trim()
         for _ in range(GENERATOR):
             run.allocate(default, 8)
@@ -270,12 +256,12 @@ class _Run:
         self._private: list[bool] = []
         self._shares: dict[tuple[int, int], Allocator] = {}
         self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
-        self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
+        self._left: list[tuple[Allocator, AllocatorBlock | None]] = []  # by the last step, for the next to release
         self.allocated = self.reserved = self.needed = self.library = 0
         self.evaluating: Allocator | None = None  # the pool of evaluations; None: that of the step
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
-        """A new one, for allocations on ``stream``; a capture's own pool keeps what it has."""
+        """A new one, for allocations on ``stream``; a ``private`` pool of a capture keeps what it has."""
         self._pools.append(Allocator())
         self._streams.append(stream)
         self._private.append(private)
@@ -286,54 +272,49 @@ class _Run:
         for pool in self._pools:
             pool.trim()
 
-    def keep(self, program: Program, pool: Allocator) -> None:
-        """Allocate what is resident."""
-        for value in program.resident:
-            self.allocate(pool, program.values[value].bytes)
-
     def play(
         self, program: Program, setup: Allocator, steps: Allocator, between: Callable[[], None] | None = None
     ) -> None:
         """Run the operators, those of the set-up in one pool and the others in another; ``between`` the two."""
-        held = self._carried(program, steps)
-        resident, ends, left = set(program.resident), program.ends(), set(program.left)
+        if len(self._left) == len(program.carried):  # what the step before left for this one to release
+            held = dict(zip(program.carried, self._left, strict=True))
+        else:
+            held = {value: (steps, self.allocate(steps, program.values[value].bytes)) for value in program.carried}
+        resident, ends, carried_on = set(program.resident), program.ends(), set(program.left)
         for position, op in enumerate(program.operators):
             if op.name == MARKER_KEPT:
                 continue
             if between is not None and op.phase != SETUP:
                 between()
                 between = None
-            pool = self._share(setup if op.phase == SETUP else self._of(op, steps), op.stream)
+            pool = setup if op.phase == SETUP else steps
+            if op.phase == EVALUATION and self.evaluating is not None:
+                pool = self.evaluating
+            pool = self._share(pool, op.stream)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.allocate(pool, program.values[value].bytes)
-            self._call(pool, op)  # the library is asked once there is room for the result
+            if op.library:  # called once there is room for the result
+                self.keep_workspace(pool, op.engine, self._workspace)
+            if op.lt:
+                self.keep_workspace(pool, op.engine, LT_WORKSPACE)
             inside = [self.allocate(pool, size) for size in op.pieces or (op.workspace,)]
             for block in inside:
                 pool.free(block)
             for value in ends.get(position, ()):
-                if value not in left:
-                    owner, gone = held.get(value, (pool, None))
-                    owner.free(gone)
+                if value not in carried_on:
+                    owner, dead = held.get(value, (pool, None))
+                    owner.free(dead)
         self._left = [held[value] for value in program.left if value in held]
 
-    def let_go(self) -> None:
-        """What the last step left for the next is not needed: there is none."""
+    def release_left(self) -> None:
+        """Free what the last step left for the next: there is none."""
         for owner, block in self._left:
             owner.free(block)
         self._left = []
 
-    def _of(self, op: Operator, steps: Allocator) -> Allocator:
-        return self.evaluating if self.evaluating is not None and op.phase == EVALUATION else steps
-
-    def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
-        """What the step finds and lets go: as the one before left it, or else in ``pool``."""
-        if len(self._left) == len(program.carried):
-            return dict(zip(program.carried, self._left, strict=True))
-        return {value: (pool, self.allocate(pool, program.values[value].bytes)) for value in program.carried}
-
     def _share(self, pool: Allocator, stream: int) -> Allocator:
-        """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
+        """The part of ``pool`` that a side stream has; the caller's stream, 0, has the pool as such."""
         if stream == 0:
             return pool
         key = (self._pools.index(pool), stream)
@@ -341,37 +322,30 @@ class _Run:
             self._shares[key] = self.pool(stream, self._private[key[0]])
         return self._shares[key]
 
-    def _call(self, pool: Allocator, op: Operator) -> None:
-        where = self._streams[self._pools.index(pool)]
-        sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
-        for size in sizes if self._workspace else ():
-            self._keep(pool, (where, op.engine, size))
-
-    def keep_workspaces(self, pool: Allocator) -> None:
-        """Those of cuBLAS, for the main thread and autograd's."""
-        where = self._streams[self._pools.index(pool)]
-        for engine in (False, True) if self._workspace else ():
-            self._keep(pool, (where, engine, self._workspace))
-
-    def _keep(self, pool: Allocator, key: tuple[int, bool, int]) -> None:
-        if key not in self._called:
+    def keep_workspace(self, pool: Allocator, engine: bool, size: int) -> None:
+        """Allocate the workspace of a library for good, once per stream and thread (autograd's is ``engine``)."""
+        key = (self._streams[self._pools.index(pool)], engine, size)
+        if self._workspace and key not in self._called:
             self._called.add(key)
-            self.allocate(pool, key[-1])
-            self.library += key[-1]
+            self.allocate(pool, size)
+            self.library += size
 
-    def allocate(self, pool: Allocator, size: int) -> Block | None:
-        """Ask for a block, and note the most that there has been."""
+    def allocate(self, pool: Allocator, size: int) -> AllocatorBlock | None:
+        """Allocate a block, and update the most that there has been."""
         block = pool.allocate(size)
-        self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
-        self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
-        idle = sum(one.idle for one, private in zip(self._pools, self._private, strict=True) if not private)
-        self.needed = max(self.needed, sum(one.reserved for one in self._pools) - idle)
+        reserved = sum(each.reserved for each in self._pools)
+        idle = sum(each.idle for each, private in zip(self._pools, self._private, strict=True) if not private)
+        self.allocated = max(self.allocated, sum(each.allocated for each in self._pools))
+        self.reserved = max(self.reserved, reserved)
+        self.needed = max(self.needed, reserved - idle)
         return block
 
 
+# ---- The estimate
+
 SHOWN = 8  # of the largest Values at the peak
 MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
-SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound, which a run can be trusted to
+SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 
 
 def upper_bound(estimate: int) -> int:
@@ -396,11 +370,11 @@ class LiveValue:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of one group of tasks.
 
     ``peak``: the most that tensors and library workspaces take at once, as the allocator counts them; ``reserved``:
-    the most it holds at any time of the run, where nothing is short; ``needed``: what it cannot do without;
+    the most it holds at any time of the run, if memory is not short; ``needed``: what it cannot do without;
     ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of Value, with ``"workspace"`` for what
     operators and libraries need inside, ``"rounding"`` for what the allocator adds, and ``"setup"`` for what the set-up
     takes beyond the step. ``position``: the operator of the step's peak. ``training``: the most that tensors take in a
@@ -437,33 +411,26 @@ class Memory:
 
 
 def memory(
-    program: Program,
-    machine: Machine,
-    replay: bool = True,
-    preparation: Program | None = None,
-    recorded: bool = True,
-    stepped: bool = False,
-    tried: int = 0,
-    alone: bool = False,
-) -> Memory:
-    """The memory that a run of ``program`` takes on ``machine``.
-
-    ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
-    as it is after the attempt; ``stepped``: an epoch has several steps, and evaluations are not captured; ``tried``:
-    steps of users' modules before the first epoch; ``alone``: each is called by itself as well.
-    ``preparation``: what is done once before, if known.
-    """
+    program: Program, machine: Machine, preparation: Program | None = None, execution: Execution | None = None
+) -> MemoryEstimate:
+    """The memory that a run of ``program`` takes on ``machine``; ``preparation``: what runs once before, if known."""
     timeline = timeline_of(program)
     alive = [sum(sizes) for sizes in zip(*timeline.values(), strict=True)]
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
+    before = max(live_bytes(preparation), default=0) if preparation is not None else 0
     if machine.device == "cuda":
-        about = (recorded, stepped, tried, alone)
-        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, *about)
-    else:
-        held = _plain(preparation, max(alive, default=program.resident_bytes))
-    kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))
-    return Memory(
+        held = replay_allocations(program, preparation, machine.workspace_bytes, execution or Execution())
+    else:  # allocated exactly as requested
+        held = PeakBytes(*[max(*alive, before) if alive else max(program.resident_bytes, before)] * 3)
+    # What the kinds lack to make up the peak: the set-up, as far as it takes more than the step, libraries, rounding.
+    lacking = held.allocated - sum(kinds.values())
+    setup = min(max(before - max(alive, default=0), 0), lacking)
+    library = min(held.library, lacking - setup)
+    kinds["workspace"] = kinds.get("workspace", 0) + library
+    kinds |= {"setup": setup, "rounding": lacking - setup - library}
+    training = [size for op, size in zip(program.operators, alive, strict=True) if op.phase != EVALUATION]
+    return MemoryEstimate(
         peak=held.allocated,
         reserved=held.reserved,
         needed=held.needed,
@@ -475,7 +442,7 @@ def memory(
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),
         advice=advice(program, kinds, held.allocated, machine.has_bf16),
-        training=_training(program, alive) + held.library,
+        training=max(training, default=program.resident_bytes) + held.library,
     )
 
 
@@ -489,16 +456,8 @@ def timeline_of(program: Program) -> dict[str, tuple[int, ...]]:
         value = program.values[number]
         change[value.kind][first] += value.bytes
         change[value.kind][last + 1] -= value.bytes
-    timeline = {kind: _running(changes[:-1]) for kind, changes in change.items()}
+    timeline = {kind: tuple(accumulate(changes[:-1])) for kind, changes in change.items()}
     return timeline | {"workspace": tuple(op.workspace for op in program.operators)}
-
-
-def _running(changes: list[int]) -> tuple[int, ...]:
-    total, sums = 0, []
-    for change in changes:
-        total += change
-        sums.append(total)
-    return tuple(sums)
 
 
 def live_bytes(program: Program) -> list[int]:
@@ -509,41 +468,14 @@ def live_bytes(program: Program) -> list[int]:
 def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
     """The largest Values that are alive at an operator, each with its maker."""
     lives, values = program.lifetimes(), program.values
-    there = [number for number, (first, last) in lives.items() if first <= position <= last]
-    there = sorted((*program.resident, *there), key=lambda number: -values[number].bytes)[:SHOWN]
-    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in there}
+    alive = [number for number, (first, last) in lives.items() if first <= position <= last]
+    alive = sorted((*program.resident, *alive), key=lambda number: -values[number].bytes)[:SHOWN]
+    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in alive}
     return tuple(
         LiveValue(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
-        for number in there
+        for number in alive
         if values[number].bytes
     )
-
-
-def _plain(preparation: Program | None, most: int) -> PeakBytes:
-    """What is held if memory is allocated exactly as requested: on a CPU."""
-    before = max(live_bytes(preparation), default=0) if preparation is not None else 0
-    return PeakBytes(*[max(most, before)] * 3)
-
-
-def _setup(preparation: Program | None, alive: list[int]) -> int:
-    """By how much the set-up takes more than the step."""
-    before = max(live_bytes(preparation), default=0) if preparation is not None else 0
-    return max(before - max(alive, default=0), 0)
-
-
-def _training(program: Program, alive: list[int]) -> int:
-    """The most that is alive outside of evaluations."""
-    pairs = zip(program.operators, alive, strict=True)
-    return max((size for op, size in pairs if op.phase != "evaluation"), default=program.resident_bytes)
-
-
-def _completed(kinds: dict[str, int], peak: int, library: int, setup: int) -> dict[str, int]:
-    """The kinds with what they lack to make up the peak."""
-    lacking = peak - sum(kinds.values())
-    setup = min(setup, lacking)
-    library = min(library, lacking - setup)
-    workspace = kinds.get("workspace", 0) + library
-    return {**kinds, "workspace": workspace, "setup": setup, "rounding": lacking - setup - library}
 
 
 def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = True) -> tuple[str, ...]:
@@ -552,8 +484,12 @@ def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = T
     ``bf16``: whether the machine has units for it; emulated, it would cost more time than the memory is worth.
     """
     step = sum(kinds.get(kind, 0) for kind in ("activation", "gradient", "temporary"))
+    passed_on = [value for value in program.values if value.kind in ("activation", "gradient")]
+    single = sum(value.bytes for value in passed_on if value.dtype == "float32")
+    share = single / max(sum(value.bytes for value in passed_on), 1)
+    halved = int(share * (kinds.get("activation", 0) + kinds.get("gradient", 0)) / 2)
     options = [
-        (_halved(program, kinds) if bf16 else 0, 'precision="bf16" halves what layers pass on'),
+        (halved if bf16 else 0, 'precision="bf16" halves what layers pass on'),
         (kinds.get("activation", 0), "narrower layers save up to"),
         (kinds.get("input", 0) // 2 if bf16 else 0, "features in half precision save"),
     ]
@@ -563,62 +499,48 @@ def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = T
     return tuple(f"{words}: {show_bytes(saved)}" for saved, words in options if saved >= MIN_SAVING * max(peak, 1))
 
 
-def _halved(program: Program, kinds: Mapping[str, int]) -> int:
-    """What bf16 saves of the peak: half of what the step passes on in float32."""
-    moved = [value for value in program.values if value.kind in ("activation", "gradient")]
-    single = sum(value.bytes for value in moved if value.dtype == "float32")
-    share = single / max(sum(value.bytes for value in moved), 1)
-    return int(share * (kinds.get("activation", 0) + kinds.get("gradient", 0)) / 2)
-
-
-# ---- Predict what a process on a CPU takes beyond itself: tensors, and what the system's allocator holds for them.
+# ---- What a process on a CPU takes: tensors, and what the system's allocator holds for them
 #
-# glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap, which a run
-# keeps
-# (:func:`weft.engine.memory.keep_heap`) at its largest, beside what is mapped later, and which grows with
+# glibc maps blocks above 32 MiB and unmaps them when they are freed. Smaller ones come from a heap, which a run keeps
+# (:func:`weft.engine.memory.keep_heap`) at its largest, in addition to what is mapped later, and which grows with
 # holes, since a freed block does not serve an aligned request of the same size (glibc before 2.38): over 20 trainings
 # (`benchmarks/suites/on_cpu/memory.py`) a heap took two to four times what was alive in it, and a process some 20 MiB
 # for threads, buffers and code that is loaded on the way. To map every block would cost as much time again: pages that
-# the system gives are cleared first.
+# the system provides are cleared first.
 
 MIB = 1 << 20
 # Bytes of a block from which on, and up to which, the process takes so many bytes per byte alive: the heap, and beyond.
 KINDS = ((0, 16 * MIB, 2.1), (16 * MIB, 32 * MIB, 3.4), (32 * MIB, inf, 1.0))
-HEAP = 2  # of the kinds; the others are mapped
-BESIDE = 24 * MIB
+HEAP = 2  # of the kinds; the rest is mapped
+PROCESS_BYTES = 24 * MIB  # of threads, buffers and code
 ATTENTION = "graph_attention_packed"  # the CPU kernels' own arrays: rows taken apart, a coefficient per edge and head
 ROW_COPIES, HEADS = 2, 8
 
 
 def process_bytes(program: Program, preparation: Program | None = None) -> int:
     """Most bytes that a run of ``program`` adds to the process that runs it."""
-    parts = [program] + ([preparation] if preparation is not None else [])
-    return BESIDE + max(_most(part) for part in parts)
+    return PROCESS_BYTES + max(_most_in_process(part) for part in (program, preparation) if part is not None)
 
 
-def _most(program: Program) -> int:
-    alive = [[times * part for part in _running_process(program, least, most)] for least, most, times in KINDS]
-    inside = [op.workspace + _inside(op, program) for op in program.operators]
+def _most_in_process(program: Program) -> int:
+    alive = []  # bytes at every operator that the step allocates, by size of the blocks
+    for least, most, times in KINDS:
+        change = [0] * (len(program.operators) + 1)
+        for number, (first, last) in program.lifetimes().items():
+            size = program.values[number].bytes
+            if least <= size < most:
+                change[first] += size
+                change[last + 1] -= size
+        alive.append([times * size for size in accumulate(change[:-1])])
+    inside = []
+    for op in program.operators:
+        arrays = 0
+        if ATTENTION in op.name:
+            read = [program.values[number] for number in op.reads]
+            rows = max((value.bytes for value in read if value.dtype.startswith("float")), default=0)
+            edges = max((value.bytes for value in read if value.dtype == "int32"), default=0)
+            arrays = ROW_COPIES * rows + HEADS * edges
+        inside.append(op.workspace + arrays)
     heap = max(map(sum, zip(*alive[:HEAP], strict=True)), default=0)
     mapped = max(map(sum, zip(inside, *alive[HEAP:], strict=True)), default=0)
     return program.resident_bytes + int(heap + mapped)
-
-
-def _running_process(program: Program, least: float, most: float) -> list[int]:
-    """Bytes alive at every operator that the step allocates, in blocks of ``least`` to ``most`` bytes."""
-    change = [0] * (len(program.operators) + 1)
-    for number, (first, last) in program.lifetimes().items():
-        size = program.values[number].bytes
-        if least <= size < most:
-            change[first] += size
-            change[last + 1] -= size
-    return list(accumulate(change[:-1]))
-
-
-def _inside(op: Operator, program: Program) -> int:
-    if ATTENTION not in op.name:
-        return 0
-    read = [program.values[number] for number in op.reads]
-    rows = max((value.bytes for value in read if value.dtype.startswith("float")), default=0)
-    edges = max((value.bytes for value in read if value.dtype == "int32"), default=0)
-    return ROW_COPIES * rows + HEADS * edges

@@ -8,6 +8,7 @@ be written out for each of them.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -23,32 +24,28 @@ def stacked(program: Program, tasks: int) -> Program:
     if tasks == program.tasks:
         return program
     times = Fraction(tasks, program.tasks)
-    values = tuple(value if value.kind in SHARED_BY_STACK else _scaled(value, times) for value in program.values)
-    operators = tuple(_many(op, program, times) for op in program.operators)
-    return replace(program, values=values, operators=operators, tasks=tasks)
 
+    def scaled(size: int) -> int:
+        return -(-size * times.numerator // times.denominator)
 
-def _scaled(value: Value, times: Fraction) -> Value:
-    return replace(value, bytes=_size(value.bytes, times))
-
-
-def _size(size: int, times: Fraction) -> int:
-    return -(-size * times.numerator // times.denominator)
-
-
-def _many(op: Operator, program: Program, times: Fraction) -> Operator:
-    """The operator for more tasks; one that touches shared things alone (work done once) stays as it is."""
-    touched = (*op.reads, *op.writes)
-    if touched and all(program.values[i].kind in SHARED_BY_STACK for i in touched):
-        return op
-    return replace(
-        op,
-        flops=op.flops * float(times),
-        stream_bytes=op.stream_bytes * float(times),
-        gather_bytes=op.gather_bytes * float(times),
-        workspace=_size(op.workspace, times),
-        pieces=tuple(_size(size, times) for size in op.pieces),
+    values = tuple(
+        value if value.kind in SHARED_BY_STACK else replace(value, bytes=scaled(value.bytes))
+        for value in program.values
     )
+    operators = []
+    for op in program.operators:
+        touched = (*op.reads, *op.writes)
+        if not touched or any(program.values[i].kind not in SHARED_BY_STACK for i in touched):
+            op = replace(
+                op,
+                flops=op.flops * float(times),
+                stream_bytes=op.stream_bytes * float(times),
+                gather_bytes=op.gather_bytes * float(times),
+                workspace=scaled(op.workspace),
+                pieces=tuple(scaled(size) for size in op.pieces),
+            )
+        operators.append(op)  # one that touches shared values alone, work done once, stays as it is
+    return replace(program, values=values, operators=tuple(operators), tasks=tasks)
 
 
 def one_after_another(programs: Sequence[Program]) -> Program:
@@ -59,45 +56,39 @@ def one_after_another(programs: Sequence[Program]) -> Program:
     operators: list[Operator] = []
     resident: list[int] = []
     carried: list[int] = []
-    left: list[int] = []
+    left_over: list[int] = []
     shared: dict[tuple[object, ...], int] = {}
     for program in programs:
-        met: dict[tuple[object, ...], int] = {}
+        # The n-th shared value of a kind and shape is the n-th of every program.
+        counts: Counter[tuple[object, ...]] = Counter()
         ids: dict[int, int] = {}
-        for position, value in enumerate(program.values):
-            ids[position] = _place(value, position in program.resident, values, shared, met)
+        for number, value in enumerate(program.values):
+            key: tuple[object, ...] | None = None
+            if number in program.resident and value.kind in SHARED:
+                look = (value.kind, value.shape, value.dtype, value.bytes)
+                counts[look] += 1
+                key = (*look, counts[look])
+            if key is not None and key in shared:
+                ids[number] = shared[key]
+                continue
+            ids[number] = len(values)
+            values.append(value)
+            if key is not None:
+                shared[key] = ids[number]
         resident += [ids[i] for i in program.resident if ids[i] not in resident]
         carried += [ids[i] for i in program.carried]
-        left += [ids[i] for i in program.left]
-        operators += [_renumbered(op, ids) for op in program.operators]
-    unknown = tuple(dict.fromkeys(name for program in programs for name in program.unknown))
-    note = "; ".join(dict.fromkeys(program.note for program in programs if program.note))
-    tasks = sum(program.tasks for program in programs)
-    recordable = all(program.recordable for program in programs)
-    kept = tuple(resident), unknown, tasks, note, tuple(carried), tuple(left), recordable
-    return Program(tuple(values), tuple(operators), *kept)
-
-
-def _place(
-    value: Value,
-    stays: bool,
-    values: list[Value],
-    shared: dict[tuple[object, ...], int],
-    met: dict[tuple[object, ...], int],
-) -> int:
-    """Where ``value`` is among ``values``: the n-th shared thing of a kind and shape is the n-th of every program."""
-    if not (stays and value.kind in SHARED):
-        values.append(value)
-        return len(values) - 1
-    look = (value.kind, value.shape, value.dtype, value.bytes)
-    met[look] = met.get(look, 0) + 1
-    key = (*look, met[look])
-    if key not in shared:
-        values.append(value)
-        shared[key] = len(values) - 1
-    return shared[key]
-
-
-def _renumbered(op: Operator, ids: dict[int, int]) -> Operator:
-    reads, writes, frees = (tuple(ids[i] for i in part) for part in (op.reads, op.writes, op.frees))
-    return replace(op, reads=reads, writes=writes, frees=frees)
+        left_over += [ids[i] for i in program.left]
+        for op in program.operators:
+            reads, writes, frees = (tuple(ids[i] for i in part) for part in (op.reads, op.writes, op.frees))
+            operators.append(replace(op, reads=reads, writes=writes, frees=frees))
+    return Program(
+        values=tuple(values),
+        operators=tuple(operators),
+        resident=tuple(resident),
+        unknown=tuple(dict.fromkeys(name for program in programs for name in program.unknown)),
+        tasks=sum(program.tasks for program in programs),
+        note="; ".join(dict.fromkeys(program.note for program in programs if program.note)),
+        carried=tuple(carried),
+        left=tuple(left_over),
+        recordable=all(program.recordable for program in programs),
+    )

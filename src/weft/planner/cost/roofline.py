@@ -1,10 +1,9 @@
 """Predict the seconds of an epoch: a roofline over a Program with a Machine's rates.
 
 An operator takes as long as the slowest of what it does: its traffic in order at the rate of a copy, its rows fetched
-by index at the rate of a gather (``weft.planner.cost.roofline``), its arithmetic at the rate of a product; and
-every kernel
-has a fixed cost on top. In a captured CUDA graph that is all. An eager step also takes the host's time, which hides
-behind the device's where that is longer. On a CPU the host is the device, and every operator costs its call.
+by index at the rate of a gather, its arithmetic at the rate of a product; and every kernel has a fixed cost on top. In
+a captured CUDA graph that is all. An eager step also takes the host's time, which hides behind the device's if that is
+longer. On a CPU the host is the device, and every operator costs its call.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from weft.core.task import Task
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.rule import gathered_bytes
 
-# ---- Predict how fast rows are gathered by index, from their width and the share of cache hits.
+# ---- Rows gathered by index, by their width and the share of cache hits
 #
 # A kernel processes the features of all rows in tiles, so a tile of every row has to stay in the cache, not the
-# whole matrix. Where even that is too much, a skewed graph still keeps its busiest rows there: with the degrees of
+# whole matrix. If even that is too much, a skewed graph still keeps its busiest rows there: with the degrees of
 # ogbn-products a few per cent of the rows are most of the fetches.
 
 TILE_BYTES = 256  # 64 features of float32, the tile of the SpMM kernels
@@ -66,22 +65,22 @@ def cached_share(tile_bytes: float, rows: int, machine: Machine, stats: GraphSta
 
 def edges_of_busiest(stats: GraphStats, nodes: float) -> float:
     """How many edges start at the ``nodes`` busiest nodes, from the histogram of degrees."""
-    bins = [count * _mean_degree(length, stats.max_degree) for length, count in enumerate(stats.degree_histogram)]
+    bins = []
+    for length, count in enumerate(stats.degree_histogram):
+        # The mean of the degrees with that bit length, their density falling as a power law's: low ones prevail.
+        low, high = (1 << length) // 2, (1 << length) - 1
+        bins.append(count * (1.4 * low if high <= stats.max_degree else (low + max(stats.max_degree, low)) / 2))
     scale = stats.num_edges / max(sum(bins), 1.0)
-    edges, left = 0.0, nodes
+    edges = 0.0
     for length in range(len(bins) - 1, -1, -1):
         count = stats.degree_histogram[length]
-        if left <= count:
-            return edges + scale * bins[length] * left / max(count, 1)
-        edges, left = edges + scale * bins[length], left - count
+        if nodes <= count:
+            return edges + scale * bins[length] * nodes / max(count, 1)
+        edges, nodes = edges + scale * bins[length], nodes - count
     return edges
 
 
-def _mean_degree(length: int, max_degree: int) -> float:
-    """The mean of the degrees with that bit length, their density falling as a power law's: low ones prevail."""
-    low, high = (1 << length) // 2, (1 << length) - 1
-    return 1.4 * low if high <= max_degree else (low + max(max_degree, low)) / 2
-
+# ---- Operators
 
 # Families of operators that share a factor of another family.
 TIMED_AS = {"gather": "scatter", "reduction": "pointwise", "allocation": "pointwise"}
@@ -137,6 +136,10 @@ class RunMode:
     padding_share: PaddingShare = FULL
     chunk_padding_share: float = 1.0
 
+    def runs(self, phase: str) -> float:
+        """How often a phase runs per epoch."""
+        return self.chunks / self.eval_every if phase == "evaluation" else float(self.steps)
+
     def worked(self, phase: str) -> float:
         """How much of the work that was captured of a phase is done each time it runs."""
         return self.chunk_padding_share if phase == "evaluation" else 1.0
@@ -164,14 +167,13 @@ def seconds(
     ``stats`` has the skew of the degrees. The evaluation counts once in ``eval_every`` epochs; a program
     without one is taken to evaluate by another forward pass.
     """
-    mode = mode or RunMode()
-    plain = _Clock(program, machine, Calibration(), stats, mode)
+    plain = _Clock(program, machine, Calibration(), stats, mode or RunMode())
     clock = plain if calibration is None else _corrected(plain, calibration)
     return Cost(
         seconds=clock.resources,
         families=clock.families,
         phases=clock.phases,
-        corrected=calibration is not None and calibration.known,
+        corrected=calibration is not None and bool(calibration.observations),
         uncorrected=plain.families,
         launches=clock.launches,
     )
@@ -193,21 +195,17 @@ class OperatorSeconds:
     ) -> None:
         plain = _Clock(program, machine, Calibration(), stats, mode)
         self._clock = plain if calibration is None else _corrected(plain, calibration)
-        self._evaluated, self._steps = mode.chunks / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
         self.waiting = self._clock.waiting
 
     def work(self, op: Operator) -> float:
         """Seconds of an operator per epoch, without its launches."""
-        return self._clock.work_of(op) * self._share(op) * self._clock.mode.worked(op.phase)
+        return self._clock.work_of(op) * self._clock.mode.runs(op.phase) * self._clock.mode.worked(op.phase)
 
     def fixed(self, op: Operator) -> float:
         """What its launches take."""
-        return self._clock.fixed_of(op) * self._share(op)
-
-    def _share(self, op: Operator) -> float:
-        return self._evaluated if op.phase == "evaluation" else self._steps
+        return self._clock.fixed_of(op) * self._clock.mode.runs(op.phase)
 
 
 class _Clock:
@@ -226,38 +224,31 @@ class _Clock:
         self.families: dict[str, float] = {}
         self.phases: dict[str, float] = {}
         self.device = self.host = self.waiting = self.launches = 0.0
-        self._run()
-        self.resources = self._resources()
-
-    def _run(self) -> None:
-        """Go through the operators; evaluations count for the share of epochs that have one."""
-        evaluated = self.mode.chunks / self.mode.eval_every
-        has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
-        for op in self.program.operators:
-            self._add(op, op.phase, evaluated if op.phase == "evaluation" else float(self.mode.steps))
+        self._cpu, self._launch_factor = machine.device == "cpu", calibration.factor("launch")
+        has_evaluation = any(op.phase == "evaluation" for op in program.operators)
+        for op in program.operators:
+            self._add(op, op.phase)
             if op.phase == "forward" and not has_evaluation:
-                self._add(op, "evaluation", evaluated)
-        if self.machine.device == "cuda" and self.mode.replay:
-            self._count("launch", "forward", self.machine.launch_seconds * self.calibration.factor("launch"))
-            self.device += self.machine.launch_seconds * self.calibration.factor("launch")
-
-    def _resources(self) -> dict[str, float]:
-        """Seconds by resource; what the host needs beyond the device is the CPU's."""
-        if self.machine.device == "cpu":
-            return {"cpu": self.device}
-        self.waiting = 0.0 if self.mode.replay else max(self.host - self.device, 0.0)
-        if self.waiting:
+                self._add(op, "evaluation")
+        if machine.device == "cuda" and mode.replay:
+            self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
+            self.device += machine.launch_seconds * self._launch_factor
+        self.resources = {"cpu" if self._cpu else "gpu": self.device}
+        if not self._cpu and not mode.replay and self.host > self.device:
+            self.waiting = self.host - self.device  # what the host needs beyond the device is the CPU's
             self._count("launch", "forward", self.waiting)
-        return {"gpu": self.device, "cpu": self.waiting} if self.waiting else {"gpu": self.device}
+            self.resources["cpu"] = self.waiting
 
-    def _add(self, op: Operator, phase: str, share: float) -> None:
-        work, fixed = self.work_of(op) * share * self.mode.worked(phase), self.fixed_of(op) * share
+    def _add(self, op: Operator, phase: str) -> None:
+        """Add an operator; evaluations count for the share of epochs that have one."""
+        runs = self.mode.runs(phase)
+        work, fixed = self.work_of(op) * runs * self.mode.worked(phase), self.fixed_of(op) * runs
         self._count(family(op), phase, work)
         self._count("launch", phase, fixed)
         self.device += work + fixed
-        self.launches += op.launches * share
+        self.launches += op.launches * runs
         if op.launches:
-            self.host += self._call(op) * self.calibration.factor("launch") * share
+            self.host += self._call(op) * self._launch_factor * runs
 
     def work_of(self, op: Operator) -> float:
         """Seconds of one call without its launches, corrected."""
@@ -265,7 +256,9 @@ class _Clock:
 
     def fixed_of(self, op: Operator) -> float:
         """Seconds of its launches, corrected."""
-        return self._fixed(op) * self.calibration.factor("launch")
+        if self._cpu:
+            return (self._call(op) if op.launches else 0.0) * self._launch_factor
+        return op.launches * self.machine.replay_seconds * self._launch_factor
 
     def _count(self, name: str, phase: str, amount: float) -> None:
         if amount <= 0:
@@ -273,33 +266,30 @@ class _Clock:
         self.families[name] = self.families.get(name, 0.0) + amount
         self.phases[phase] = self.phases.get(phase, 0.0) + amount
 
-    def _fixed(self, op: Operator) -> float:
-        if self.machine.device == "cpu":
-            return self._call(op) if op.launches else 0.0
-        return op.launches * self.machine.replay_seconds
-
     def _call(self, op: Operator) -> float:
         return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
 
     def _work(self, op: Operator) -> float:
-        share, cpu = self._padding_share(op), self.machine.device == "cpu"
+        share = FULL if op.phase == "evaluation" else self.mode.padding_share  # the rows of evaluations all exist
         moved = op.stream_bytes / self.machine.copy_bandwidth
-        parts = [part * (share.rows if cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
-        parts.append(self._rows(op))
+        parts = [part * (share.rows if self._cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
+        each = 0.0 if self._cpu or not op.reads else ROW_SECONDS.get(op.name.rpartition(".")[2], 0.0)
+        if each:  # what an operator takes for every row, however short
+            shape = max((self.program.values[i] for i in op.reads), key=lambda value: value.bytes).shape
+            parts.append(each * math.prod(shape[:-1]) * H200_SMS / (self.machine.sms or H200_SMS))
         if op.gather_bytes:
-            own = family(op) == "spmm" and not cpu
-            touched = self._first_touch(op) * share.nodes
-            parts.append(self._gather(op) * share.edges + (moved + touched if own else 0.0))
+            gathered = self._gather(op) * share.edges
+            if family(op) == "spmm" and not self._cpu:
+                # Rows come from memory once before they come from the cache: it matters if nodes have few neighbours.
+                touched = table_bytes(op, self.program) / self.machine.copy_bandwidth * share.nodes
+                gathered += moved + touched
+            parts.append(gathered)
         return max(parts) * self._efficiency(op) / self._speed()
-
-    def _padding_share(self, op: Operator) -> PaddingShare:
-        """What exists of the rows that an operator goes through: those of evaluations all do."""
-        return FULL if op.phase == "evaluation" else self.mode.padding_share
 
     def _efficiency(self, op: Operator) -> float:
         """By how much a kernel stays behind the rates of the machine."""
         name = family(op)
-        if self.machine.device == "cpu":
+        if self._cpu:
             return EFFICIENCY_ON_CPU.get(name, 1.0)
         factor = EFFICIENCY.get(name, 1.0)
         width = head_width(op, self.program, self.stats) if name == "attention" else 0
@@ -312,22 +302,9 @@ class _Clock:
         fetched = UNALIGNED if width * size % VECTOR_BYTES else 1.0
         return fetched + (factor - 1.0) * padded * 4 / size
 
-    def _first_touch(self, op: Operator) -> float:
-        """Rows come from memory once before they come from the cache, which matters if nodes have few neighbours."""
-        return table_bytes(op, self.program) / self.machine.copy_bandwidth
-
-    def _rows(self, op: Operator) -> float:
-        """What an operator takes for every row, however short."""
-        each = ROW_SECONDS.get(op.name.rpartition(".")[2], 0.0) if self.machine.device == "cuda" else 0.0
-        if not each or not op.reads:
-            return 0.0
-        shape = max((self.program.values[i] for i in op.reads), key=lambda value: value.bytes).shape
-        return each * math.prod(shape[:-1]) * H200_SMS / (self.machine.sms or H200_SMS)
-
     def _speed(self) -> float:
         """Share of the machine's rates: one thread of a CPU has less than all of them."""
-        alone = self.machine.device == "cpu" and self.mode.threads == 1
-        return self.machine.one_thread if alone else 1.0
+        return self.machine.one_thread if self._cpu and self.mode.threads == 1 else 1.0
 
     def _gather(self, op: Operator) -> float:
         rows, width = table_of(op, self.program, self.stats)
@@ -358,23 +335,20 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     It is the largest thing the operator reads that is neither the graph nor an index. Weights are parts of one long row
     a task: where features are sparse and pick among them, there are as many rows as features.
     """
-    tables = [value for value in _tables(op, program) if stats is None or not _per_entry(value, stats)]
+    tables = _tables(op, program)
+    if stats is not None:
+        # What has a number per stored feature or edge, such as features after dropout, has no rows to fetch.
+        counts = (stats.feature_nnz, stats.num_edges, stats.num_edges + stats.num_nodes)
+        tables = [value for value in tables if not any(size in counts for size in value.shape)]
     if not tables:
         return (stats.num_nodes if stats else 1), 256.0
     value = max(tables, key=lambda value: value.bytes)
     if value.kind == "weight" and stats is not None and stats.feature_nnz:
         return stats.num_features, op.gather_bytes / (stats.feature_nnz * program.tasks)
-    place = _node_dimension(value, stats)
-    width = 1
-    for size in value.shape[place + 1 :]:
-        width *= size
-    return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
-
-
-def _per_entry(value: Value, stats: GraphStats) -> bool:
-    """Whether it has a number per stored feature or edge, such as features after dropout: no rows to fetch."""
-    counts = (stats.feature_nnz, stats.num_edges, stats.num_edges + stats.num_nodes)
-    return any(size in counts for size in value.shape)
+    # Rows are counted by the dimension as long as the graph has nodes, else the last but one.
+    by_nodes = stats is not None and stats.num_nodes in value.shape[:-1]
+    dimension = value.shape.index(stats.num_nodes) if stats is not None and by_nodes else len(value.shape) - 2
+    return value.shape[dimension], float(math.prod(value.shape[dimension + 1 :]) * ITEM_BYTES.get(value.dtype, 4))
 
 
 def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:
@@ -395,28 +369,18 @@ def _tables(op: Operator, program: Program) -> list[Value]:
     return [v for v in read if v.kind != "graph" and len(v.shape) >= 2 and v.dtype not in INDICES]
 
 
-def _node_dimension(value: Value, stats: GraphStats | None) -> int:
-    """Which dimension counts the rows: the one as long as the graph has nodes, else the last but one."""
-    if stats is not None and stats.num_nodes in value.shape[:-1]:
-        return value.shape.index(stats.num_nodes)
-    return len(value.shape) - 2
-
-
 def _corrected(plain: _Clock, calibration: Calibration) -> _Clock:
     """The same epoch with the corrections that hold for one of its length."""
-    own = calibration.for_epoch(sum(plain.families.values()))
-    return _Clock(plain.program, plain.machine, own, plain.stats, plain.mode)
+    corrections = calibration.for_epoch(sum(plain.families.values()))
+    return _Clock(plain.program, plain.machine, corrections, plain.stats, plain.mode)
 
 
-# ---- Seconds that taking rows by cluster saves in an epoch, and seconds that finding the clusters takes.
+# ---- Rows by cluster: seconds saved in an epoch, and seconds to find the clusters
 #
-# Measured on an H200 (suites spmm, multi_kernels): of the time of sparse products nothing is gained on the pubmed
-# shape
+# Measured on an H200 (suites spmm, multi_kernels): of the time of sparse products nothing is gained on the pubmed shape
 # and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on products, whose rows do not stay in the
-# L2.
-# Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and some seconds the first time on a machine,
-# when a
-# kernel is compiled for it.
+# L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and some seconds the first time on a machine,
+# when a kernel is compiled for it.
 
 GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
 GATHERED = 7e12  # bytes per second, from the L2

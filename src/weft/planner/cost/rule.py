@@ -23,14 +23,14 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
 # models, norms and precisions, on the pubmed, arxiv, products and amazon0601 shapes.
 ROWS_KEPT = 2.0
 KEPT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.75}  # some of what bf16 keeps is float32
-NORM_KEPT = {"cpu": 0.65, "cuda": 0.2}  # a GPU keeps a norm's input, and no output beside it
+NORM_KEPT = {"cpu": 0.65, "cuda": 0.2}  # a GPU keeps a norm's input, and no output
 SAVED_HEADS = 8  # rows of the last layer's heads that are there at once, at most
 SPARE = 1.1  # as an estimate has, and a little for what a rule does not know
 LIBRARIES = 640 << 20  # context, workspaces of cuBLAS
 
 
 @dataclass(frozen=True)
-class Work:
+class EpochWork:
     """One epoch of one task: bytes moved, multiply-adds, and kernels (or operator calls) launched."""
 
     bytes: float
@@ -74,7 +74,7 @@ def rates_of(device: str, machine: Machine | None, precision: str) -> Rates:
 
 
 def widths(task: Task, stats: GraphStats, hidden: int | None = None) -> list[int]:
-    """Widths from the features to the classes, with ``hidden`` instead of the task's own where given."""
+    """Widths from the features to the classes; ``hidden`` replaces the task's."""
     layers = task.layers if task.traits is not None else 2  # a user's model: two layers are a guess
     inner = task.hidden if hidden is None else hidden
     return [stats.num_features, *[inner] * (layers - 1), max(stats.num_classes, 1)]
@@ -116,32 +116,26 @@ def _traits(task: Task) -> ModelTraits:
     return task.traits or BUILT_IN["gcn"]
 
 
-def work(task: Task, stats: GraphStats, hidden: int | None = None) -> Work:
+def work(task: Task, stats: GraphStats, hidden: int | None = None) -> EpochWork:
     """The work of one epoch of ``task``; ``hidden`` replaces its width (padding)."""
     traits = _traits(task)
     size, rows, edges = BYTES[task.precision], aggregated_rows(task, stats), edges_and_loops(stats)
     moved = flops = 0.0
     steps = list(pairwise(widths(task, stats, hidden)))
-    for place, (size_in, size_out) in enumerate(steps):
-        values = rows * size_in if place or traits.relational else feature_values(stats)
-        passes = traits.sparse_passes if place else traits.sparse_passes / 2  # nothing flows back into the features
+    for layer, (size_in, size_out) in enumerate(steps):
+        values = rows * size_in if layer or traits.relational else feature_values(stats)
+        passes = traits.sparse_passes if layer else traits.sparse_passes / 2  # nothing flows back into the features
         moved += size * (passes * edges * min(size_in, size_out) + 3 * values + ROWS_TOUCHED * rows * size_out)
         flops += 3.0 * traits.linear_maps * values * size_out / (task.blocks or 1 if traits.relational else 1)
-    return Work(moved, flops, traits.launches * len(steps) + LAUNCHES_AROUND)
+    return EpochWork(moved, flops, traits.launches * len(steps) + LAUNCHES_AROUND)
 
 
-def parameters(task: Task, stats: GraphStats, hidden: int | None = None) -> int:
+def parameters(task: Task, stats: GraphStats) -> int:
     """P, roughly."""
-    maps = _linear_maps(task, stats)
-    return sum(int(maps * (a * b + b)) for a, b in pairwise(widths(task, stats, hidden)))
-
-
-def _linear_maps(task: Task, stats: GraphStats) -> float:
-    """Matrices of a layer: of a relational one its own, and the bases, or one (or its blocks) per relation."""
-    traits = _traits(task)
-    if not traits.relational:
-        return traits.linear_maps
-    return 1 + (task.bases if task.bases else stats.num_relations / (task.blocks or 1))
+    maps: float = _traits(task).linear_maps  # matrices of a layer
+    if _traits(task).relational:  # its own, and the bases, or one (or its blocks) per relation
+        maps = 1 + (task.bases if task.bases else stats.num_relations / (task.blocks or 1))
+    return sum(int(maps * (a * b + b)) for a, b in pairwise(widths(task, stats)))
 
 
 def aggregated_rows(task: Task, stats: GraphStats) -> int:
@@ -149,24 +143,24 @@ def aggregated_rows(task: Task, stats: GraphStats) -> int:
     return stats.num_nodes + (stats.relation_rows if _traits(task).relational else 0)
 
 
-def graph_bytes(stats: GraphStats, size: int = 4) -> float:
-    """Structure, its normalised and transposed forms, and the features."""
-    values = feature_values(stats) * (1 if stats.feature_nnz is None else 2)  # sparse ones have columns beside them
-    forms = 2 if stats.symmetric else 4
-    return 4.0 * forms * edges_and_loops(stats) + size * values
-
-
 def rule_memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
     """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member; some spare."""
     size = BYTES[tasks[0].precision]
     most = max(aggregated_rows(task, stats) for task in tasks)
+    values = feature_values(stats) * (1 if stats.feature_nnz is None else 2)  # sparse features have columns, too
+    forms = 2 if stats.symmetric else 4  # of the structure: normalised and transposed
     constant = most * stats.num_features * size if stats.feature_nnz is None else 0
-    total = graph_bytes(stats, size) + constant  # the first aggregation, kept
+    total = (4.0 * forms * edges_and_loops(stats) + size * values) + constant  # the first aggregation is stored
     if most > stats.num_nodes:
         total += 4.0 * (4 * stats.num_edges + 6 * stats.relation_rows)  # relations, and edges in the order of relations
     for task in tasks:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
-        total += 4.0 * 6 * parameters(task, stats) + _kept(task, device) * aggregated_rows(task, stats) * rows
+        traits = _traits(task)
+        saved = traits.kept if task.traits is not None else max(each.kept for each in BUILT_IN.values())
+        norms = 0 if task.norm is None else traits.norms
+        # Bytes of every value of its rows that a model keeps for the backward pass, more than a GCN does.
+        per_value = KEPT_BYTES[task.precision] * ROWS_KEPT * (saved + norms * NORM_KEPT[device])
+        total += 4.0 * 6 * parameters(task, stats) + per_value * aggregated_rows(task, stats) * rows
     return SPARE * total + (LIBRARIES if device == "cuda" else 0)
 
 
@@ -184,10 +178,3 @@ def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
             total += 4.0 * edges_and_loops(stats) * (sum(heads) + 2 * max(heads))
             total += 4.0 * SAVED_HEADS * stats.num_nodes * max(stats.num_classes, 1) * task.out_heads
     return total
-
-
-def _kept(task: Task, device: str) -> float:
-    """Bytes that a model keeps of every value of its rows for the backward pass, more than a GCN does."""
-    own = _traits(task).kept if task.traits is not None else max(traits.kept for traits in BUILT_IN.values())
-    norms = 0 if task.norm is None else _traits(task).norms
-    return KEPT_BYTES[task.precision] * ROWS_KEPT * (own + norms * NORM_KEPT[device])

@@ -58,11 +58,11 @@ def link_of(machine: Machine, ranks: int = 1) -> RankLink:
     """
     if machine.device != "cuda":
         return HOST_MEMORY
-    kind, otherwise = ("nvlink", NVLINK4) if ranks <= HOST_GPUS else ("network", INFINIBAND)
-    found = next((link for link in machine.links if link.kind == kind), None)
-    if found is None:
-        return otherwise
-    return RankLink(otherwise.name, found.bytes_per_second, max(found.latency, 1e-5), found.source)
+    kind, default = ("nvlink", NVLINK4) if ranks <= HOST_GPUS else ("network", INFINIBAND)
+    link = next((link for link in machine.links if link.kind == kind), None)
+    if link is None:
+        return default
+    return RankLink(default.name, link.bytes_per_second, max(link.latency, 1e-5), link.source)
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,14 @@ def remote_nodes(stats: GraphStats, ranks: int) -> int:
     if ranks == 1:
         return 0
     away = 1.0 - 1.0 / ranks
-    nodes = stats.degree_histogram or (0, stats.num_nodes)
-    counted = [count * (1.0 - float(away ** _typical(size, stats))) for size, count in enumerate(nodes) if size]
-    return round(away * sum(counted))
-
-
-def _typical(bits: int, stats: GraphStats) -> float:
-    """The degree in the middle of a bin of the histogram."""
     if not stats.degree_histogram:
-        return stats.num_edges / max(stats.num_nodes, 1)
-    return 1.0 if bits == 1 else 0.75 * 2**bits
+        read = stats.num_nodes * (1.0 - float(away ** (stats.num_edges / max(stats.num_nodes, 1))))
+        return round(away * read)
+    read = 0.0
+    for bits, count in enumerate(stats.degree_histogram):
+        degree = 1.0 if bits == 1 else 0.75 * 2**bits  # in the middle of a bin of the histogram
+        read += count * (1.0 - float(away**degree)) if bits else 0.0
+    return round(away * read)
 
 
 def exchange_widths(task: Task, stats: GraphStats, first_once: bool = False) -> tuple[list[int], list[int]]:
@@ -172,23 +170,18 @@ def estimate_sharding(
     compute = (cost.epoch_seconds - launches) / ranks
     local = compute * (1.0 - remote)
     hidden = min(moved / link.bytes_per_second, local)
+    replicated = sum(cost.bytes.get(kind, 0) for kind in REPLICATED)
+    divided = max(cost.peak_bytes - replicated, 0) // ranks
+    staging = (2 * -(-stats.num_nodes // ranks) + halo) * largest * FLOAT if ranks > 1 else 0
     return ShardingEstimate(
-        ranks,
-        link.name,
-        remote,
-        halo,
-        fixed_bytes + _bytes(cost, stats, ranks, halo, largest),
-        moved,
-        link_seconds,
-        launches + compute + link_seconds,
-        launches + compute + link_seconds - hidden,
-        cost.epoch_seconds,
+        ranks=ranks,
+        link=link.name,
+        remote_edges=remote,
+        halo_nodes=halo,
+        bytes_per_rank=fixed_bytes + replicated + divided + staging,
+        link_bytes=moved,
+        link_seconds=link_seconds,
+        epoch_seconds=launches + compute + link_seconds,
+        overlapped_seconds=launches + compute + link_seconds - hidden,
+        single_seconds=cost.epoch_seconds,
     )
-
-
-def _bytes(cost: Cost, stats: GraphStats, ranks: int, halo: int, widest: int) -> int:
-    kept = sum(cost.bytes.get(kind, 0) for kind in REPLICATED)
-    shared = max(cost.peak_bytes - kept, 0)
-    rows = -(-stats.num_nodes // ranks)
-    staging = (2 * rows + halo) * widest * FLOAT if ranks > 1 else 0
-    return kept + shared // ranks + staging

@@ -23,18 +23,15 @@ from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import Limits, MemoryOf, Size, size_in_words
+from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stack_draft, stacks_of
 from weft.planner.placement import stages_of, why_this_mode
 
-# ---- Similarity of two training steps: the share of their operators that can be matched, in [0, 1], and in words.
-#
-# Weaving pays by running matched operators as one; so the measure counts operators by kind and how many of them could
-# be matched, and how near their widths and depths are. It reads the settings of a named model.
-
+# Weaving pays by running matched operators as one; so similarity counts operators by kind and how many of them could be
+# matched, and how near their widths and depths are. It reads the settings of a named model.
 MATCHED, WIDTH, DEPTH = 0.7, 0.15, 0.15  # weights of the three parts
-
-AROUND = {"loss": 2, "update": 1}
+OUTSIDE_LAYERS = {"loss": 2, "update": 1}
+ALIKE = 0.4  # similarity from which on stacks may be woven
 
 
 @dataclass(frozen=True)
@@ -57,140 +54,98 @@ def features_of_task(task: Task, stats: GraphStats) -> Features | None:
         layer["norm"] += 2
     if task.residual:
         layer["matmul"] += 3
-    total = Counter({kind: count * task.layers for kind, count in layer.items()}) + Counter(AROUND)
+    total = Counter({kind: count * task.layers for kind, count in layer.items()}) + Counter(OUTSIDE_LAYERS)
     return Features(dict(total), task.hidden if task.layers > 1 else max(stats.num_classes, 1), task.layers)
 
 
-def similarity(one: Features, other: Features) -> tuple[float, str]:
+def similarity(first: Features, second: Features) -> tuple[float, str]:
     """A number in [0, 1], symmetric, 1 for equals; and where it comes from, in words."""
-    kinds = set(one.operators) | set(other.operators)
-    pairs = [(one.operators.get(kind, 0), other.operators.get(kind, 0)) for kind in kinds]
+    kinds = set(first.operators) | set(second.operators)
+    pairs = [(first.operators.get(kind, 0), second.operators.get(kind, 0)) for kind in kinds]
     shared, most = sum(min(pair) for pair in pairs), sum(max(pair) for pair in pairs)
-    parts = shared / most if most else 1.0, _ratio(one.width, other.width), _ratio(one.depth, other.depth)
-    score = MATCHED * parts[0] + WIDTH * parts[1] + DEPTH * parts[2]
+    sizes = (shared, most), (first.width, second.width), (first.depth, second.depth)
+    ratios = [min(pair) / max(pair) if max(pair) else 1.0 for pair in sizes]
+    score = MATCHED * ratios[0] + WIDTH * ratios[1] + DEPTH * ratios[2]
     words = (
-        f"{shared} of {most} operators can be matched, widths {one.width} and {other.width}, "
-        f"{one.depth} and {other.depth} layers"
+        f"{shared} of {most} operators can be matched, widths {first.width} and {second.width}, "
+        f"{first.depth} and {second.depth} layers"
     )
     return score, words
 
 
-def _ratio(one: int, other: int) -> float:
-    return min(one, other) / max(one, other) if max(one, other) else 1.0
+Shared = list[tuple[list[StackDraft], list[str]]]  # groups of stacks with their reasons
 
 
-# ---- Decide which stacks share a device: concurrent on streams, woven into one step, or in turn, and why.
-
-ALIKE = 0.4  # similarity from which on stacks may be woven
-
-
-def shared_groups(bundles: list[StackDraft], limits: Limits) -> list[tuple[list[StackDraft], list[str]]]:
+def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     """Put bundles into groups, largest load first, each into the first (for weaving: most similar) that it fits."""
     if len(bundles) == 1:
         return [(bundles, [])]
     if not (limits.device == "cuda" if limits.weave is None else limits.weave):
         where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "weave=False"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
-    groups: list[tuple[list[StackDraft], list[str]]] = []
-    features = (
-        {id(bundle): features_of_task(bundle.tasks[0], limits.stats) for bundle in bundles} if limits.weave else {}
-    )
-    for bundle in sorted(bundles, key=lambda b: (-b.load, b.places[0])):
-        if limits.weave:
-            _place_woven(bundle, groups, features, limits)
+    how = "woven with" if limits.weave else "concurrent with"
+    groups: Shared = []
+    for bundle in sorted(bundles, key=lambda b: (-b.load, b.positions[0])):
+        alone = _trains_alone(bundle, limits)
+        refused = [] if alone is None else [alone]
+        for joined, why, score, words in _candidates(bundle, groups, limits) if alone is None else ():
+            names = _name(bundle), _name(joined[0])
+            obstacle = f"similarity {score:.2f} is below {ALIKE} ({words})" if score < ALIKE else None
+            obstacle = obstacle or _no_room([*joined, bundle], limits)
+            if obstacle is None:
+                reason = f"similarity {score:.2f} ({words})" if limits.weave else "neither fills the device"
+                why.append(f"{names[0]} {how} {names[1]}: {reason}")
+                joined.append(bundle)
+                break
+            refused.append(f"{names[0]} not {how} {names[1]}: {obstacle}")
         else:
-            _place_beside(bundle, groups, limits)
+            groups.append(([bundle], refused[:1]))
     for joined, _ in groups:
-        joined.sort(key=lambda b: b.places[0])
+        joined.sort(key=lambda b: b.positions[0])
     return groups
 
 
-def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[str]]], limits: Limits) -> None:
-    alone = _trains_alone(bundle, limits)
-    if alone is not None:
-        groups.append(([bundle], [alone]))
-        return
-    refused: list[str] = []
-    for joined, why in groups:
-        if _trains_alone(joined[0], limits):
-            continue
-        obstacle = _no_room(bundle, joined, limits, "concurrent with")
-        if obstacle is None:
-            why.append(f"{_called(bundle)} concurrent with {_called(joined[0])}: neither fills the device")
-            joined.append(bundle)
-            return
-        refused.append(obstacle)
-    groups.append(([bundle], refused[:1]))
-
-
-def _trains_alone(bundle: StackDraft, limits: Limits) -> str | None:
-    """Why no other stack may train concurrently with this one, whatever fits; None if one may."""
+def _trains_alone(bundle: StackDraft, limits: GroupLimits) -> str | None:
+    """Why no other stack may share the step of this one, or the device with it; None if one may."""
+    name = bundle.tasks[0].model_name
+    if bundle.tasks[0].traits is None and limits.weave:
+        return f"{name} not woven: its operators are not known before it is captured"
     if bundle.tasks[0].traits is None:
-        return f"{bundle.tasks[0].model_name} in a group of its own: the load of its operators is not known"
-    if limits.stats.num_edges >= FILLS_DEVICE:
-        return (
-            f"stacks one after another: every kernel over {limits.stats.num_edges:,} edges fills the device by itself"
-        )
+        return f"{name} in a group of its own: the load of its operators is not known"
+    if limits.stats.num_edges >= FILLS_DEVICE and not limits.weave:
+        edges = f"{limits.stats.num_edges:,}"
+        return f"stacks one after another: every kernel over {edges} edges fills the device by itself"
     return None
-
-
-def _place_woven(
-    bundle: StackDraft,
-    groups: list[tuple[list[StackDraft], list[str]]],
-    features: dict[int, Features | None],
-    limits: Limits,
-) -> None:
-    own = features[id(bundle)]
-    if own is None:
-        name = bundle.tasks[0].model_name
-        groups.append(([bundle], [f"{name} not woven: its operators are not known before it is captured"]))
-        return
-    refused: list[str] = []
-    for score, words, joined, why in _candidates(own, groups, features):
-        obstacle = _obstacle(score, words, bundle, joined, limits)
-        if obstacle is None:
-            why.append(f"{_called(bundle)} woven with {_called(joined[0])}: similarity {score:.2f} ({words})")
-            joined.append(bundle)
-            return
-        refused.append(obstacle)
-    groups.append(([bundle], refused[:1]))
 
 
 def _candidates(
-    own: Features, groups: list[tuple[list[StackDraft], list[str]]], features: dict[int, Features | None]
-) -> list[tuple[float, str, list[StackDraft], list[str]]]:
-    """Groups by similarity, most similar first; a group is as similar as its least similar stack."""
-    found = []
+    bundle: StackDraft, groups: Shared, limits: GroupLimits
+) -> list[tuple[list[StackDraft], list[str], float, str]]:
+    """Groups that ``bundle`` may join, for weaving the most similar first, by their least similar stack."""
+    candidates = []
     for joined, why in groups:
-        others = [features[id(bundle)] for bundle in joined]
-        scores = [similarity(own, other) for other in others if other is not None]
-        if len(scores) == len(joined):
-            found.append((*min(scores), joined, why))
-    return sorted(found, key=lambda item: -item[0])
+        if _trains_alone(joined[0], limits) is None:
+            score, words = 1.0, ""
+            if limits.weave:
+                features = [features_of_task(b.tasks[0], limits.stats) for b in (bundle, *joined)]
+                score, words = min(similarity(features[0], f) for f in features[1:] if features[0] and f)
+            candidates.append((joined, why, score, words))
+    return sorted(candidates, key=lambda candidate: -candidate[2])
 
 
-def _obstacle(score: float, words: str, bundle: StackDraft, joined: list[StackDraft], limits: Limits) -> str | None:
-    """Why ``bundle`` is not woven into a group; None if it may."""
-    if score < ALIKE:
-        name, other = _called(bundle), _called(joined[0])
-        return f"{name} not woven with {other}: similarity {score:.2f} is below {ALIKE} ({words})"
-    return _no_room(bundle, joined, limits, "woven with")
-
-
-def _no_room(bundle: StackDraft, joined: list[StackDraft], limits: Limits, how: str) -> str | None:
-    """Why ``bundle`` does not fit into a group, by load or by memory; None if it does."""
-    apart = f"{_called(bundle)} not {how} {_called(joined[0])}"
-    load = bundle.load + sum(b.load for b in joined)
+def _no_room(bundles: list[StackDraft], limits: GroupLimits) -> str | None:
+    """Why ``bundles`` cannot be one group, by load or by memory; None if they can."""
+    load = sum(bundle.load for bundle in bundles)
     if load > 1.0:
-        return f"{apart}: together they would be {load:.1f} times what fills the device"
-    together = [task for b in (*joined, bundle) for task in b.tasks]
-    if not limits.fits(together):
+        return f"together they would be {load:.1f} times what fills the device"
+    tasks = [task for bundle in bundles for task in bundle.tasks]
+    if not limits.fits(tasks):
         assert limits.room is not None
-        return f"{apart}: together {size_in_words(limits.bytes(together))} of {size_in_words(limits.room)}"
+        return f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
     return None
 
 
-def _called(bundle: StackDraft) -> str:
+def _name(bundle: StackDraft) -> str:
     task = bundle.tasks[0]
     depth = f" of {task.layers} layers" if task.traits is not None else ""
     return f"{task.model_name}{depth} x {len(bundle.tasks)}"
@@ -212,19 +167,20 @@ def group(
     """Plans for groups that together hold every task once, in the order of their first members.
 
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
-    peak bytes of a group (None: a rule of thumb). ``budget``:
-    bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``weave``: whether stacks of
-    different structure are merged into one step; None: they train concurrently on a GPU, False: each is a group
-    of its own.
+    peak bytes of a group (None: a rule of thumb). ``budget``: bytes that a group may take (None: 95 % of
+    ``machine``'s, no limit without one). ``weave``: whether stacks of different structure are merged into one step;
+    None: they train concurrently on a GPU, False: each is a group of its own.
     """
     listed = list(tasks)
     _check_names(listed)
     plans: list[tuple[int, Plan]] = []
-    for places in _by_group_key(listed, stats):
-        found = stats if isinstance(stats, GraphStats) else stats(listed[places[0]])
-        limits = Limits(found, device, machine, memory_of, budget, weave)
-        many = len(listed) > 1
-        plans += [(members[0], plan) for members, plan in _plans(listed, places, limits, many)]
+    for positions in _by_group_key(listed, stats):
+        graph = stats if isinstance(stats, GraphStats) else stats(listed[positions[0]])
+        limits = GroupLimits(graph, device, machine, memory_of, budget, weave)
+        bundles = [b for alike in by_structure(listed, positions) for b in stacks_of(listed, alike, limits)]
+        for joined, why in shared_groups(bundles, limits):
+            members = sorted(position for bundle in joined for position in bundle.positions)
+            plans.append((members[0], _plan(listed, members, joined, why if len(listed) > 1 else [], limits)))
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]
 
 
@@ -239,14 +195,14 @@ def plan_as_one_group(
     _check_names(listed)
     if len(_by_group_key(listed, stats)) > 1:
         raise SpecError("tasks that share a step must agree in " + ", ".join(GROUP_KEY_NAMES))
-    limits = Limits(stats, device, machine, weave=weave)
-    places = list(range(len(listed)))
+    limits = GroupLimits(stats, device, machine, weave=weave)
+    positions = list(range(len(listed)))
     bundles = []
-    for alike in by_structure(listed, places):
+    for alike in by_structure(listed, positions):
         for inside, why in padded(listed, alike, limits):
-            reasons = [*why, *padding_reason([listed[place] for place in inside], limits)]
+            reasons = [*why, *padding_reason([listed[position] for position in inside], limits)]
             bundles.append(stack_draft(listed, inside, Size(len(inside), ""), reasons))
-    return _plan(listed, places, bundles, [], limits)
+    return _plan(listed, positions, bundles, [], limits)
 
 
 def _check_names(tasks: Sequence[Task]) -> None:
@@ -260,52 +216,43 @@ def _check_names(tasks: Sequence[Task]) -> None:
 
 
 def _by_group_key(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
-    found: dict[tuple[object, ...], list[int]] = {}
-    for place, task in enumerate(tasks):
-        found_stats = stats if isinstance(stats, GraphStats) else stats(task)
-        key = group_key(task, found_stats.multilabel)
-        found.setdefault(key, []).append(place)
-    return list(found.values())
+    positions: dict[tuple[object, ...], list[int]] = {}
+    for position, task in enumerate(tasks):
+        graph = stats if isinstance(stats, GraphStats) else stats(task)
+        positions.setdefault(group_key(task, graph.multilabel), []).append(position)
+    return list(positions.values())
 
 
-def _plans(tasks: list[Task], places: list[int], limits: Limits, many: bool) -> list[tuple[list[int], Plan]]:
-    bundles = [bundle for alike in by_structure(tasks, places) for bundle in stacks_of(tasks, alike, limits)]
-    result = []
-    for joined, why in shared_groups(bundles, limits):
-        members = sorted(place for bundle in joined for place in bundle.places)
-        result.append((members, _plan(tasks, members, joined, why if many else [], limits)))
-    return result
-
-
-def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: list[str], limits: Limits) -> Plan:
-    own = [tasks[place] for place in members]
-    once, first_reason = step.first_layer(own, limits.stats)
-    replay, replay_reason = step.replay(own, limits.device)
-    clustered, rows_reason = step.row_order(own, limits.stats, limits.device, limits.machine)
-    threads, threads_reason = step.threads(own, limits.stats, limits.device)
-    slot = {place: slot for slot, place in enumerate(members)}
-    stacks = tuple(tuple(sorted(slot[place] for place in bundle.places)) for bundle in joined)
-    reasons = [reason for bundle in joined for reason in bundle.why]
-    general = (first_reason, replay_reason, *rows_reason, step.features_reason(own, limits.stats), *threads_reason)
-    if own[0].sampled:
+def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: list[str], limits: GroupLimits) -> Plan:
+    group_tasks = [tasks[position] for position in members]
+    first = group_tasks[0]
+    once, first_reason = step.first_layer(group_tasks, limits.stats)
+    replay, replay_reason = step.replay(group_tasks, limits.device)
+    clustered, rows_reason = step.row_order(group_tasks, limits.stats, limits.device, limits.machine)
+    threads, threads_reason = step.threads(group_tasks, limits.stats, limits.device)
+    features_reason = step.features_reason(group_tasks, limits.stats)
+    general = (first_reason, replay_reason, *rows_reason, features_reason, *threads_reason)
+    if first.sampled:
         once, clustered = False, False
-        general = (why_this_mode(own[0], limits.stats), replay_reason, *threads_reason)
+        general = (why_this_mode(first, limits.stats), replay_reason, *threads_reason)
+    too_large = []
+    if len(group_tasks) == 1 and limits.room is not None and not limits.fits(group_tasks):
+        sizes = f"{size_in_words(limits.bytes(group_tasks))} of {size_in_words(limits.room)}"
+        too_large = [f"it does not fit even alone: {sizes}"]
+    slot = {position: slot for slot, position in enumerate(members)}
+    stacks = tuple(tuple(sorted(slot[position] for position in bundle.positions)) for bundle in joined)
+    reasons = [reason for bundle in joined for reason in bundle.why]
+    together = "woven" if limits.weave else "concurrent"
     return Plan(
-        members=tuple(task.label for task in own),
-        join=("woven" if limits.weave else "concurrent") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
+        members=tuple(task.label for task in group_tasks),
+        join=together if len(joined) > 1 else "stacked" if len(group_tasks) > 1 else "solo",
         device=limits.device,
         replay=replay,
         first_layer="once" if once else "per_step",
         row_order="clustered" if clustered else "by_length",
         threads=threads,
-        why=tuple(dict.fromkeys((*why, *reasons, *_too_large(own, limits), *general))),
+        why=tuple(dict.fromkeys((*why, *reasons, *too_large, *general))),
         stacks=stacks if len(stacks) > 1 else (),
-        mode="sampled" if own[0].sampled else "full",
-        stages=stages_of(own[0], limits.device),
+        mode="sampled" if first.sampled else "full",
+        stages=stages_of(first, limits.device),
     )
-
-
-def _too_large(tasks: list[Task], limits: Limits) -> list[str]:
-    if len(tasks) > 1 or limits.room is None or limits.fits(tasks):
-        return []
-    return [f"it does not fit even alone: {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"]

@@ -18,11 +18,9 @@ from weft.planner.cost.rule import dense_values, forward_multiply_adds, hidden_b
 
 # Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
 # and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
-# embedded graph took 20 times as long beside one other process.
+# embedded graph took 20 times as long next to one other process.
 WORK_FOR_THREADS = 1 << 25
-
-SHARED_CORE = 0.25  # of a core that others may take without a thread being left out
-
+SHARED_CORE = 0.25  # of a core that other processes may take without a thread being left out
 MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes per node
 MEMBERS_TO_CLUSTER = 4
 REPAID = 2.0  # how far the seconds won must exceed those spent
@@ -31,8 +29,8 @@ USUAL_L2 = 50 << 20
 
 def first_layer(tasks: Sequence[Task], stats: GraphStats) -> tuple[bool, str]:
     """Whether any member's first aggregation is constant: it is computed once for all whose it is."""
-    found = [_first_layer(task, stats) for task in tasks]
-    return next((pair for pair in found if pair[0]), found[0])
+    choices = [_first_layer(task, stats) for task in tasks]
+    return next((choice for choice in choices if choice[0]), choices[0])
 
 
 def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
@@ -69,8 +67,8 @@ def row_order(
     """Whether rows of the graph are traversed by cluster; on a GPU only."""
     if device != "cuda":
         return False, ()
-    yes, why = _clustered(tasks, stats, (machine.l2_bytes if machine is not None else 0) or USUAL_L2)
-    return yes, (f"rows by {'cluster' if yes else 'length'}: {why}",)
+    clustered, why = _clustered(tasks, stats, (machine.l2_bytes if machine is not None else 0) or USUAL_L2)
+    return clustered, (f"rows by {'cluster' if clustered else 'length'}: {why}",)
 
 
 def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bool, str]:
@@ -104,13 +102,13 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
 
 
-def free_threads(most: int, cores: int, others: float) -> int:
-    """How many of at most ``most`` threads to compute with while other processes take ``others`` of the ``cores``.
+def free_threads(most: int, cores: int, busy: float) -> int:
+    """How many of at most ``most`` threads to compute with while other processes take ``busy`` of the ``cores``.
 
-    A thread that waits for a core makes all others of an operator wait for it, so one is left out unless nearly all of
+    A thread that waits for a core makes all threads of an operator wait for it, so it is left out unless nearly all of
     a core is free for it.
     """
-    return max(1, min(most, int(cores - others + SHARED_CORE)))
+    return max(1, min(most, int(cores - busy + SHARED_CORE)))
 
 
 def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
@@ -125,7 +123,7 @@ def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
     return f"features stay sparse: {stored}"
 
 
-# ---- Decide when members that have ended are taken out of a group's step.
+# ---- When members that have ended are taken out of a group's step
 #
 # Members leave at the boundary of a period: their rows are taken out and the step is rebuilt and captured again. That
 # costs about as much as preparing the first step, and saves their share of every remaining epoch. On a device that is
@@ -134,19 +132,19 @@ def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
 #
 # Shapes: T members.
 
-LEAVE_EVERY = 16  # epochs between two moments to leave, where they must not depend on the speed of the machine
+LEAVE_EVERY = 16  # epochs between two times to leave, if they must not depend on the speed of the machine
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """Seconds of an epoch by the number of members, as measured: ``seen`` holds the latest of every size."""
 
     seen: tuple[tuple[int, float], ...] = ()
 
-    def after(self, members: int, seconds: float) -> Pace:
+    def after(self, members: int, seconds: float) -> StepPace:
         """The pace once an epoch of ``members`` has taken ``seconds``."""
-        others = tuple(pair for pair in self.seen if pair[0] != members)
-        return Pace((*others, (members, seconds)))
+        rest = tuple(pair for pair in self.seen if pair[0] != members)
+        return StepPace((*rest, (members, seconds)))
 
     def marginal(self, members: int) -> float:
         """What one member of ``members`` adds to an epoch: a slope through what was seen, else an even share.
@@ -166,7 +164,7 @@ class Pace:
         return min(max(slope, 0.0), even)
 
 
-def pays_to_leave(ended: int, members: int, epochs_left: int, pace: Pace, prepare_seconds: float) -> bool:
+def pays_to_leave(ended: int, members: int, epochs_left: int, pace: StepPace, prepare_seconds: float) -> bool:
     """Whether to take ``ended`` of ``members`` out of a step that has ``epochs_left`` epochs to go.
 
     ``prepare_seconds`` is what rebuilding and capturing the step takes. A group without

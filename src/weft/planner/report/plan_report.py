@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from typing import Any
 
@@ -27,10 +27,7 @@ from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_text import explain
 
 FORMAT, VERSION = "weft plan", 1
-NOT_EXECUTED = ("why", "cost", "measured")  # of a plan: what it says, not what it does
-
-
-_TASK_KEYS = ("name", "model", "graph", "epochs", "parameters", "group")
+NOT_EXECUTED = ("why", "cost", "measured")  # fields of a plan that say something, but do nothing
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,14 @@ class TaskEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {
-            "name": self.name,
-            "model": self.model,
-            "graph": self.graph,
-            "epochs": self.epochs,
-            "parameters": self.parameters,
-            "group": self.group,
-            "cost": None if self.cost is None else self.cost.to_dict(),
-        }
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**data, "cost": None if self.cost is None else self.cost.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaskEstimate:
         """The inverse of :meth:`to_dict`."""
         cost = None if data["cost"] is None else Cost.from_dict(data["cost"])
-        return cls(**{**{key: data[key] for key in _TASK_KEYS}, "cost": cost})
+        return cls(**{**{each.name: data[each.name] for each in fields(cls)}, "cost": cost})
 
 
 @dataclass(frozen=True)
@@ -112,10 +102,17 @@ class GroupEstimate:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupEstimate:
         """The inverse of :meth:`to_dict`."""
-        lists: dict[str, Any] = {name: tuple(data[name]) for name in ("at_peak", "advice", "unknown")}
-        plan, cost = Plan.from_dict(data["plan"]), Cost.from_dict(data["cost"])
-        about = {"note": data["note"], "extrapolated": data.get("extrapolated", False)}
-        return cls(plan, cost, data["epochs"], data["fits"], **about, **lists)
+        return cls(
+            plan=Plan.from_dict(data["plan"]),
+            cost=Cost.from_dict(data["cost"]),
+            epochs=data["epochs"],
+            fits=data["fits"],
+            at_peak=tuple(data["at_peak"]),
+            advice=tuple(data["advice"]),
+            unknown=tuple(data["unknown"]),
+            note=data["note"],
+            extrapolated=data.get("extrapolated", False),
+        )
 
 
 @dataclass(frozen=True)
@@ -197,6 +194,9 @@ class PlanReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; graphs and models given as objects become descriptions of them."""
+        work = None
+        if self.work is not None:
+            work = {"task" if isinstance(self.work, Task) else "sweep": self.work.to_dict()}
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -209,10 +209,10 @@ class PlanReport:
             "budget_bytes": self.budget,
             "machine": self.machine.to_dict(),
             "graphs": list(self.graphs),
-            "work": _work_to_dict(self.work),
+            "work": work,
             "tasks": [task.to_dict() for task in self.tasks],
             "groups": [group.to_dict() for group in self.groups],
-            "nearest": [one.to_dict() for one in self.nearest],
+            "nearest": [suggestion.to_dict() for suggestion in self.nearest],
             "notes": list(self.notes),
         }
         return {**data, "digest": _digest(data)}
@@ -242,25 +242,28 @@ class PlanReport:
                 f"a plan of version {data.get('version')!r}, but Weft {__version__} reads version {VERSION}; plan again"
             )
         try:
-            found = cls(
-                data["name"],
-                Machine.from_dict(data["machine"]),
-                data["budget_bytes"],
-                tuple(TaskEstimate.from_dict(task) for task in data["tasks"]),
-                tuple(GroupEstimate.from_dict(group) for group in data["groups"]),
-                tuple(Suggestion.from_dict(one) for one in data["nearest"]),
-                tuple(data["notes"]),
-                tuple(data["graphs"]),
-                _work_from_dict(data["work"]),
-                float(data.get("compile_seconds", 0.0)),
+            work = data["work"]
+            if work is not None:
+                work = read_task(work["task"]) if "task" in work else Sweep.from_dict(work["sweep"])
+            report = cls(
+                name=data["name"],
+                machine=Machine.from_dict(data["machine"]),
+                budget=data["budget_bytes"],
+                tasks=tuple(TaskEstimate.from_dict(task) for task in data["tasks"]),
+                groups=tuple(GroupEstimate.from_dict(group) for group in data["groups"]),
+                nearest=tuple(Suggestion.from_dict(suggestion) for suggestion in data["nearest"]),
+                notes=tuple(data["notes"]),
+                graphs=tuple(data["graphs"]),
+                work=work,
+                compile_seconds=float(data.get("compile_seconds", 0.0)),
             )
             changed = data["digest"] != _digest(data)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise SpecError(f"a damaged plan ({type(error).__name__}: {error}); plan again") from None
         if changed:
             raise SpecError("settings or groups were changed after it was planned; plan again with those settings")
-        _check_members(found)
-        return found
+        _check_members(report)
+        return report
 
     @classmethod
     def from_json(cls, text: str, where: str) -> PlanReport:
@@ -276,37 +279,25 @@ class PlanReport:
             raise SpecError(f"{where}: {error}") from None
 
 
-def _work_to_dict(work: Task | Sweep | None) -> dict[str, Any] | None:
-    if work is None:
-        return None
-    return {"task" if isinstance(work, Task) else "sweep": work.to_dict()}
-
-
-def _work_from_dict(data: Mapping[str, Any] | None) -> Task | Sweep | None:
-    if data is None:
-        return None
-    return read_task(data["task"]) if "task" in data else Sweep.from_dict(data["sweep"])
-
-
 def _digest(data: Mapping[str, Any]) -> str:
-    """A digest of what a plan would do: the work, and the groups less what is said of them."""
+    """A digest of what a plan would do: the work, and the groups without their descriptions."""
     plans = [group["plan"] for group in data["groups"]]
-    done = [{key: value for key, value in plan.items() if key not in NOT_EXECUTED} for plan in plans]
-    text = json.dumps(finite([data["work"], done]), sort_keys=True)
+    executed = [{key: value for key, value in plan.items() if key not in NOT_EXECUTED} for plan in plans]
+    text = json.dumps(finite([data["work"], executed]), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_members(report: PlanReport) -> None:
-    """A sweep is expanded anew where a plan is read: its members have to be those that the groups were made for."""
+    """A sweep is expanded again when a plan is read: its members have to be those that the groups were made for."""
     if report.work is None:
         return
-    there = {task.label: task for task in report.work_tasks}
+    expanded = {task.label: task for task in report.work_tasks}
     planned = {task.label: task for plan in report.plans for task in plan.tasks}
-    if there.keys() != planned.keys():
-        name = sorted(there.keys() ^ planned.keys())[0]
+    if expanded.keys() != planned.keys():
+        name = sorted(expanded.keys() ^ planned.keys())[0]
         raise SpecError(f"task {name!r} is not in both the sweep and its groups; plan again")
     for name, task in planned.items():
-        now = there[name].to_dict()
+        now = expanded[name].to_dict()
         for key, value in task.to_dict().items():
             if now[key] != value:
                 raise SpecError(
@@ -314,13 +305,13 @@ def _check_members(report: PlanReport) -> None:
                 )
 
 
-# ---- The plan of one group as it travels from a scheduler to a worker, and back into a report that can be run.
+# ---- The plan of one group, from a scheduler to a worker
 
 
 def group_plan(tasks: Sequence[Task], stats: GraphStats, alone: Plan, total_bytes: int, machine: Machine) -> Plan:
     """The plan of ``tasks`` as one group, executable elsewhere; ``alone`` is the plan of one of them by itself.
 
-    Of a group of several the cost is not predicted beyond ``total_bytes``, which admission has set aside for it.
+    The cost of a group of several is not predicted beyond ``total_bytes``, which admission has set aside for it.
     """
     if len(tasks) == 1:
         return replace(alone, members=(tasks[0].label,), tasks=tuple(tasks), graph=stats.fingerprint())
@@ -338,11 +329,10 @@ def report_to_run(data: Mapping[str, Any], machine: Machine) -> PlanReport:
     return PlanReport(work.label, machine, machine.memory_bytes, (), (group,), work=work)
 
 
-# ---- Suggest the nearest change that makes a task fit, by what it gives up.
+# ---- The nearest change that makes a task fit
 #
-# Tried in this order, each with what the ones before could not do: lower precision (where the machine has units for
-# it), narrower layers, both. Fewer tasks in a group is not among them: groups are cut to the budget before suggestions
-# are made (``weft.planner.grouping.groups``).
+# Tried in this order: lower precision (if the machine has units for it), narrower layers, both. Fewer tasks in a group
+# is not among them: groups are cut to the budget before suggestions are made (``weft.planner.grouping.groups``).
 
 CostOf = Callable[[Task], Cost]
 
@@ -352,37 +342,24 @@ def nearest(task: Task, cost_of: CostOf, budget: int, bf16: bool = True) -> Sugg
     for changes in candidates(task, bf16):
         cost = cost_of(task.with_values(**changes))
         if cost.total_bytes <= budget:
-            return _suggestion(task, changes, cost)
+            sets = [f"--set {'model' if key == 'hidden' else 'train'}.{key}={v}" for key, v in changes.items()]
+            settings = " and ".join(f"{key}={value!r}" for key, value in changes.items())
+            takes = f"takes {show_bytes(cost.total_bytes)} ({' '.join(sets)})"
+            return Suggestion(dict(changes), f"task {task.label!r} with {settings} {takes}", cost, (task.label,))
     return None
 
 
 def candidates(task: Task, bf16: bool = True) -> list[dict[str, Any]]:
-    """Changes to try, the least first: bf16 where the machine has it, then narrower layers, then both."""
+    """Changes to try, the least first: bf16 if the machine has it, then narrower layers, then both."""
     lower: list[dict[str, Any]] = [{"precision": "bf16"}] if bf16 and task.precision != "bf16" else []
-    narrower: list[dict[str, Any]] = [{"hidden": width} for width in widths_below(task)]
+    widths: list[int] = []
+    if task.traits is not None and task.layers > 1:  # else ``hidden`` does not shape the model
+        step, width = task.heads if task.traits.has_heads else 1, task.hidden // 2
+        while width >= max(step, 4):
+            widths.append(width // step * step)
+            width //= 2
+    narrower: list[dict[str, Any]] = [{"hidden": width} for width in dict.fromkeys(widths)]
     return [*lower, *narrower, *({**low, **narrow} for low in lower for narrow in narrower)]
-
-
-def widths_below(task: Task) -> list[int]:
-    """Narrower hidden layers to try, widest first; none where ``hidden`` does not shape the model."""
-    if task.traits is None or task.layers < 2:
-        return []
-    step = task.heads if task.traits.has_heads else 1
-    widths, width = [], task.hidden // 2
-    while width >= max(step, 4):
-        widths += [width // step * step]
-        width //= 2
-    return list(dict.fromkeys(widths))
-
-
-def _suggestion(task: Task, changes: Mapping[str, Any], cost: Cost) -> Suggestion:
-    sets = " ".join(f"--set {'model' if key == 'hidden' else 'train'}.{key}={value}" for key, value in changes.items())
-    words = f"task {task.label!r} with {_listed(changes)} takes {show_bytes(cost.total_bytes)} ({sets})"
-    return Suggestion(dict(changes), words, cost, (task.label,))
-
-
-def _listed(changes: Mapping[str, Any]) -> str:
-    return " and ".join(f"{key}={value!r}" for key, value in changes.items())
 
 
 def roomy_machines(total_bytes: int, machines: Iterable[Machine], here: Machine) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from weft.core.units import show_bytes, show_seconds
@@ -49,14 +49,26 @@ FAMILY_WORDS = {
 def explain(report: PlanReport) -> str:
     """The text that ``weft plan`` prints."""
     lines = [*_headline(report), "", *_tasks(report.tasks)]
-    shown, rest = _chosen(_runs(report.groups), report)
-    for alike in shown:
-        lines += ["", *_group(alike, report)]
+    runs: dict[object, list[int]] = {}  # groups that differ in the names of their members alone
+    for index, group in enumerate(report.groups):
+        plan, cost = group.plan, group.cost
+        key = (plan.join, len(plan.members), plan.stacks, group.epochs, cost.total_bytes, cost.epoch_seconds)
+        runs.setdefault(key, []).append(index)
+    largest = sorted(runs.values(), key=lambda alike: -report.groups[alike[0]].cost.total_bytes)[:MOST_GROUPS]
+    for alike in runs.values():
+        if alike in largest:
+            lines += ["", *_group(alike, report)]
+    rest = [report.groups[index] for alike in runs.values() if alike not in largest for index in alike]
     if rest:
-        lines += ["", _others([report.groups[index] for alike in rest for index in alike])]
+        sizes = [group.cost.total_bytes for group in rest]
+        span = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))}"
+        seconds = show_seconds(sum(group.run_seconds for group in rest))
+        count = _plural(sum(len(group.plan.members) for group in rest), "task")
+        smaller = _plural(len(rest), "smaller group")
+        lines += ["", f"... and {smaller} of {count}: {span} each, {seconds}; --json has them all"]
     if report.nearest:
         lines += ["", "nearest plan that fits"]
-        lines += [line for one in report.nearest for line in _wrapped("  - ", one.words)]
+        lines += [line for suggestion in report.nearest for line in _wrapped("  - ", suggestion.words)]
     if report.notes:
         lines += ["", "notes", *(line for note in report.notes for line in _wrapped("  - ", note))]
     return "\n".join(lines)
@@ -67,7 +79,7 @@ def refusal(report: PlanReport) -> str:
     largest = max(report.groups, key=lambda group: group.cost.total_bytes)
     who = f"task {largest.plan.members[0]!r}"
     need = f"{show_bytes(largest.cost.total_bytes)} of {show_bytes(report.budget)}: does not fit"
-    ways = [f"nearest plan that fits: {one.words}" for one in report.nearest[:1]]
+    ways = [f"nearest plan that fits: {suggestion.words}" for suggestion in report.nearest[:1]]
     if largest.cost.total_bytes <= report.machine.memory_bytes:
         ways.append(would_do(largest.cost.total_bytes))
     return "; ".join([f"{who} needs {need}", *(ways or report.notes[-1:])])
@@ -83,25 +95,19 @@ def _headline(report: PlanReport) -> list[str]:
     count = len(report.tasks)
     tasks = f"{count} tasks in {_plural(len(report.groups), 'group')}" if count > 1 else "1 task"
     verdict = "fits" if report.fits else "does not fit"
+    # What a process on a CPU takes in all, which a budget does not count.
+    most = max((group.cost.process_bytes for group in report.groups), default=0)
+    process = [f"process   about {show_bytes(most)} resident, Python, torch and kernels included"] if most else []
+    compiling = ""
+    if report.compile_seconds:
+        compiling = f", and {show_seconds(report.compile_seconds)} once to compile kernels (`weft warm` does it ahead)"
     return [
         f"{report.name}: {tasks} on {'; '.join(report.graphs)}",
         f"machine   {report.machine.name} ({'measured' if report.machine.measured else 'profile'})",
         f"memory    {show_bytes(report.peak_bytes)} of {show_bytes(report.budget)}: {verdict}",
-        *_process(report),
-        f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks{_compiling(report)}",
+        *process,
+        f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks{compiling}",
     ]
-
-
-def _process(report: PlanReport) -> list[str]:
-    """What a process on a CPU takes in all, which a budget does not count."""
-    most = max((group.cost.process_bytes for group in report.groups), default=0)
-    return [f"process   about {show_bytes(most)} resident, Python, torch and kernels included"] if most else []
-
-
-def _compiling(report: PlanReport) -> str:
-    if not report.compile_seconds:
-        return ""
-    return f", and {show_seconds(report.compile_seconds)} once to compile kernels (`weft warm` does it ahead)"
 
 
 def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
@@ -110,64 +116,38 @@ def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
     for task in tasks:
         cost = (task.cost.total_bytes, task.cost.epoch_seconds) if task.cost is not None else task.name
         alike.setdefault((task.parameters, task.group, cost), []).append(task)
-    rows = [(_names(some), some[0]) for some in alike.values()]
+    rows = []
+    for same in alike.values():
+        name = same[0].name if len(same[0].name) <= LONGEST else same[0].name[: LONGEST - 3] + "..."
+        rows.append((name if len(same) == 1 else f"{name} and {len(same) - 1} alike", same[0]))
     width = max(len(name) for name, _ in [*rows[:MOST_TASKS], ("task", None)])
     lines = [f"{'task':<{width}}  {'parameters':>10}  {'alone: peak':>11}  {'epoch':>8}  group"]
     for name, task in rows[:MOST_TASKS]:
-        lines.append(f"{name:<{width}}  {_figures(task)}  {task.group + 1}")
-    rest = sum(len(some) for some in list(alike.values())[MOST_TASKS:])
+        figures = f"{'-':>10}  {'-':>11}  {'-':>8}"
+        if task.cost is not None and task.parameters is not None:
+            seconds = show_seconds(task.cost.epoch_seconds)
+            figures = f"{task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  {seconds:>8}"
+        lines.append(f"{name:<{width}}  {figures}  {task.group + 1}")
+    rest = sum(len(same) for same in list(alike.values())[MOST_TASKS:])
     return [*lines, f"... and {rest} more"] if rest else lines
-
-
-def _figures(task: TaskEstimate) -> str:
-    if task.cost is None or task.parameters is None:
-        return f"{'-':>10}  {'-':>11}  {'-':>8}"
-    seconds = show_seconds(task.cost.epoch_seconds)
-    return f"{task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  {seconds:>8}"
-
-
-def _names(tasks: list[TaskEstimate]) -> str:
-    name = tasks[0].name if len(tasks[0].name) <= LONGEST else tasks[0].name[: LONGEST - 3] + "..."
-    return name if len(tasks) == 1 else f"{name} and {len(tasks) - 1} alike"
-
-
-def _runs(groups: tuple[GroupEstimate, ...]) -> list[list[int]]:
-    """Groups that differ in the names of their members alone, as one entry each."""
-    runs: dict[object, list[int]] = {}
-    for index, group in enumerate(groups):
-        plan, cost = group.plan, group.cost
-        key = (plan.join, len(plan.members), plan.stacks, group.epochs, cost.total_bytes, cost.epoch_seconds)
-        runs.setdefault(key, []).append(index)
-    return list(runs.values())
-
-
-def _chosen(runs: list[list[int]], report: PlanReport) -> tuple[list[list[int]], list[list[int]]]:
-    """The groups to describe and those to sum up, each in order: of many, what does not fit, then the largest."""
-    ranked = sorted(runs, key=lambda alike: -report.groups[alike[0]].cost.total_bytes)
-    shown = ranked[:MOST_GROUPS]
-    return [alike for alike in runs if alike in shown], [alike for alike in runs if alike not in shown]
-
-
-def _others(groups: list[GroupEstimate]) -> str:
-    sizes = [group.cost.total_bytes for group in groups]
-    span = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))}"
-    seconds = show_seconds(sum(group.run_seconds for group in groups))
-    count = _plural(sum(len(group.plan.members) for group in groups), "task")
-    return f"... and {_plural(len(groups), 'smaller group')} of {count}: {span} each, {seconds}; --json has them all"
 
 
 def _group(alike: list[int], report: PlanReport) -> list[str]:
     group = report.groups[alike[0]]
     plan, cost = group.plan, group.cost
     members = len(plan.members)
+    heading = f"group {alike[0] + 1}"
+    if len(alike) > 1:
+        numbers = ", ".join(str(index + 1) for index in alike[:MOST_TASKS])
+        heading = f"groups {numbers}{', ...' if len(alike) > MOST_TASKS else ''} ({len(alike)} alike, each)"
     each = f", {show_seconds(cost.epoch_seconds / members)} per task" if members > 1 else ""
     verdict = "" if group.fits else f" - does not fit into {show_bytes(report.budget)}"
     lines = [
-        f"{_heading(alike)}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
+        f"{heading}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
         f"  memory  {show_bytes(cost.total_bytes)} in all{verdict}",
         *_wrapped(INDENT, _memory(group, report)),
-        *(f"{'          at the peak: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.at_peak)),
-        *(f"{'          to lower it: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.advice[:2])),
+        *(f"{'          at the peak: ' if i == 0 else ' ' * 23}{value}" for i, value in enumerate(group.at_peak)),
+        *(f"{'          to lower it: ' if i == 0 else ' ' * 23}{words}" for i, words in enumerate(group.advice[:2])),
         f"  epoch   {show_seconds(cost.epoch_seconds)}{each}; {group.epochs} epochs {show_seconds(group.run_seconds)}",
         *_wrapped(INDENT, _shares(cost.families, FAMILY_WORDS)),
         *_wrapped(INDENT, _shares(cost.phases, {})),
@@ -185,13 +165,6 @@ def _wrapped(head: str, text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
 
 
-def _heading(alike: list[int]) -> str:
-    if len(alike) == 1:
-        return f"group {alike[0] + 1}"
-    numbers = ", ".join(str(index + 1) for index in alike[:MOST_TASKS])
-    return f"groups {numbers}{', ...' if len(alike) > MOST_TASKS else ''} ({len(alike)} alike, each)"
-
-
 def _memory(group: GroupEstimate, report: PlanReport) -> str:
     cost, machine = group.cost, report.machine
     parts = sorted(cost.bytes.items(), key=lambda part: -part[1])
@@ -203,21 +176,16 @@ def _memory(group: GroupEstimate, report: PlanReport) -> str:
     around = [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
     if group.plan.mode == "sampled" and 0 < cost.training_bytes < (1.0 - MIN_SHARE) * cost.peak_bytes:
         around.insert(0, f"{show_bytes(cost.training_bytes)} without evaluations")
-    if beyond >= MIN_SHARE * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
-        around.append(f"where there is room, the allocator keeps another {show_bytes(beyond)} idle")
+    if beyond >= MIN_SHARE * cost.peak_bytes:  # not part of the total: the allocator returns it when memory is short
+        around.append(f"if there is room, the allocator keeps another {show_bytes(beyond)} idle")
     return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)
 
 
 def _shares(parts: Mapping[str, float], words: Mapping[str, str]) -> str:
     total = sum(parts.values()) or 1.0
     ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return _listed(
-        f"{words.get(name, name)} {value / total:.0%}" for name, value in ordered if value >= MIN_SHARE * total
-    )
-
-
-def _listed(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
+    shares = (f"{words.get(name, name)} {value / total:.0%}" for name, value in ordered if value >= MIN_SHARE * total)
+    return ", ".join(shares)
 
 
 def _plural(count: int, word: str) -> str:

@@ -67,15 +67,15 @@ def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
     factory = import_callable(task) if isinstance(task.model, str) else task.model
     signature = signature_of(factory)
     sizes = {"in_features": in_features, "out_features": out_features}
-    given = arguments(task, signature)
+    keywords = arguments(task, signature)
     seed_all(task.seed)
     try:
         if signature.by_name:
-            model = factory(**sizes, **given)
+            model = factory(**sizes, **keywords)
         else:
-            model = factory(in_features, out_features, **given)
+            model = factory(in_features, out_features, **keywords)
     except Exception as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | given).items())
+        shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | keywords).items())
         raise SpecError(
             f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
             f"{in_words(error, __file__)}"

@@ -31,7 +31,7 @@ STACKS = "stacks"  # the name in a checkpoint
 class Converted:
     """The ``layers`` of PyG in a module that compute with Weft's operators: names with kinds, none if none do.
 
-    ``sparse``: whether features need not become dense. ``note``: what the user was told.
+    ``sparse``: whether features need not become dense. ``note``: one sentence for the user.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -73,20 +73,20 @@ class BuiltStack:
         return cls(tuple(data["members"]), decided, data.get("unsaved", ""))
 
 
-def stacks_of(about: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
+def stacks_of(saved: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
     """Those that a checkpoint holds; none in one that is older than they are."""
-    return tuple(BuiltStack.from_dict(one) for one in about.get(STACKS, ()))
+    return tuple(BuiltStack.from_dict(stack) for stack in saved.get(STACKS, ()))
 
 
 def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
     """The inverse of :func:`stacks_of`: an entry of what a checkpoint holds."""
-    return {STACKS: [one.to_dict() for one in stacks]}
+    return {STACKS: [stack.to_dict() for stack in stacks]}
 
 
-def stack_of_one(about: Mapping[str, Any], member: int) -> dict[str, Any]:
-    """The same entry for a member of the group that goes on alone; empty if there is none."""
-    found = [BuiltStack((0,), one.converted, one.unsaved) for one in stacks_of(about) if member in one.members]
-    return described(found) if found else {}
+def stack_of_one(saved: Mapping[str, Any], member: int) -> dict[str, Any]:
+    """The same entry for a member of the group that continues alone; empty if there is none."""
+    stacks = [BuiltStack((0,), stack.converted, stack.unsaved) for stack in stacks_of(saved) if member in stack.members]
+    return described(stacks) if stacks else {}
 
 
 TESTED = ("2.8",)  # versions of PyG whose layers tests/nn/pyg/test_proven.py compares with Weft's
@@ -104,18 +104,18 @@ def conversion_of(model: nn.Module, requested: bool, sampled_on_gpu: bool = Fals
             note=f"not converted: Weft's layers are tested with PyG {', '.join(TESTED)}, and this is {version}"
         )
     reasons = {n: why for n, why in swaps.kept.items() if requested or why.split(":")[0] in TEMPLATES}
-    kept = "; ".join(dict.fromkeys(reasons.values()))
+    reasons_text = "; ".join(dict.fromkeys(reasons.values()))
     if sampled_on_gpu and not requested and swaps.layers:
         # An H200, the arxiv shape, batches of 1,024: 0.71 to 0.93 times as fast (benchmarks/results/converted.json).
         faster = f"over sampled batches PyG's layers are faster (convert=True converts {swaps.counted()})"
         return Converted(note=f"not converted: {faster}")
     if not swaps.layers:
         nothing = "not converted: it has no layers of PyG" if requested else None
-        return Converted(note=f"not converted: {kept}" if kept else nothing)
+        return Converted(note=f"not converted: {reasons_text}" if reasons_text else nothing)
     masks = OTHER_MASKS if drawing(model, swaps.layers) else ""
-    others = f"; kept: {'; '.join(dict.fromkeys(swaps.kept.values()))}" if swaps.kept else ""
+    unconverted = f"; kept: {'; '.join(dict.fromkeys(swaps.kept.values()))}" if swaps.kept else ""
     counted = f"converted: {swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them)"
-    return Converted(swaps.layers, note=f"{counted}{masks}{others}")
+    return Converted(swaps.layers, note=f"{counted}{masks}{unconverted}")
 
 
 def convert(model: nn.Module, converted: Converted) -> None:

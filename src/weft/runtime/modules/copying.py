@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -37,8 +37,9 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
         if isinstance(value, LOCKS):
             memo[id(value)] = type(value)() if type(value) is not LOCKS[0] else threading.Lock()
         for tensor in tensors_in(value, modules):
-            if not tensor.is_leaf or _of_a_stack(tensor):
-                memo[id(tensor)] = None if _of_a_stack(tensor) else tensor.detach().clone()
+            of_stack = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # it has no values outside of that call
+            if not tensor.is_leaf or of_stack:
+                memo[id(tensor)] = None if of_stack else tensor.detach().clone()
     left_out: dict[str, Any] = {}
     copies = dict(memo)
     try:
@@ -49,38 +50,23 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
             raise
         copies = memo | {id(value): None for value in left_out.values()}
         copied = copy.deepcopy(model, copies)
-    _hook_alike(model, copied)
-    _share_alike(model, copied, copies)
-    _refer_alike(copied, copies)
-    return copied, list(left_out)
-
-
-def _refer_alike(copied: nn.Module, copies: Mapping[int, Any]) -> None:
-    """Let weak references to parts of the model be to those of the copy."""
-    for module in copied.modules():
-        for key, value in vars(module).items():
-            if isinstance(value, weakref.ref) and isinstance(copies.get(id(value())), (nn.Module, Tensor)):
-                vars(module)[key] = weakref.ref(copies[id(value())])
-
-
-def _share_alike(model: nn.Module, copied: nn.Module, copies: Mapping[int, Any]) -> None:
-    """Let views of weights and buffers be views of the copy's: torch copies parameters without what shares them."""
-    owners = dict((*copied.named_parameters(), *copied.named_buffers()))
-    for one in followers(model, owners.keys()):
-        twin = copies.get(id(one.tensor))
-        if isinstance(twin, Tensor) and twin is not owners[one.owner]:
-            replace(one, tensor=twin).follow(owners[one.owner])
-
-
-def _hook_alike(model: nn.Module, copied: nn.Module) -> None:
-    """Give the copy's parameters the hooks of the model's: torch does not copy those."""
-    for theirs, own in zip(model.parameters(), copied.parameters(), strict=True):
+    for theirs, twin_parameter in zip(model.parameters(), copied.parameters(), strict=True):
         if not theirs.requires_grad:  # frozen after it was hooked: nothing calls them
             continue
-        for hook in (theirs._backward_hooks or {}).values():
-            own.register_hook(hook)
+        for hook in (theirs._backward_hooks or {}).values():  # torch does not copy hooks of parameters
+            twin_parameter.register_hook(hook)
         for hook in (getattr(theirs, "_post_accumulate_grad_hooks", None) or {}).values():
-            own.register_post_accumulate_grad_hook(hook)
+            twin_parameter.register_post_accumulate_grad_hook(hook)
+    owners = dict((*copied.named_parameters(), *copied.named_buffers()))
+    for follower in followers(model, owners.keys()):  # torch copies parameters without the views that share them
+        twin = copies.get(id(follower.tensor))
+        if isinstance(twin, Tensor) and twin is not owners[follower.owner]:
+            replace(follower, tensor=twin).follow(owners[follower.owner])
+    for module in copied.modules():
+        for key, value in vars(module).items():  # weak references to parts of the model are to those of the copy
+            if isinstance(value, weakref.ref) and isinstance(copies.get(id(value())), (nn.Module, Tensor)):
+                vars(module)[key] = weakref.ref(copies[id(value())])
+    return copied, list(left_out)
 
 
 def functions_that_hold(model: nn.Module) -> list[str]:
@@ -89,16 +75,16 @@ def functions_that_hold(model: nn.Module) -> list[str]:
     A copy of the module keeps the same functions, which go on with the parts of the original.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    found = []
+    names = []
     for name, value in _attributes(model):
-        kept = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        if any(_holds(one, parts, DEPTH) for one in kept if isinstance(one, FunctionType)):
-            found.append(name)
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        if any(_holds(item, parts, DEPTH) for item in values if isinstance(item, FunctionType)):
+            names.append(name)
     for name, parameter in model.named_parameters():
         hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
         if any(_holds(hook, parts, DEPTH) for some in hooks for hook in (some or {}).values()):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _holds(thing: Any, parts: set[int], depth: int) -> bool:
@@ -119,7 +105,7 @@ def _holds(thing: Any, parts: set[int], depth: int) -> bool:
         inside = thing
     elif isinstance(thing, dict):
         inside = thing.values()
-    return any(_holds(one, parts, depth - 1) for one in inside)
+    return any(_holds(item, parts, depth - 1) for item in inside)
 
 
 def _empty(cell: CellType) -> bool:
@@ -131,16 +117,11 @@ def _empty(cell: CellType) -> bool:
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Full name and value of everything that a module keeps beside parameters, buffers and submodules."""
+    """Full name and value of everything that a module keeps except parameters, buffers and submodules."""
     for prefix, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in REGISTERED:
                 yield f"{prefix}.{key}" if prefix else key, value
-
-
-def _of_a_stack(tensor: Tensor) -> bool:
-    """Whether ``vmap`` made it: it has no values outside of that call."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:

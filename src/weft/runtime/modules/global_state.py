@@ -53,34 +53,34 @@ class GlobalsSnapshot:
 
     def changed(self) -> list[str]:
         """Names of variables with another value or content than in the snapshot; caches do not count."""
-        now, found = self._found(), []
-        for place, (table, value) in now.items():
-            if _cache_in(value) is None and (place not in self._variables or self._variables[place][1] is not value):
-                old = self._variables.get(place, (None, None))[1]
+        now, names = self._found(), []
+        for key, (table, value) in now.items():
+            if _cache_in(value) is None and (key not in self._variables or self._variables[key][1] is not value):
+                old = self._variables.get(key, (None, None))[1]
                 same = type(old) is type(value) and isinstance(value, (int, float, str)) and old == value
-                name = f"{table.__name__}.{place[1]}" if isinstance(table, type) else place[1]
-                found += [] if same else [name]
-        found += [name for name, thing, content in self._contents.values() if not _is_same(_content(thing), content)]
+                name = f"{table.__name__}.{key[1]}" if isinstance(table, type) else key[1]
+                names += [] if same else [name]
+        names += [name for name, thing, content in self._contents.values() if not _is_same(_content(thing), content)]
         for name, tensor, version, copy in self._tensors.values():
             if tensor._version != version or (copy is not None and not same_numbers(tensor.detach(), copy)):
-                found.append(name)
-        found += [name for name, one, state in self._generators.values() if str(_drawn(one)) != str(state)]
-        return list(dict.fromkeys(found))
+                names.append(name)
+        names += [name for name, generator, state in self._generators.values() if str(_drawn(generator)) != str(state)]
+        return list(dict.fromkeys(names))
 
     def restore(self) -> None:
         """Give variables and containers what they had; variables that have come since are removed."""
-        for place, (table, value) in self._found().items():
+        for key, (table, value) in self._found().items():
             if _cache_in(value) is not None:
                 continue  # see fresh_caches
-            if place not in self._variables:
-                delattr(table, place[1]) if isinstance(table, type) else table.pop(place[1])
-            elif self._variables[place][1] is not value:
-                _assign(table, place[1], self._variables[place][1])
+            if key not in self._variables:
+                delattr(table, key[1]) if isinstance(table, type) else table.pop(key[1])
+            elif self._variables[key][1] is not value:
+                _assign(table, key[1], self._variables[key][1])
         for _, thing, content in self._contents.values():
             if not _is_same(_content(thing), content):
-                own = thing if isinstance(thing, CONTAINERS) else thing.__dict__
-                own.clear()
-                (own.extend if isinstance(own, (list, deque)) else own.update)(content)
+                content_table = thing if isinstance(thing, CONTAINERS) else thing.__dict__
+                content_table.clear()
+                (content_table.extend if isinstance(content_table, (list, deque)) else content_table.update)(content)
         for _, tensor, _, copy in self._tensors.values():
             if copy is not None and not same_numbers(tensor.detach(), copy):
                 tensor.data.copy_(copy)
@@ -95,8 +95,8 @@ class GlobalsSnapshot:
         """Inside, functions with a cache of ``functools`` have an empty one; afterwards each has its own again."""
         cached = [(table, key, value) for (_, key), (table, value) in self._found().items() if _cache_in(value)]
         for table, key, value in cached:
-            own = _cache_in(value)
-            function = functools.lru_cache(**own.cache_parameters())(own.__wrapped__)
+            cached_function = _cache_in(value)
+            function = functools.lru_cache(**cached_function.cache_parameters())(cached_function.__wrapped__)
             if isinstance(value, property):
                 function = property(function, value.fset, value.fdel)
             elif isinstance(value, (staticmethod, classmethod)):
@@ -110,16 +110,16 @@ class GlobalsSnapshot:
 
     def _found(self) -> dict[tuple[int, str], tuple[Any, Any]]:
         """Table and value of every variable that the classes have or their code names, by table and name."""
-        found: dict[tuple[int, str], tuple[Any, Any]] = {}
+        variables: dict[tuple[int, str], tuple[Any, Any]] = {}
         for kind in self._classes:
             for key, value in list(vars(kind).items()):
                 function = _function_in(value)
                 if function is not None:
-                    found |= _globals_of(function, DEPTH)
-                    found |= {(id(function), name): ({}, held) for name, held in _held_by(function)}
+                    variables |= _globals_of(function, DEPTH)
+                    variables |= {(id(function), name): ({}, held) for name, held in _held_by(function)}
                 if (function is None or _cache_in(value) is not None) and not key.startswith("__"):
-                    found[id(kind), key] = kind, value
-        return found
+                    variables[id(kind), key] = kind, value
+        return variables
 
     def _note(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, Tensor) and has_values(value) and not value.is_inference():
@@ -127,8 +127,8 @@ class GlobalsSnapshot:
             self._tensors[id(value)] = name, value, value._version, copy
         if isinstance(value, GENERATORS):
             self._generators[id(value)] = name, value, _drawn(value)
-        own = type(value) in CONTAINERS or (hasattr(value, "__dict__") and type(value).__module__ in self._files)
-        if not own or not depth or id(value) in self._contents or isinstance(value, (type, nn.Module)):
+        is_users = type(value) in CONTAINERS or (hasattr(value, "__dict__") and type(value).__module__ in self._files)
+        if not is_users or not depth or id(value) in self._contents or isinstance(value, (type, nn.Module)):
             return
         content = _content(value)
         self._contents[id(value)] = name, value, content
@@ -161,17 +161,17 @@ def _globals_of(function: types.FunctionType, depth: int) -> dict[tuple[int, str
         code = codes.pop()
         names += code.co_names
         codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    found: dict[tuple[int, str], tuple[Any, Any]] = {}
+    variables: dict[tuple[int, str], tuple[Any, Any]] = {}
     for name in dict.fromkeys(names):
         value = function.__globals__.get(name, function)
         called = _function_in(value)
         if value is function or isinstance(value, types.ModuleType):
             continue
         if called is not None and depth and not is_library(called):
-            found |= _globals_of(called, depth - 1)
+            variables |= _globals_of(called, depth - 1)
         if called is None or _cache_in(value) is not None:
-            found[id(function.__globals__), name] = function.__globals__, value
-    return found
+            variables[id(function.__globals__), name] = function.__globals__, value
+    return variables
 
 
 def _held_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -203,7 +203,7 @@ def _content(thing: Any) -> Any:
 def _is_same(mine: Any, other: Any) -> bool:
     if isinstance(mine, dict):
         return mine.keys() == other.keys() and all(mine[key] is other[key] for key in mine)
-    return len(mine) == len(other) and all(one is two for one, two in zip(mine, other, strict=True))
+    return len(mine) == len(other) and all(first is second for first, second in zip(mine, other, strict=True))
 
 
 def _assign(table: Any, key: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.dropout import next_mask
+from weft.nn.epilogue import next_mask
 from weft.nn.models import is_named_model
 from weft.nn.pyg.edges import forget, is_bypass
 from weft.ops.dense.bias_act_dropout import dropout, dropout_rows
@@ -49,9 +49,9 @@ def vmap_sizes(tensor: Tensor) -> dict[int, int] | None:
     while functorch.is_functorch_wrapped_tensor(tensor):
         if not functorch.is_batchedtensor(tensor):
             return None
-        level, place = functorch.maybe_get_level(tensor), functorch.maybe_get_bdim(tensor)
+        level, dim = functorch.maybe_get_level(tensor), functorch.maybe_get_bdim(tensor)
         tensor = functorch.get_unwrapped(tensor)
-        sizes[level] = tensor.shape[place]
+        sizes[level] = tensor.shape[dim]
     return sizes
 
 
@@ -163,8 +163,8 @@ class FetchRows(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, x: Tensor, index: Tensor) -> tuple[Tensor, int]:
         """``x [T, N, ...]`` as ``[T N, ...]``, with the positions of every task."""
         x, tasks = x.movedim(in_dims[0], 0), info.batch_size
-        found = x.flatten(0, 1).index_select(0, _places(index, x.shape[1], tasks))
-        return found.unflatten(0, (tasks, index.numel())), 0
+        rows_of_all = x.flatten(0, 1).index_select(0, _places(index, x.shape[1], tasks))
+        return rows_of_all.unflatten(0, (tasks, index.numel())), 0
 
 
 class AddRows(torch.autograd.Function):
@@ -187,8 +187,8 @@ class AddRows(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, rows: Tensor, index: Tensor, count: int) -> tuple[Tensor, int]:
         """The rows of all tasks, added into ``[T N, ...]``."""
         rows, tasks = rows.movedim(in_dims[0], 0), info.batch_size
-        places = _places(index, count, tasks)
-        total = rows.new_zeros(tasks * count, *rows.shape[2:]).index_add(0, places, rows.flatten(0, 1))
+        positions = _places(index, count, tasks)
+        total = rows.new_zeros(tasks * count, *rows.shape[2:]).index_add(0, positions, rows.flatten(0, 1))
         return total.unflatten(0, (tasks, count)), 0
 
 
@@ -202,9 +202,9 @@ def _along_rows(x: Any, dim: Any) -> bool:
     return isinstance(x, Tensor) and isinstance(dim, int) and x.dim() > 0 and dim in (0, -x.dim())
 
 
-def _serves(x: Any, index: Any, *others: Any) -> bool:
+def _serves(x: Any, index: Any, *more: Any) -> bool:
     """Whether ``x`` is one tensor per task of a single ``vmap``, and ``index`` a list of positions for all of them."""
-    if others or type(x) not in PLAIN or type(index) not in PLAIN or x.dim() == 0 or 0 in x.shape:
+    if more or type(x) not in PLAIN or type(index) not in PLAIN or x.dim() == 0 or 0 in x.shape:
         return False
     if index.dim() != 1 or index.dtype not in POSITIONS or index.numel() == 0 or vmap_sizes(index) != {}:
         return False
@@ -278,8 +278,8 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         x, weight, bias = *args, None
     else:
         return nothing
-    given = (x, weight) if bias is None else (x, weight, bias)
-    plain = all(type(tensor) in PLAIN and tensor.layout is torch.strided for tensor in given)
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    plain = all(type(tensor) in PLAIN and tensor.layout is torch.strided for tensor in operands)
     return (x, weight, bias) if plain and x.dim() >= weight.dim() == 2 else nothing
 
 
@@ -290,13 +290,13 @@ def _of_linear(input: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any
 
 def _linear_serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> bool:
     """Whether ``x [..., I]``, a matrix of I inputs and O outputs, and ``bias [O]`` are what Weft's products are for."""
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if not on_gpu(x) or x.dtype not in TYPES or any((t.dtype, t.device) != (x.dtype, x.device) for t in given):
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    if not on_gpu(x) or x.dtype not in TYPES or any((t.dtype, t.device) != (x.dtype, x.device) for t in operands):
         return False
     if x.shape[-1] != inputs or not (bias is None or bias.shape == (outputs,)) or _linear_watched(x):
         return False
-    batches = [batch for tensor in given if (batch := vmap_sizes(tensor)) is not None]
-    if len(batches) < len(given):
+    batches = [batch for tensor in operands if (batch := vmap_sizes(tensor)) is not None]
+    if len(batches) < len(operands):
         return False
     tasks = prod(dict(level for batch in batches for level in batch.items()).values())
     if tasks == 1 and not x.is_contiguous():  # cuBLAS reads it without a copy

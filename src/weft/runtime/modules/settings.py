@@ -42,34 +42,34 @@ from weft.ops.csr.adjacency import Adjacency
 
 def import_callable(task: Task) -> Callable[..., nn.Module]:
     """The model of ``task``, where it names one."""
-    found: Callable[..., nn.Module] = import_from(task.label, "model", task.model)
-    return found
+    factory: Callable[..., nn.Module] = import_from(task.label, "model", task.model)
+    return factory
 
 
 def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
     """What ``"package.module:name"`` or ``"path/file.py:name"``, the value of ``setting``, points to."""
-    place, _, name = reference.rpartition(":")
+    module_name, _, name = reference.rpartition(":")
     where = f"task {label!r}: {setting}={reference!r}"
-    if not place or not name:
+    if not module_name or not name:
         raise SpecError(f'{where} must be "module:callable" or "file.py:callable" with both parts')
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else import_current(place)
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else import_current(module_name)
     except Exception as error:
         raise SpecError(f"{where}: {in_words(error)}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise SpecError(f"{where}: {place} has no callable {name!r}")
-    return found  # type: ignore[no-any-return]
+    target = getattr(module, name, None)
+    if not callable(target):
+        raise SpecError(f"{where}: {module_name} has no callable {name!r}")
+    return target  # type: ignore[no-any-return]
 
 
-def in_words(error: Exception, *own: str) -> str:
-    """An error in a user's code in words, with the line; ``own``: files of Weft to skip."""
+def in_words(error: Exception, *skipped_files: str) -> str:
+    """An error in a user's code in words, with the line; ``skipped_files``: files of Weft to skip."""
     if isinstance(error, (ImportError, FileNotFoundError)):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    known = last.filename in (__file__, *own) or isinstance(error, SyntaxError)
-    place = "" if known else f" (line {last.lineno} of {last.filename})"
-    return f"{type(error).__name__}: {error}{place}"
+    is_ours = last.filename in (__file__, *skipped_files) or isinstance(error, SyntaxError)
+    where = "" if is_ours else f" (line {last.lineno} of {last.filename})"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _load_file(path: Path) -> Any:
@@ -77,9 +77,9 @@ def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     name, stamp = _module_name(path), _stamp(path)
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, STAMP, None) == stamp:
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, STAMP, None) == stamp:
+        return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"no such file: {path}")
@@ -96,8 +96,8 @@ def _load_file(path: Path) -> Any:
 
 def _module_name(path: Path) -> str:
     """A name of its own for every file: two users' ``net.py`` are two modules, and a ``numpy.py`` is not NumPy."""
-    place = str(path.resolve())
-    return f"weft_file_{hashlib.sha256(place.encode()).hexdigest()[:16]}_{path.stem}"
+    resolved = str(path.resolve())
+    return f"weft_file_{hashlib.sha256(resolved.encode()).hexdigest()[:16]}_{path.stem}"
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -137,18 +137,18 @@ def signature_of(factory: Callable[..., Any]) -> Signature:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # written in C: it is called with the two sizes alone
         return Signature((), (), False, False, f"{called}(...)")
-    kinds, found = inspect.Parameter, list(signature.parameters.values())
-    bare = [p.replace(annotation=kinds.empty) for p in found]
+    kinds, parameters = inspect.Parameter, list(signature.parameters.values())
+    bare = [p.replace(annotation=kinds.empty) for p in parameters]
     shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    named = [p for p in found if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    named = [p for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
     by_name = set(SIZES) <= {p.name for p in named}
-    positional = [p.name for p in found if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     sizes = SIZES if by_name else tuple(positional[:2])
-    own = [p for p in named if p.name not in sizes]
+    free = [p for p in named if p.name not in sizes]
     return Signature(
-        tuple(p.name for p in own),
-        tuple(p.name for p in own if p.default is kinds.empty),
-        any(p.kind is kinds.VAR_KEYWORD for p in found),
+        tuple(p.name for p in free),
+        tuple(p.name for p in free if p.default is kinds.empty),
+        any(p.kind is kinds.VAR_KEYWORD for p in parameters),
         by_name,
         f"{called}{shown}",
         sizes[1] if len(sizes) > 1 else "",
@@ -160,9 +160,9 @@ def arguments(task: Task, signature: Signature) -> dict[str, Any]:
 
     A setting that the task leaves at its default is left to the callable's own default, if it has one.
     """
-    given = [name for name in task.given_to_model() if signature.takes(name)]
-    needed = [name for name in signature.required if name in model_settings() and name not in given]
-    return {name: getattr(task, name) for name in (*given, *needed)} | task.model_args
+    names = [name for name in task.given_to_model() if signature.takes(name)]
+    needed = [name for name in signature.required if name in model_settings() and name not in names]
+    return {name: getattr(task, name) for name in (*names, *needed)} | task.model_args
 
 
 def check_tasks(tasks: Sequence[Task]) -> None:
@@ -204,10 +204,12 @@ def _signature(task: Task) -> Signature | None:
 def takes(make: Callable[..., Any], name: str) -> bool:
     """Whether ``make`` can be given ``name``."""
     try:
-        found = inspect.signature(make).parameters
+        parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
         return False
-    return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+    return name in parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
 
 
 def _check_optimizer(task: Task) -> None:
@@ -331,10 +333,10 @@ def place_of(error: BaseException, model: Any) -> str:
     """The innermost line of the user's own; of a library that is not torch; else where the model is defined."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
     outside = [frame for frame in frames if not frame.filename.startswith((_WEFT, _TORCH))]
-    own = [frame for frame in outside if is_own_file(frame.filename)]
-    for found in (own, outside):
-        if found:
-            return f"line {found[-1].lineno} of {found[-1].filename}"
+    users = [frame for frame in outside if is_own_file(frame.filename)]
+    for candidates in (users, outside):
+        if candidates:
+            return f"line {candidates[-1].lineno} of {candidates[-1].filename}"
     return defined_at(model) or "no line of it is on the way, as in a backward pass"
 
 
@@ -380,21 +382,21 @@ def parameters_of(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 def call_style(model: nn.Module) -> str:
     """One of the styles above."""
-    found = parameters_of(model)
-    names = list(found)
-    if names[:1] == ["data"] and not any(one in found for one in (EDGES, TRANSPOSED)):
+    parameters = parameters_of(model)
+    names = list(parameters)
+    if names[:1] == ["data"] and not any(name in parameters for name in (EDGES, TRANSPOSED)):
         return "data"
-    if len(names) < 2 or found[names[1]].kind in STARS:
+    if len(names) < 2 or parameters[names[1]].kind in STARS:
         return "features"
     return {EDGES: "edges", TRANSPOSED: "transposed"}.get(names[1], "adjacency")
 
 
 def check_call(task: Task, model: nn.Module, per_edge: tuple[str, ...]) -> None:
     """A :class:`SpecError` if ``forward`` needs more than Weft gives; ``per_edge``: what the graph has of OF_EDGES."""
-    style, found = call_style(model), parameters_of(model)
+    style, parameters = call_style(model), parameters_of(model)
     fixed = 1 if style in ("features", "data") else 2
     possible = {"edges": per_edge, "adjacency": OF_ADJACENCY}.get(style, ())
-    for name, parameter in list(found.items())[fixed:]:
+    for name, parameter in list(parameters.items())[fixed:]:
         needed = parameter.default is inspect.Parameter.empty and parameter.kind not in STARS
         if needed and name not in possible:
             raise SpecError(f"task {task.label!r}: {_forward(model)} needs {name!r}: {_why(name, style)}")
@@ -409,8 +411,8 @@ def _why(name: str, style: str) -> str:
 def _forward(model: nn.Module) -> str:
     """``forward(x, edge_index) of Net (line 3 of net.py)``."""
     code = getattr(model.forward, "__code__", None)
-    place = "" if code is None else f" (line {code.co_firstlineno} of {code.co_filename})"
-    return f"forward({', '.join(parameters_of(model))}) of {type(model).__name__}{place}"
+    where = "" if code is None else f" (line {code.co_firstlineno} of {code.co_filename})"
+    return f"forward({', '.join(parameters_of(model))}) of {type(model).__name__}{where}"
 
 
 # ---- Say what a model does not read of a graph's edges, and refuse what it cannot do with them.
@@ -440,12 +442,16 @@ def given_of_edges(task: Task, model: nn.Module, adj: Adjacency) -> tuple[str, .
     had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
     if task.traits is not None:
         return ()
-    style, wanted = call_style(model), parameters_of(model)
+    style, parameters = call_style(model), parameters_of(model)
     return tuple(
         name
         for name, value in had.items()
         if value is not None
-        and (style == "data" or (style == "edges" and name in wanted) or (style, name) == ("transposed", "edge_weight"))
+        and (
+            style == "data"
+            or (style == "edges" and name in parameters)
+            or (style, name) == ("transposed", "edge_weight")
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of a user's module beside its weights: every attribute that is plain data, as tensors of a file, and back.
+"""Save and restore the state of a user's module besides its weights: every attribute that is plain data.
 
 A checkpoint and the best weights hold parameters, buffers, what ``get_extra_state`` returns, and every attribute of
 every submodule that is plain data: numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts, sets and
@@ -92,38 +92,38 @@ class WeightMemory:
     def owner(self, tensor: Tensor) -> str | None:
         """The name of the parameter or buffer that ``tensor`` is, or whose numbers it shares."""
         for name in self._by_storage.get(memory_of(tensor) or -id(tensor), ()):
-            own = self._tensors[name]
-            if own is tensor:
+            registered = self._tensors[name]
+            if registered is tensor:
                 return name
-            (first, end), (start, last) = _bytes_of(own), _bytes_of(tensor)
-            if own.dtype == tensor.dtype and first < last and start < end:
+            (first, end), (start, last) = _bytes_of(registered), _bytes_of(tensor)
+            if registered.dtype == tensor.dtype and first < last and start < end:
                 return name
         return None
 
     def shared(self) -> Iterator[tuple[str, str]]:
         """Pairs of names whose tensors lie in one memory."""
         for names in self._by_storage.values():
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 (first, end) = _bytes_of(self._tensors[name]) if len(names) > 1 else (0, 0)
-                for other in names[place + 1 :]:
+                for other in names[index + 1 :]:
                     start, last = _bytes_of(self._tensors[other])
                     if first < last and start < end:
                         yield name, other
 
     def view(self, name: str, tensor: Tensor) -> list[Any] | None:
         """Shape, strides and offset of ``tensor`` in the memory of ``name``; None if it is that parameter itself."""
-        own = self._tensors[name]
-        if own is tensor and isinstance(tensor, nn.Parameter):
+        registered = self._tensors[name]
+        if registered is tensor and isinstance(tensor, nn.Parameter):
             return None
-        return [list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - own.storage_offset()]
+        return [list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - registered.storage_offset()]
 
     def referred(self, name: str, view: list[Any] | None) -> Tensor:
         """The inverse of :meth:`view`."""
-        own = self._tensors[name]
+        registered = self._tensors[name]
         if view is None:
-            return own
+            return registered
         shape, stride, start = view
-        return own.detach().as_strided(shape, stride, own.storage_offset() + start)
+        return registered.detach().as_strided(shape, stride, registered.storage_offset() + start)
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ def followers(model: nn.Module, held: Collection[str]) -> list[Follower]:
     """The tensors in attributes of ``model`` that lie in the memory of the weights and buffers ``held``."""
     memory, modules = WeightMemory(model, held), {id(module) for module in model.modules()}
     trained = {id(p) for p in model.parameters() if p.requires_grad}
-    found = []
+    result = []
     for name, _, _, value in attributes(model):
         for tensor in tensors_in(value, modules):
             owner = memory.owner(tensor) if id(tensor) not in trained and tensor.layout is torch.strided else None
             if owner is not None:
                 view = memory.view(owner, tensor) or [list(tensor.shape), list(tensor.stride()), 0]
-                found.append(Follower(name, owner, tensor, view))
-    return found
+                result.append(Follower(name, owner, tensor, view))
+    return result
 
 
 def tensors_in(value: Any, skipped: Collection[int] = ()) -> Iterator[Tensor]:
@@ -199,7 +199,7 @@ def _is_wefts(value: Any) -> bool:
 
 
 def attributes(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Full name, table, key and value of everything that ``model`` keeps beside registered tensors and modules."""
+    """Full name, table, key and value of everything that ``model`` keeps except registered tensors and modules."""
     for prefix, module in model.named_modules():
         if CLOCK in module._buffers or isinstance(module, torch.jit.ScriptModule):
             continue
@@ -238,16 +238,16 @@ class _Marker(pickle.Pickler):
 
 def opaque_marks(model: nn.Module, names: Collection[str]) -> dict[str, bytes]:
     """For each of the attributes ``names`` bytes that are equal as long as its value is; none if it cannot be read."""
-    modules, found = {id(module): name for name, module in model.named_modules()}, {}
+    modules, marks = {id(module): name for name, module in model.named_modules()}, {}
     for name, _, _, value in attributes(model):
         if name in names:
             file = io.BytesIO()
             try:
                 _Marker(file, modules).dump(value)
-                found[name] = file.getvalue()
+                marks[name] = file.getvalue()
             except Exception:  # generators, files, values that hold themselves: nothing says what is in them
                 continue
-    return found
+    return marks
 
 
 class NotPlain(Exception):
@@ -270,36 +270,36 @@ class ModuleState:
 
     def differences(self, other: ModuleState, near: float = 0.0) -> list[str]:
         """Names of attributes whose values differ, by more than ``near`` of the largest if they are tensors."""
-        found = [name for name in {**self.trees, **other.trees} if self._tree(name) != other._tree(name)]
+        names = [name for name in {**self.trees, **other.trees} if self._tree(name) != other._tree(name)]
         for label in self.tensors.keys() & other.tensors.keys():
             mine, its = self.tensors[label], other.tensors[label]
             if mine is not its and not same_numbers(mine, its) and not _is_near(mine, its, near):
-                found.append(label.rpartition(":")[0])
-        return sorted(set(found))
+                names.append(label.rpartition(":")[0])
+        return sorted(set(names))
 
     def _tree(self, name: str) -> Any:
         return self.trees.get(name, NotPlain)
 
     def to_tensors(self, more: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """The contents of a file; ``more``: JSON to save with it."""
-        said = {"trees": self.trees, "opaque": self.opaque, "unsaved": self.unsaved, "evaluates": self.evaluates}
-        text = json.dumps({**said, **(more or {})})
+        text_parts = {"trees": self.trees, "opaque": self.opaque, "unsaved": self.unsaved, "evaluates": self.evaluates}
+        text = json.dumps({**text_parts, **(more or {})})
         named = {f"{TEXT}.{name}": tensor.cpu().clone() for name, tensor in self.tensors.items()}
         return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **named}
 
     @classmethod
     def from_tensors(cls, saved: Mapping[str, Tensor]) -> ModuleState:
         """The inverse of :meth:`to_tensors`."""
-        said = saved_text(saved)
+        text = saved_text(saved)
         named = {n.removeprefix(f"{TEXT}."): tensor for n, tensor in saved.items() if n.startswith(f"{TEXT}.")}
-        trees, opaque = said.get("trees", {}), said.get("opaque", {})
-        return cls(trees, named, opaque, said.get("unsaved", ""), said.get("evaluates", True))
+        trees, opaque = text.get("trees", {}), text.get("opaque", {})
+        return cls(trees, named, opaque, text.get("unsaved", ""), text.get("evaluates", True))
 
 
 def saved_text(saved: Mapping[str, Tensor]) -> dict[str, Any]:
     """The JSON of a file that :meth:`ModuleState.to_tensors` made; empty if there is none."""
-    found: dict[str, Any] = json.loads(bytes(saved[TEXT].tolist())) if TEXT in saved else {}
-    return found
+    text: dict[str, Any] = json.loads(bytes(saved[TEXT].tolist())) if TEXT in saved else {}
+    return text
 
 
 def _is_near(mine: Tensor, other: Tensor, near: float) -> bool:
@@ -449,7 +449,7 @@ class _Encoder:
         by_storage: dict[int, list[str]] = {}
         for label, (tensor, _) in self.tensors.items():
             by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(label)
-        found = {}
+        stored_tensors = {}
         for labels in by_storage.values():
             first = self.tensors[labels[0]][0]
             if len(labels) > 1 and len({self.tensors[label][0].dtype for label in labels}) == 1:
@@ -460,12 +460,12 @@ class _Encoder:
                         "at": labels[0],
                         "view": [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()],
                     }
-                found[labels[0]] = self._copy(labels[0], whole, first._version)
+                stored_tensors[labels[0]] = self._copy(labels[0], whole, first._version)
             else:
                 for label in labels:
                     tensor = self.tensors[label][0]
-                    found[label] = self._copy(label, tensor, 0 if tensor.is_inference() else tensor._version)
-        return found
+                    stored_tensors[label] = self._copy(label, tensor, 0 if tensor.is_inference() else tensor._version)
+        return stored_tensors
 
     def _copy(self, label: str, tensor: Tensor, version: int) -> Tensor:
         mark = memory_of(tensor), version, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
@@ -551,7 +551,7 @@ class _Decoder:
             return made
         items = list(template) if isinstance(template, (list, tuple, deque)) else []
         items += [None] * len(tree["items"])
-        values = [self(item, items[place]) for place, item in enumerate(tree["items"])]
+        values = [self(item, items[index]) for index, item in enumerate(tree["items"])]
         if not mutable:
             made = self._made[tree["number"]] = make(values)
         else:

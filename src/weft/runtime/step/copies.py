@@ -40,8 +40,8 @@ def copy_of(members: Members, slot: MemberSlot, flat: Tensor, buffers: Buffers, 
     builder = members.builder
     device = builder.inputs.device
     if slot.task.traits is None and not members.rebuilds:
-        own = {name: value.to(device) for name, value in buffers.items()}
-        model, left_out = members.forward.copied(flat.to(device), slot.rates, own, state)
+        on_device = {name: value.to(device) for name, value in buffers.items()}
+        model, left_out = members.forward.copied(flat.to(device), slot.rates, on_device, state)
         if left_out:
             builder.note_once(f"left out of the trained model, since they cannot be copied: {', '.join(left_out)}")
         return as_the_user_made_it(model, slot.rates).eval()

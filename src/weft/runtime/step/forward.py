@@ -40,8 +40,8 @@ def gradient(losses: Tensor, leaf: Tensor, slopes: Tensor) -> Tensor:
         return torch.autograd.grad(losses, leaf, slopes)[0]
     if losses.shape != slopes.shape:
         raise RuntimeError(f"losses of shape {list(losses.shape)} need slopes of that shape, not {list(slopes.shape)}")
-    found: Tensor = run((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)[0]
-    return found
+    gradients: Tensor = run((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)[0]
+    return gradients
 
 
 def backward(losses: Tensor, slopes: Tensor, inputs: Sequence[Tensor] = ()) -> None:
@@ -88,8 +88,8 @@ class Forward:
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
         self._watch: Watch | None = None
         self._leaves: list[Tensor] = []
-        self.without_gradient: tuple[str, ...] | None = None  # names of parameters, as far as they are looked at
-        self._reached: set[int] | None = None  # places of parameters with a gradient, if every step is looked at
+        self.without_gradient: tuple[str, ...] | None = None  # names of parameters, if that is checked
+        self._reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -107,19 +107,21 @@ class Forward:
             return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
         weights = self._watched(self.layout.copies(flat.to(self._dtype)))
-        given = weights, self._state.clock, self._rates, self._state.buffers
+        mapped = weights, self._state.clock, self._rates, self._state.buffers
         with _without_fallback_warnings():
             if batch.layer:  # from the second layer on every member has features of its own
-                return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
-            return torch.vmap(partial(self._one, batch=batch))(*given)
+                return torch.vmap(lambda *member: self._one(*member[:-1], batch=replace(batch, x=member[-1])))(
+                    *mapped, batch.x
+                )
+            return torch.vmap(partial(self._one, batch=batch))(*mapped)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
         weights = self._watched(self._views(flat))
         if self._reached is not None and training and torch.is_grad_enabled():
-            for place, weight in enumerate(weights):
-                weight.register_hook(partial(self._note_gradient, place))
+            for index, weight in enumerate(weights):
+                weight.register_hook(partial(self._note_gradient, index))
         self._slots.bind(weights)
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
@@ -136,23 +138,23 @@ class Forward:
             self._reached.clear()
         losses = loss(self(leaf, training=True, batch=batch), batch)
         with self.around:
-            found = gradient(losses, leaf, slopes)
+            grads = gradient(losses, leaf, slopes)
         if self._reached is not None:
-            self._check_without([name for place, name in enumerate(self.layout.names) if place not in self._reached])
-        return losses.detach(), found
+            self._check_without([name for index, name in enumerate(self.layout.names) if index not in self._reached])
+        return losses.detach(), grads
 
     def look_at_gradients(self) -> None:
         """From now on see which parameters have a gradient in a step of one member."""
         self._reached = set()
 
     def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
-        """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member is looked at."""
+        """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member is checked."""
         self.without_gradient = tuple(without_gradient)
         self._reached = set() if varies and not self._built_in and self._reduce.ranks == 1 else None
 
-    def _note_gradient(self, place: int, grad: Tensor | None) -> None:
+    def _note_gradient(self, index: int, grad: Tensor | None) -> None:
         if grad is not None and self._reached is not None:
-            self._reached.add(place)
+            self._reached.add(index)
 
     def _check_without(self, names: Sequence[str]) -> None:
         """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
@@ -176,17 +178,13 @@ class Forward:
 
         ``state`` is attached again.
         """
-        self.materialise(flat, rates, buffers)
+        self._slots.bind([nn.Parameter(view.clone()) for view in self.layout.views(flat)])
+        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
+        self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
         try:
             return copy_module(self.model)
         finally:
             self.attach(state, self._rates)
-
-    def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
-        self._slots.bind([nn.Parameter(view.clone()) for view in self.layout.views(flat)])
-        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
-        self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self.layout.views(flat.to(self._dtype))
@@ -208,24 +206,24 @@ class Forward:
         if self._watch is None:
             return weights
         self._leaves += [weight.detach().requires_grad_() for weight in weights]
-        for place, leaf in enumerate(self._leaves):
-            leaf.register_hook(partial(self._watch, place))
+        for index, leaf in enumerate(self._leaves):
+            leaf.register_hook(partial(self._watch, index))
         return self._leaves
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
-        """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
+        """The model's logits; in a user's model, Weft's dropout replaces torch's.
+
+        So do its products on a GPU; on a CPU, rows of all tasks of a stack are fetched at once.
+        """
         if self._built_in:
             return self.call(batch)
-        with CountedDropout(clock, self._first_site, self._reduce), self._replacing(clock), self.around:
+        replacing: AbstractContextManager[Any] = nullcontext()
+        if self._own_products and on_gpu(clock):
+            replacing = TallLinear()
+        elif self._own_products and self._state.members > 1:
+            replacing = StackedRows()
+        with CountedDropout(clock, self._first_site, self._reduce), replacing, self.around:
             return self.call(batch)
-
-    def _replacing(self, clock: Tensor) -> AbstractContextManager[Any]:
-        """Weft's own products on a GPU; on a CPU, rows of all tasks fetched at once in a stack."""
-        if not self._own_products:
-            return nullcontext()
-        if on_gpu(clock):
-            return TallLinear()
-        return StackedRows() if self._state.members > 1 else nullcontext()
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.bind(clock, rates)
@@ -295,19 +293,19 @@ class LeafForward(Forward):
         with self.around:
             backward(losses, slopes, self._inputs)
         self._take_replaced()
-        found = [parameter.grad for parameter in self._parameters]
+        grads = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
-            parameter.grad = None  # a captured step would hold them beside the flat gradient
-        self._check_same_gradients(found)
+            parameter.grad = None  # a captured step would hold them in addition to the flat gradient
+        self._check_same_gradients(grads)
         return losses.detach(), self.layout.flat_of(
-            [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+            [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, grads, strict=True)]
         )[None]
 
     def look_at_gradients(self) -> None:
         """They are, in every step."""
 
     def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
-        """As :meth:`Forward.expect`; every step is looked at."""
+        """As :meth:`Forward.expect`; every step is checked."""
         self.without_gradient = tuple(without_gradient)
 
     def copied(
@@ -315,9 +313,9 @@ class LeafForward(Forward):
     ) -> tuple[nn.Module, list[str]]:
         """As :meth:`Forward.copied`; whatever else holds a parameter has the copy's own."""
         self._point(flat.clone())
-        own = {name: value.clone() for name, value in buffers.items()}
-        self._bind(torch.empty(0, dtype=torch.int64), [rate.clone() for rate in rates], own)
-        self._follow_buffers(own)
+        buffer_copies = {name: value.clone() for name, value in buffers.items()}
+        self._bind(torch.empty(0, dtype=torch.int64), [rate.clone() for rate in rates], buffer_copies)
+        self._follow_buffers(buffer_copies)
         try:
             return copy_module(self.model)
         finally:
@@ -338,31 +336,31 @@ class LeafForward(Forward):
         self._own = self.layout.views(flat.detach())
         for parameter, view in zip(self._parameters, self._own, strict=True):
             parameter.data = view
-        for one in self._followers:
-            if one.owner not in self._row:
-                one.follow(self._own[self.layout.names.index(one.owner)])
+        for follower in self._followers:
+            if follower.owner not in self._row:
+                follower.follow(self._own[self.layout.names.index(follower.owner)])
 
     def _follow_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        for one in self._followers:
-            if one.owner in buffers:
-                one.follow(buffers[one.owner])
+        for follower in self._followers:
+            if follower.owner in buffers:
+                follower.follow(buffers[follower.owner])
 
     def _take_replaced(self) -> None:
         """Take over what the module assigned to a parameter's ``data``."""
-        for place, (parameter, view) in enumerate(zip(self._parameters, self._own, strict=True)):
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._own, strict=True)):
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
-                self._leave([self.layout.names[place]])
+                self._leave([self.layout.names[index]])
                 view.copy_(parameter.data)
                 parameter.data = view
 
     def _leave(self, owners: Sequence[str]) -> None:
         """Give memory of its own to what was in that of ``owners``, which the module has replaced."""
-        for one in self._followers:
-            if one.owner in owners:
-                one.tensor.data = one.tensor.data.clone()
-        self._followers = [one for one in self._followers if one.owner not in owners]
+        for follower in self._followers:
+            if follower.owner in owners:
+                follower.tensor.data = follower.tensor.data.clone()
+        self._followers = [follower for follower in self._followers if follower.owner not in owners]
 
-    def _check_same_gradients(self, found: Sequence[Tensor | None]) -> None:
+    def _check_same_gradients(self, grads: Sequence[Tensor | None]) -> None:
         """As :meth:`_check_without`; and no parameter that was frozen may have thawed, nor a gradient be sparse."""
         thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
         if thawed:
@@ -370,13 +368,13 @@ class LeafForward(Forward):
                 f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
                 "only parameters that have it from the start are trained"
             )
-        sparse = [name for name, g in zip(self.layout.names, found, strict=True) if g is not None and g.is_sparse]
+        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
         if sparse:
             raise SpecError(
                 f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
                 "gradients cannot be; leave out sparse=True"
             )
-        without = tuple(name for name, g in zip(self.layout.names, found, strict=True) if g is None)
+        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
         if self._may_skip:
             self.without_gradient = without
         else:
@@ -397,8 +395,8 @@ def mode_switch(model: nn.Module) -> Callable[[bool], object]:
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    own = type(module).train is not nn.Module.train or "train" in module.__dict__
-    if own or isinstance(module, torch.jit.ScriptModule):  # whose mode is not in Python
+    overridden = type(module).train is not nn.Module.train or "train" in module.__dict__
+    if overridden or isinstance(module, torch.jit.ScriptModule):  # whose mode is not in Python
         module.train(training)
         return
     module.__dict__["training"] = training

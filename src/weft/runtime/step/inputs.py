@@ -65,8 +65,8 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if style == "transposed":
         return lambda batch: model(batch.x, batch.adj_t)
     if style == "edges":
-        wanted = [name for name in OF_EDGES if name in names]
-        return lambda batch: _call_with_edges(model, batch, wanted)
+        per_edge = [name for name in OF_EDGES if name in names]
+        return lambda batch: model(batch.x, batch.edge_index, **_per_edge(batch, per_edge))
     if "layer" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
     if "first" in names:
@@ -74,14 +74,10 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: model(batch.x, batch.blocks)
 
 
-def _call_with_edges(model: nn.Module, batch: Batch, wanted: Sequence[str]) -> Tensor:
-    """With those of ``edge_weight`` and ``edge_type`` that the model takes and the graph has."""
-    return model(batch.x, batch.edge_index, **_per_edge(batch, wanted))
-
-
-def _per_edge(batch: Batch, wanted: Sequence[str]) -> dict[str, Tensor]:
-    found = {name: getattr(batch, name) for name in wanted}
-    return {name: value for name, value in found.items() if value is not None}
+def _per_edge(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """Those of ``names`` that the graph has."""
+    values = {name: getattr(batch, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def pyg_data(batch: Batch) -> Any:
@@ -97,18 +93,18 @@ def pyg_data(batch: Batch) -> Any:
 def given_tensors(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Those tensors of a batch that a call gives to ``model``, by name."""
     style = call_style(model)
-    found: dict[str, Any] = {"x": batch.x}
+    tensors: dict[str, Any] = {"x": batch.x}
     if style in ("edges", "data"):
-        found |= {"edge_index": batch.edge_index, "edge_weight": batch.edge_weight, "edge_attr": batch.edge_attr}
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        tensors |= {"edge_index": batch.edge_index, "edge_weight": batch.edge_weight, "edge_attr": batch.edge_attr}
+    return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
     """``edge_index`` or ``adj_t``, and what else ``model`` takes of the edges of ``adj``, by name."""
-    wanted = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]
+    names = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]
     none = torch.zeros(0, dtype=torch.int64, device=adj.device)
     batch = Batch(none, adj, none, none, none)
-    return _per_edge(batch, wanted)
+    return _per_edge(batch, names)
 
 
 def takes_edges(model: nn.Module) -> bool:
@@ -221,8 +217,8 @@ class Inputs:
             return self._aggregated(model, x, name)
         if name not in there:
             there[name] = self._aggregated(model, x, name)
-        found: Tensor | None = there[name]
-        return found
+        aggregation: Tensor | None = there[name]
+        return aggregation
 
     def _aggregated(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
         """Remembered between processes if the model is Weft's own: a user's may change under one name."""
@@ -231,7 +227,7 @@ class Inputs:
             return first_aggregate(model, x, self.graph.adj)
 
         def build() -> dict[str, Tensor]:
-            found = first_aggregate(model, x, self.graph.adj)
-            return {} if found is None else {"first": found}
+            aggregation = first_aggregate(model, x, self.graph.adj)
+            return {} if aggregation is None else {"first": aggregation}
 
         return keep(f"first aggregation {name} {content_digest([x])}", build).get("first")

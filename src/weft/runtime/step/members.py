@@ -7,6 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,8 +24,7 @@ from weft.core.task import Task
 from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
-from weft.nn.dropout import Dropout
-from weft.nn.epilogue import BatchNorm, LayerNorm
+from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
 from weft.nn.pyg.convert import possible_swaps
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
@@ -99,15 +99,10 @@ class Widths:
 
     def inside(self, narrow: Sequence[int], wide: Sequence[int]) -> Tensor:
         """Flat places of the elements of a tensor of shape ``narrow`` in one of shape ``wide``."""
-        place = torch.zeros((), dtype=torch.int64)
+        index = torch.zeros((), dtype=torch.int64)
         for small, large in zip(narrow, wide, strict=True):
-            place = place[..., None] * large + self.along(small, large)
-        return place.flatten()
-
-
-def widths_of(task: Task, wide: int) -> Widths:
-    """How the width of ``task`` is padded to ``wide``."""
-    return Widths(task.hidden, wide, task.heads if task.traits is not None and task.traits.has_heads else 1)
+            index = index[..., None] * large + self.along(small, large)
+        return index.flatten()
 
 
 class Padding:
@@ -152,9 +147,9 @@ class Padding:
 
     def widen_buffer(self, name: str, value: Tensor) -> Tensor:
         """A buffer of the narrow model in the shape of the wide one's, zeros elsewhere."""
-        place, _, wide = self._buffers[name]
+        positions, _, wide = self._buffers[name]
         zeros = value.new_zeros(torch.Size(wide).numel())
-        return zeros.index_copy(0, place.to(value.device), value.flatten()).reshape(wide)
+        return zeros.index_copy(0, positions.to(value.device), value.flatten()).reshape(wide)
 
     def own_shape(self, name: str) -> torch.Size:
         """The shape of a buffer of the narrow model."""
@@ -162,8 +157,8 @@ class Padding:
 
     def narrow_buffer(self, name: str, value: Tensor) -> Tensor:
         """The inverse."""
-        place, narrow, _ = self._buffers[name]
-        return value.flatten().index_select(0, place.to(value.device)).reshape(narrow)
+        positions, narrow, _ = self._buffers[name]
+        return value.flatten().index_select(0, positions.to(value.device)).reshape(narrow)
 
 
 # ---- MemberSlot: what a stack keeps of one member; CannotStack: why tasks are not one stack.
@@ -224,86 +219,48 @@ def as_the_user_made_it(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
 
 
 def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> None:
-    """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
-    adj = graph.adj
+    """Refuse what cannot be trained as written; :class:`CannotStack` for what several members cannot share."""
+    adj, model = graph.adj, models[0]
     had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
-    check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
-    _check_dtypes(task, models[0])
-    _check_memory(task, models[0])
-    if len(models) > 1:
-        _check_followers(models[0])
-        _check_attributes(models)
-        _check_hooks(models)
-
-
-def _check_dtypes(task: Task, model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):
+    check_call(task, model, tuple(name for name, value in had.items() if value is not None))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype not in (torch.float32, torch.complex64):
             kind = str(parameter.dtype).removeprefix("torch.")
             raise SpecError(
                 f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
                 "in float32: call .float() on the model, and choose the arithmetic by precision="
             )
-
-
-def _check_memory(task: Task, model: nn.Module) -> None:
-    if any(p.is_meta or nn.parameter.is_lazy(p) for p in model.parameters()):
-        return
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    for pair in WeightMemory(model).shared():
-        owner, name = sorted(pair, key=lambda one: one not in trained)
+    meta = any(p.is_meta or nn.parameter.is_lazy(p) for p in model.parameters())
+    for pair in () if meta else WeightMemory(model).shared():
+        owner, name = sorted(pair, key=lambda name: name not in trained)
         if owner in trained:
             raise SpecError(
                 f"task {task.label!r}: {name} of model {task.model_name} is in the memory of the parameter {owner}, so "
                 "that an update of one would change the other; let it be the same parameter, or a .clone() of it"
             )
+    if len(models) > 1:
+        check_shared(models)
 
 
-def _check_followers(model: nn.Module) -> None:
-    """A tensor in the memory of a weight would be in that of one member's."""
-    for follower in followers(model, dict((*model.named_parameters(), *model.named_buffers()))):
+def check_shared(models: list[nn.Module]) -> None:
+    """:class:`CannotStack` unless members' modules are equal in everything that a stack has once for all of them."""
+    for follower in followers(models[0], dict((*models[0].named_parameters(), *models[0].named_buffers()))):
         raise CannotStack(f"{follower.name} is in the memory of {follower.owner}, which every member has one of")
-
-
-def _check_attributes(models: list[nn.Module]) -> None:
-    """Attributes of a user's modules are shared by all members, so they must be equal."""
-    scripted = [name for name, part in models[0].named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    if scripted:
-        raise CannotStack(f"{scripted[0] or 'their module'} went through torch.jit, which several cannot share")
+    for name, part in models[0].named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CannotStack(f"{name or 'their module'} went through torch.jit, which several cannot share")
     states = [StateReader(model, dict((*model.named_parameters(), *model.named_buffers())))() for model in models]
     marks = [opaque_marks(model, state.opaque) for model, state in zip(models, states, strict=True)]
     for state, mark in zip(states[1:], marks[1:], strict=True):
         differing = state.differences(states[0])
         differing += [name for name in mark if name in marks[0] and mark[name] != marks[0][name]]
-        if differing or state.opaque.keys() != states[0].opaque.keys():
-            name = next(iter(differing), "") or min(state.opaque.keys() ^ states[0].opaque.keys())
-            raise CannotStack(f"their modules differ in {name!r}, which is neither a parameter nor a buffer")
-
-
-def _check_hooks(models: list[nn.Module]) -> None:
+        differing += sorted(state.opaque.keys() ^ states[0].opaque.keys())
+        if differing:
+            raise CannotStack(f"their modules differ in {differing[0]!r}, which is neither a parameter nor a buffer")
     for name, parameter in models[0].named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CannotStack(f"{name} has a hook on its gradient")
-
-
-def check_frozen(models: list[nn.Module]) -> None:
-    """Parameters that do not train are shared by all members, so they must be equal."""
-    trained = layout_of(models[0], "all").names
-    registered = [nn.Module.named_parameters(model) for model in models]
-    frozen = [{name: p for name, p in named if name not in trained} for named in registered]
-    for others in frozen[1:]:
-        if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
-            raise CannotStack("parameters that do not train differ among them")
-
-
-def check_norms(task: Task, model: nn.Module, source: Source) -> None:
-    """A batch that ranks share has some nodes on several of them: a norm over rows would count those twice."""
-    shared = source.reduce.ranks > 1 and not source.constant
-    if shared and any(isinstance(module, BatchNorm) for module in model.modules()):
-        raise SpecError(
-            f"task {task.label!r}: a batch norm does not go with sampled training over ranks, which share "
-            "the nodes of a batch; use norm='layer', or one rank"
-        )
 
 
 def check_relations(task: Task, graph: Graph) -> None:
@@ -481,23 +438,26 @@ class Members:
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        dry_run, self._to_try = inputs.device.type == "meta", []
-        if self.is_users and not dry_run:
-            from weft.capture.observer import is_dry_run  # a run of named models imports nothing of it
-
-            dry_run = is_dry_run()
+        observer = sys.modules.get("weft.capture.observer")  # a run that is not planned does without
+        dry_run = inputs.device.type == "meta" or (observer is not None and observer.is_dry_run())
+        self.to_try: list[nn.Module] = []  # a user's module per member that may be called before training
         if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
-            self._to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
+            self.to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
         as_pyg = self.builder.sparse and takes_edges(self.model)
         self.source = self.source_of(dense=self.builder.made_dense or as_pyg)
         self._convert(models, dry_run and as_pyg)
         rates = _take_rates(models)
         set_stacked(self.model, len(tasks) > 1)
         set_reduce(self.model, self.source.reduce)
-        check_norms(self.task, self.model, self.source)
+        shared_batches = self.source.reduce.ranks > 1 and not self.source.constant
+        if shared_batches and any(isinstance(module, BatchNorm) for module in self.model.modules()):
+            raise SpecError(  # some nodes are on several ranks: a norm over rows would count those twice
+                f"task {self.task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+                "the nodes of a batch; use norm='layer', or one rank"
+            )
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self.model)
-        if self._to_try and len(tasks) == 1:
+        if self.to_try and len(tasks) == 1:
             self._reader = StateReader(self.model, {*self.layout.names, *wide})
             self._marks: dict[str, bytes] | None = None
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
@@ -539,12 +499,6 @@ class Members:
         del self._initial
         return flat, buffers
 
-    def models_to_try(self) -> list[nn.Module]:
-        """A user's module per member that may be called before training; none in a dry run. May be taken once."""
-        models = self._to_try
-        del self._to_try
-        return models
-
     def source_of(self, dense: bool) -> Source:
         """The source of batches of the shared model."""
         return self.builder.source(self.model, dense, self._first_once)
@@ -583,7 +537,7 @@ class Members:
         self.source = self.source_of(dense=False)
         self.builder.inputs.release(dense)
         note = None if self.converted.note is None else f"{self.converted.note}, features stay sparse"
-        self.notes[:] = [note if one == self.converted.note and note is not None else one for one in self.notes]
+        self.notes[:] = [note if text == self.converted.note and note is not None else text for text in self.notes]
         self.converted = replace(self.converted, sparse=True, note=note)
 
     def module_state(self) -> ModuleState | None:
@@ -632,8 +586,8 @@ class Members:
         """Buffers of a user's module that its ``state_dict`` leaves out."""
         if not self.is_users:
             return set()
-        places = ((name, part) for name, part in self.model.named_modules())
-        return {f"{n}.{key}" if n else key for n, part in places for key in part._non_persistent_buffers_set}
+        named_parts = ((name, part) for name, part in self.model.named_modules())
+        return {f"{n}.{key}" if n else key for n, part in named_parts for key in part._non_persistent_buffers_set}
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""
@@ -681,7 +635,7 @@ class Members:
                 f"{self.builder.graph.name!r} are dense now; resume with what it was trained with, or choose another "
                 f"{option('out')} to start afresh"
             )
-        for model in {id(model): model for model in (*models, *self._to_try)}.values():
+        for model in {id(model): model for model in (*models, *self.to_try)}.values():
             convert(model, self.converted)
         self.notes.extend([] if self.converted.note is None else [self.converted.note])
         if sparse and self.converted.layers:
@@ -695,8 +649,13 @@ class Members:
             raise SpecError(f"task {task.label!r}: model {task.model_name} has no trainable parameters")
         if any(layout_of(model, "all").names != layout.names for model in models):
             raise CannotStack("their models have different parameters")
-        if len(models) > 1:
-            check_frozen(models)
+        frozen = [{n: p for n, p in nn.Module.named_parameters(m) if n not in layout.names} for m in models]
+        for frozen_of_member in frozen[1:]:  # shared by all members
+            if any(
+                not value.is_meta and not torch.equal(frozen[0][name], value)
+                for name, value in frozen_of_member.items()
+            ):
+                raise CannotStack("parameters that do not train differ among them")
         return layout.turning(self._over_sparse_features(layout))
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:
@@ -718,7 +677,8 @@ class Members:
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
-        widths, turned = widths_of(task, self.task.hidden), self.layout.turned_names
+        heads = task.heads if task.traits is not None and task.traits.has_heads else 1
+        widths, turned = Widths(task.hidden, self.task.hidden, heads), self.layout.turned_names
         return Padding(widths, narrow, wide, buffers, self.builder.inputs.device, turned)
 
     def _stacked(
@@ -739,11 +699,11 @@ class Members:
 
 def _take_rates(models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
     """Every member's dropout rates; the shared model drops wherever one of the members does."""
-    found = [rated_modules(model) for model in models]
-    if len({len(modules) for modules in found}) > 1:
+    rated = [rated_modules(model) for model in models]
+    if len({len(modules) for modules in rated}) > 1:
         raise CannotStack("their models have different random modules")
-    rates = [tuple(module.rate.clone() for module in modules) for modules in found]
-    for same_place in zip(*found, strict=True):
+    rates = [tuple(module.rate.clone() for module in modules) for modules in rated]
+    for same_place in zip(*rated, strict=True):
         most = max(getattr(module, "p", 0.0) for module in same_place)
         for module in same_place:
             if hasattr(module, "p") and module.p == 0.0:

@@ -111,7 +111,7 @@ class CallRecorder(TorchFunctionMode):
         super().__exit__(*error)
         for tensor, version in self._weights:
             self.writes = self.writes or self._is_changed(tensor, version)
-        self.changed_inputs |= {name for name, known in self._inputs.items() if self._is_changed(*known)}
+        self.changed_inputs |= {name for name, recorded in self._inputs.items() if self._is_changed(*recorded)}
 
     def _is_changed(self, tensor: Tensor, version: int) -> bool:
         copied = self._copies.get(id(tensor))
@@ -123,7 +123,7 @@ class CallRecorder(TorchFunctionMode):
                 if args[0] is tensor or memory_of(args[0]) == memory_of(tensor) != 0:
                     if id(tensor) not in self._copies:
                         self._copies[id(tensor)] = tensor, tensor.detach().clone()
-                    self.writes = self.writes or (func in DATA and any(tensor is own for own, _ in self._weights))
+                    self.writes = self.writes or (func in DATA and any(tensor is weight for weight, _ in self._weights))
         elif func == GRADIENT:
             self.reads_gradient = self.reads_gradient or any(args[0] is tensor for tensor, _ in self._weights)
         self.branches = self.branches or getattr(func, "__name__", "") in TO_PYTHON
@@ -227,8 +227,10 @@ class Preflight:
     def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
         self._members, self._state, self._loss_of = members, state, loss_of
         self._task, self._device = members.task, members.builder.inputs.device
-        self._models = members.models_to_try()
+        self._models, members.to_try = members.to_try, []
         self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
+        is_object = bool(self._models) and isinstance(members.slots[0].task.model, nn.Module)
+        self._untouched = members.builder.copied(self._models[0]) if is_object else None
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
@@ -264,8 +266,8 @@ class Preflight:
         if task.has_own("objective"):
             self._members.plain_output = isinstance(output, Tensor)
             return
-        own = not isinstance(output, Tensor) and task.traits is None
-        logits = logits_and_extra(output, task.label)[0] if own else output
+        has_extra = not isinstance(output, Tensor) and task.traits is None
+        logits = logits_and_extra(output, task.label)[0] if has_extra else output
         graph = self._members.builder.graph
         per = "number to predict" if graph.regression else "class"
         check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes, per)
@@ -293,6 +295,8 @@ class Preflight:
     def _built_again(self) -> nn.Module:
         """The first member's module as before any call: built anew, or a copy of the object that its task has."""
         members = self._members
+        if self._untouched is not None:
+            return members.builder.copied(self._untouched)
         model = members.builder.build_again(self._models[0], members.slots[0].task)
         if members.converted is not None:
             convert(model, members.converted)
@@ -310,11 +314,11 @@ class Preflight:
                 members.use_sparse()
             return
         try:
-            found = [
+            both_calls = [
                 self._calls(self._built_again(), 0, source) for source in (members.source, members.source_of(False))
             ]
-            dense, sparse = (calls.evaluate() for calls in found)
-            found[1].train()
+            dense, sparse = (calls.evaluate() for calls in both_calls)
+            both_calls[1].train()
         except torch.OutOfMemoryError:
             raise
         except Exception:  # it computes with the features itself: they stay dense
@@ -388,7 +392,8 @@ class Preflight:
         made = [name for name in _names(model) if name not in names]
         views = [n for n, tree in state.trees.items() if tree != first.trees.get(n) and '"weight"' in json.dumps(tree)]
         findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
-        changed_opaque = _changed_opaque(model, state, marks)
+        now = opaque_marks(model, state.opaque)
+        changed_opaque = [name for name in state.opaque if name in now and now[name] != marks.get(name)]
         if made:
             findings.hidden_state = f"it makes {made[0]!r} when it is called, and not in its constructor"
         elif differing or views:
@@ -415,7 +420,7 @@ class Preflight:
     def _check_resumes(
         self, findings: Findings, calls: Calls, state: ModuleState, suspects: Sequence[str], outside: bool
     ) -> None:
-        """Find out whether a module that is built anew goes on as this one does, once it has its plain data."""
+        """Find out whether a module that is built anew continues as this one does, once it has its plain data."""
         self._globals.restore()
         if outside and self._members.builder.inputs.group_size > 1:
             raise SpecError(
@@ -498,9 +503,9 @@ class Preflight:
         """Calls of a user's ``model`` alone, with a state of its own: that of member ``row``."""
         source = self._members.source if source is None else source
         set_reduce(model, source.reduce)
-        forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
-        forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
-        return Calls(forward, own, source.example(), self._loss_of([row]))
+        forward, state = self._members.forward_of(model, alone=True), self._state.select([row])
+        forward.attach(state, [rate[None] for rate in self._members.slots[row].rates])
+        return Calls(forward, state, source.example(), self._loss_of([row]))
 
     def _learn(self, findings: Findings) -> None:
         """Keep the findings; :class:`CannotStack` if several cannot be trained in one step."""
@@ -524,21 +529,21 @@ class Preflight:
                 f"model {type(model).__name__} keeps {follower.name}, which is in the memory of {follower.owner}; "
                 f"{only}"
             )
-        own = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+        leaves = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
         leaf = calls.state.flat.detach().requires_grad_()
         with self._recorded(calls) as recorder:
             try:
                 batch = self._members.source.example()
                 losses = self._loss_of([0])(forward(leaf, training=True, batch=batch), batch)
                 with recorder:
-                    backward(losses, torch.ones_like(losses), [leaf, *own])
+                    backward(losses, torch.ones_like(losses), [leaf, *leaves])
             except RuntimeError:  # autograd may object first, in words about views
                 if not recorder.writes:
                     raise
         if recorder.writes:
             raise SpecError(f"model {type(model).__name__} changes its own weights when it is called; {only}")
-        reached = [parameter.grad is not None for parameter in own]
-        for parameter in own:
+        reached = [parameter.grad is not None for parameter in leaves]
+        for parameter in leaves:
             parameter.grad = None
         if any(reached):
             raise SpecError(
@@ -613,9 +618,3 @@ class Preflight:
 def _names(model: nn.Module) -> list[str]:
     """Names of submodules and parameters."""
     return [*dict(model.named_modules()), *dict(model.named_parameters())]
-
-
-def _changed_opaque(model: nn.Module, state: ModuleState, before: Mapping[str, bytes]) -> list[str]:
-    """Opaque attributes that are not what they were."""
-    now = opaque_marks(model, state.opaque)
-    return [name for name in state.opaque if name in now and now[name] != before.get(name)]

@@ -41,7 +41,7 @@ def test_one_training_node_trains_as_in_torch(smoothing):
     graph = small(train=1)
     task = weft.Task(graph=graph, hidden=4, dropout=0.0, epochs=3, lr=0.05, label_smoothing=smoothing)
     result = weft.run(task, device="cpu", progress=False)
-    model = weft.nn.models("gcn", 5, 3, hidden=4, dropout=0.0, layers=2)
+    model = weft.nn.build("gcn", 5, 3, hidden=4, dropout=0.0, layers=2)
     weft.nn.reset_parameters(model, 0)
     update = torch.optim.Adam(model.parameters(), lr=0.05)
     losses = []

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from tests.ops.comparing import assert_agrees, assert_near, assert_registered
 from tests.ops.contract import TYPES
+from tests.ops.dense.test_batch_norm import ended
 from tests.ops.dense.test_bias_act_dropout import ACTIVATE, CLOCK, SITE, make
-from tests.ops.norm.test_batch_norm import ended
 from weft.core.errors import InputError
 from weft.ops.dense.layer_norm import layer_norm_act_dropout
 
