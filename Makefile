@@ -16,7 +16,7 @@ python_version = $(shell $(PYTHON) --version 2>&1 | tail -n 1)
 need_python = $(if $(filter True,$(python_found)),,$(error Weft needs Python 3.11 or newer, but \
 $(PYTHON) is: $(or $(python_version),not there); name another one, such as make PYTHON=python3.12))
 
-.PHONY: help setup demo test test-rest soak check test-gpu bench format clean
+.PHONY: help setup demo test test-rest check test-gpu bench format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,13 +41,10 @@ demo: $(READY)  ## train sixteen models on the graph that comes with Weft, live,
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: $(READY)  ## the test suite in at most ten minutes on two cores; what needs a GPU is skipped without one
-	$(PYTEST) -m "not rest and not soak" -n logical --maxprocesses 8 $(TESTS)
+	$(PYTEST) -m "not rest" -n logical --maxprocesses 8 $(TESTS)
 
 test-rest: $(READY)  ## the longer tests: interpreted kernels, servers that are killed, a Ray cluster that loses a node
-	$(PYTEST) -m "rest and not soak" -n logical --maxprocesses 8 $(TESTS)
-
-soak: $(READY)  ## tests that take longer than that: fifty kills of every process of a queue
-	$(PYTEST) -m soak -n logical --maxprocesses 8 $(TESTS)
+	$(PYTEST) -m rest -n logical --maxprocesses 8 $(TESTS)
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check $(CODE)

@@ -27,6 +27,7 @@ DOCUMENTS = (
     "benchmarks/MEASURED.md",
 )
 PARTS: dict[str, Callable[[], str]] = {
+    "brief": training.brief,
     "headline": training.headline,
     "headline-text": training.headline_text,
     "epoch": training.epoch,

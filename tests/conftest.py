@@ -11,7 +11,16 @@ from weft.core.startup import leave_out_of_collections
 from weft.engine.background_probe import VARIABLE
 from weft.engine.home import HOME_VARIABLE
 
+# Folders of `make test-rest`: real servers and kills, kernels under an interpreter, benchmarks.
+REST = ("tests/serve/", "tests/ops/interpreted/", "tests/ptx/", "tests/weave/interpreted/", "tests/benchmarks/")
 LONG_APART = 20  # a worker of pytest-xdist is first given fewer tests in a row
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the longer tests by their folder, before ``-m`` selects."""
+    if item.nodeid.startswith(REST):
+        item.add_marker(pytest.mark.rest)
 
 
 @pytest.hookimpl(trylast=True)  # what is not to run has been taken out by then

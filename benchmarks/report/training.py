@@ -123,20 +123,33 @@ HEADLINE = [("gcn", 1, "fp32"), ("gcn", 32, "fp32"), ("gcn", 32, "tf32"), ("gcn"
 HEADLINE_SIDES = ("pyg", "captured", "cusparse", "cusparse-captured")
 
 
-def headline() -> str:
-    """The arxiv shape: an epoch alone, and sweeps."""
+def _headline(rows_of: Sequence[tuple[str, int, str]], sides: Sequence[str]) -> tuple[list[list[Any]], Legend]:
+    """Rows of the arxiv shape with Weft's time and how many times as long ``sides`` take."""
     suites, legend = (Results.of("epoch"), Results.of("sweep")), Legend()
     rows = []
-    for model, tasks, precision in HEADLINE:
+    for model, tasks, precision in rows_of:
         results, here = suites[tasks > 1], {"shape": "arxiv", "model": model, "side": "weft"}
         kind = {"tasks": tasks, "precision": precision} if tasks > 1 else {}
         row = Row(results, results.find(**here, **kind))
         plain, own = ("fp32", precision) if tasks > 1 else (None, None)
-        ratios = row.ratios([*row.sides(HEADLINE_SIDES, plain), row.best_pyg(own)])
+        ratios = row.ratios([*row.sides(sides, plain), row.best_pyg(own)])
         rows.append([MODELS[model], tasks, precision, ms(row.weft), *ratios, legend.mark(results, [row.weft])])
+    return rows, legend
+
+
+def headline() -> str:
+    """The arxiv shape: an epoch alone, and sweeps."""
+    rows, legend = _headline(HEADLINE, HEADLINE_SIDES)
     header = ["", "T", "precision", "Weft, ms", *(f"over {NAMES[side]}" for side in HEADLINE_SIDES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
+
+
+def brief() -> str:
+    """One training per model on the arxiv shape against the fastest of PyG's sides and cuSPARSE's, for the README."""
+    rows, legend = _headline([row for row in HEADLINE if row[1] == 1], ["cusparse-captured"])
+    header = ["one epoch", "Weft, ms", "a CSR adjacency through cuSPARSE, step captured", "PyG's best"]
+    return f"{table(header, [[row[0], *row[3:6]] for row in rows])}\n\n{legend.text()}"
 
 
 def _against(row: Row, precision: str | None = None) -> str:

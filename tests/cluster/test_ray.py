@@ -16,7 +16,7 @@ from weft.cluster.ray import run_on_ray
 from weft.core.errors import SpecError
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STORE, CPUS = 80 * 2**20, 4  # Ray would put two of three shares of one CPU on one of these nodes
 
