@@ -182,14 +182,14 @@ class HangsWhenPlanned(Plain):
         return y
 
 
-class HangsInFifthCall(Plain):
-    """Returns four times, wherever it is called."""
+class HangsInSecondCall(Plain):
+    """Returns once, wherever it is called."""
 
     calls = 0
 
     def fault(self, y):
-        HangsInFifthCall.calls += 1
-        if HangsInFifthCall.calls > 4:
+        HangsInSecondCall.calls += 1
+        if HangsInSecondCall.calls > 1:
             time.sleep(1000.0)
         return y
 

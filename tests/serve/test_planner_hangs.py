@@ -30,7 +30,7 @@ def busy(queue):
     return 'weft_worker_busy{worker="planner"} 1' in metrics_text(queue.supervisor.view, {}, {})
 
 
-@pytest.mark.parametrize("model", ["HangsWhenPlanned", "HangsInFifthCall"])
+@pytest.mark.parametrize("model", ["HangsWhenPlanned", "HangsInSecondCall"])
 def test_a_model_that_hangs_while_it_is_planned_fails_and_others_go_on(tmp_path, model):
     with opened(tmp_path, hang_seconds=3.0) as queue:
         bad = submit_hanging(queue, model=model)
