@@ -114,10 +114,7 @@ class MetaAdjacency(Adjacency):
         """A work list of the sizes that the degrees give."""
         small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
-        # The temporaries of building it: light rows, sorted by degree.
-        degrees = self.indptr.diff().to(torch.int32)
-        light = (degrees <= 1).new_empty(small, dtype=torch.int64).to(torch.int32)
-        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
+        self._sort_rows(small)
 
         def array(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(size, dtype=dtype, device=META)
@@ -169,6 +166,12 @@ class MetaAdjacency(Adjacency):
             degrees_of_rows=Degrees.even(edges, edges),
             degrees_of_cols=by_relation or Degrees.even(self.num_relations, edges),
         )
+
+    def _sort_rows(self, count: int) -> None:
+        """The temporaries of building a work list, released on return: ``count`` light rows, sorted by degree."""
+        degrees = self.indptr.diff().to(torch.int32)
+        light = (degrees <= 1).new_empty(count, dtype=torch.int64).to(torch.int32)
+        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
 
     def scaled(self, **factors: Any) -> Adjacency:
         """The same structure with other factors."""
