@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 import weft as package
 from tests.graphs_for_tests import tiny_graph
+from weft.cli.main import main
 from weft.core.machine import Machine
 from weft.planner.machine_profiles import profile
 
