@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 import weft as package
 from tests.graphs_for_tests import tiny_graph
+from weft.cli.main import main
 from weft.core.machine import Machine
 from weft.planner.machine_profiles import profile
 
@@ -140,7 +142,7 @@ def test_help(weft):
 def quick(monkeypatch):
     """A probe that has measured already: how it measures has tests of its own."""
     found = Machine.from_dict({**profile("cpu").to_dict(), "name": "lab cpu", "measured": True})
-    monkeypatch.setattr("weft.cli.machine.measure", lambda device: found)
+    monkeypatch.setattr("weft.engine.probe.probe", lambda device: found)
     return found
 
 
@@ -184,3 +186,16 @@ def test_mistakes_of_a_probe(weft, arguments, message):
     code, _, err = weft("probe", *arguments)
     assert code == 2
     assert message in err
+
+
+def test_warm_without_a_spec_compiles_for_every_model_that_needs_no_relations(monkeypatch, capsys):
+    warmed = []
+    monkeypatch.setattr(
+        "weft.engine.run_planner.warm_kernels", lambda tasks, *_: warmed.extend(task.model for task in tasks) or 0
+    )
+    monkeypatch.setattr("weft.ops.launch.backend.have_triton", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["weft", "warm", "--arch", "90"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code, capsys.readouterr().err
+    assert set(warmed) == {"gcn", "sage", "gin", "gat", "gatv2"}

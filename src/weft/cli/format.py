@@ -48,30 +48,22 @@ LEAST = {"why": 24, "name": 16, "graph": 12, "model": 12, "user": 8}  # to which
 def task_table(tasks: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """A line per task below the names of the columns, of at most ``width`` characters if that can be."""
     rows = [COLUMNS, *(_row(task) for task in tasks)]
-    widths = _widths(rows, width)
-    return "\n".join(GAP.join(map(_cell, row, widths)).rstrip() for row in rows)
+    widths = {name: max(len(row[index]) for row in rows) for index, name in enumerate(COLUMNS)}
+    over = 0 if width is None else sum(widths.values()) + len(GAP) * (len(widths) - 1) - width
+    for name, least in LEAST.items():
+        cut = max(min(over, widths[name] - least), 0)
+        widths[name] -= cut
+        over -= cut
+    lines = []
+    for row in rows:
+        cells = zip(row, widths.values(), strict=True)
+        lines.append(GAP.join(c.ljust(w) if len(c) <= w else f"{c[: w - 1]}…" for c, w in cells).rstrip())
+    return "\n".join(lines)
 
 
 def terminal_width() -> int | None:
     """How wide the terminal is; None where the output goes to something else."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _widths(rows: Sequence[tuple[str, ...]], most: int | None) -> list[int]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-    if most is None:
-        return widths
-    over = sum(widths) + len(GAP) * (len(widths) - 1) - most
-    for name, least in LEAST.items():
-        place = COLUMNS.index(name)
-        cut = max(min(over, widths[place] - least), 0)
-        widths[place] -= cut
-        over -= cut
-    return widths
-
-
-def _cell(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _row(task: dict[str, Any]) -> tuple[str, ...]:
@@ -94,16 +86,26 @@ STAMP = re.compile(r"^(\d{9,11}\.\d) (?=(?:note|queued|planned|running|paused|do
 
 def parse_deadline(text: str, now: float | None = None) -> float:
     """``2h`` from now, the next ``18:30``, ``2026-11-18T08:00`` here, or seconds since 1970; as the last."""
-    now = time.time() if now is None else now
+    now, text = time.time() if now is None else now, text.strip()
     try:
-        found = _moment(text.strip(), now)
+        if span := SPAN.fullmatch(text):
+            due = now + float(span[1]) * UNITS[span[2]]
+        elif SECONDS.fullmatch(text):
+            due = float(text)
+        elif CLOCK.fullmatch(text):
+            here = datetime.fromtimestamp(now)
+            clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") > 1 else "%H:%M").time()
+            today = datetime.combine(here.date(), clock)
+            due = (today if today > here else today + timedelta(days=1)).timestamp()
+        else:
+            due = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         expected = "2h from now (s, m, h, d), 18:30, 2026-11-18T08:00, or seconds since 1970"
         raise SpecError(f"--deadline {text}: expected a time: {expected}") from None
-    if found <= now:
-        hint = f"; for seconds from now write {text.strip()}s" if SECONDS.fullmatch(text.strip()) else ""
-        raise SpecError(f"--deadline {text}: {local_time(found, now)} has passed already{hint}")
-    return found
+    if due <= now:
+        hint = f"; for seconds from now write {text}s" if SECONDS.fullmatch(text) else ""
+        raise SpecError(f"--deadline {text}: {local_time(due, now)} has passed already{hint}")
+    return due
 
 
 def local_time(moment: float, now: float | None = None) -> str:
@@ -124,19 +126,6 @@ def with_lateness(task: dict[str, Any]) -> dict[str, Any]:
         return task
     end = task["updated"] if task["state"] == "done" else time.time()
     return {**task, "late": end > deadline}
-
-
-def _moment(text: str, now: float) -> float:
-    if span := SPAN.fullmatch(text):
-        return now + float(span[1]) * UNITS[span[2]]
-    if SECONDS.fullmatch(text):
-        return float(text)
-    if CLOCK.fullmatch(text):
-        here = datetime.fromtimestamp(now)
-        clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") > 1 else "%H:%M").time()
-        wanted = datetime.combine(here.date(), clock)
-        return (wanted if wanted > here else wanted + timedelta(days=1)).timestamp()
-    return datetime.fromisoformat(text).timestamp()
 
 
 # ---- Write the file of ``--out FILE``.

@@ -22,9 +22,7 @@ from weft.core.units import show_bytes, show_seconds
 from weft.engine.home import home, step_store
 
 if TYPE_CHECKING:
-    import torch
-
-    from weft.engine.estimator import Estimator
+    pass
 
 
 def probe(
@@ -58,25 +56,19 @@ def probe(
         choose_device,  # loads torch, which --help can do without
         keep_probe,
     )
+    from weft.engine.probe import probe as measure
 
     begin, before = time.perf_counter(), LoadSample.now()
-    found = measure(choose_device(device))
+    measured = measure(choose_device(device))
     after = LoadSample.now()
-    kept = keep_probe(found)
+    file = keep_probe(measured)
     if out is not None:
-        write_file(out, found.to_json())
-    print(found.to_json() if json else describe(found))
-    print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
+        write_file(out, measured.to_json())
+    print(measured.to_json() if json else describe(measured))
+    print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {file}", file=sys.stderr)
     if before and after and after.others(before) > MOST_BUSY * after.cores:
         taken = f"{after.others(before):.1f} of {after.cores} cores"
         print(f"other processes took {taken} meanwhile: measure again once the machine is idle", file=sys.stderr)
-
-
-def measure(device: torch.device) -> Machine:
-    """What ``device`` and its host can do, measured."""
-    from weft.engine.probe import probe
-
-    return probe(device)
 
 
 def _learn(folders: list[Path], machine: str | None) -> None:
@@ -166,32 +158,41 @@ def warm(
     """
     if changes and spec is None:
         raise SpecError(f"--set {changes[0]}: needs a SPEC whose settings it overrides")
-    tasks = _common() if spec is None else _tasks(spec, changes or [])
+    if spec is None:
+        sizes = ({"hidden": 16, "layers": 2, "dropout": 0.5}, {"hidden": 64, "layers": 3})
+        tasks = [
+            Task(graph=shape, model=model, name=f"{model}-{shape}-{size['hidden']}", **size)
+            for shape in COMMON_SHAPES
+            for model, traits in BUILT_IN.items()
+            for size in sizes
+            if not traits.relational  # these graphs have no relations
+        ]
+    else:
+        work = spec_of(spec, changes or [])
+        tasks = [work] if isinstance(work, Task) else work.tasks()
     with gc_paused():
         from weft.engine.estimator import Estimator
         from weft.engine.graphs import Graphs
+        from weft.engine.run_planner import warm_kernels
         from weft.ops.launch.backend import have_triton
+        from weft.planner.grouping.groups import group
     if not have_triton():
         raise SpecError("Triton is not installed: there are no kernels to compile; pip install triton")
     machine, number, limits = _target(arch)
     estimator = Estimator(machine, graphs=Graphs(), limits=limits)
-    total = sum(_warm(part, estimator, number, processes) for part in _groups(tasks, estimator))
+    total, by_name = 0, {task.label: task for task in tasks}
+    for plan in group(tasks, estimator.stats, "cuda", machine=machine):  # as a run would make them
+        members = [by_name[name] for name in plan.members]
+        several = f" and {len(members) - 1} more" if len(members) > 1 else ""
+
+        def show(done: int, count: int, label: str = members[0].label + several) -> None:
+            print(f"\r{label}: {done} of {count} kernels", end="", file=sys.stderr, flush=True)
+
+        compiled = warm_kernels(members, plan, estimator, number, show, processes)
+        total += compiled
+        if compiled:
+            print(file=sys.stderr)
     print(f"compiled {total} kernels for sm_{number}" if total else f"nothing to compile for sm_{number}")
-
-
-def _tasks(spec: Path, changes: list[str]) -> list[Task]:
-    work = spec_of(spec, changes)
-    return [work] if isinstance(work, Task) else work.tasks()
-
-
-def _common() -> list[Task]:
-    sizes = ({"hidden": 16, "layers": 2, "dropout": 0.5}, {"hidden": 64, "layers": 3})
-    return [
-        Task(graph=shape, model=model, name=f"{model}-{shape}-{size['hidden']}", **size)
-        for shape in COMMON_SHAPES
-        for model in BUILT_IN
-        for size in sizes
-    ]
 
 
 def _target(arch: int | None):  # type: ignore[no-untyped-def]
@@ -211,30 +212,6 @@ def _target(arch: int | None):  # type: ignore[no-untyped-def]
     if arch is None:
         raise SpecError("there is no GPU here; --arch 90 compiles for another machine's, into this one's cache")
     return profile("h200"), arch, None
-
-
-def _groups(tasks: list[Task], estimator: Estimator):  # type: ignore[no-untyped-def]
-    """Tasks with the plan of every group, as a run would make it."""
-    from weft.planner.grouping.groups import group
-
-    named = {task.label: task for task in tasks}
-    for plan in group(tasks, estimator.stats, "cuda", machine=estimator.machine):
-        yield [named[name] for name in plan.members], plan
-
-
-def _warm(part, estimator: Estimator, arch: int, processes: int | None) -> int:  # type: ignore[no-untyped-def]
-    from weft.engine.run_planner import warm_kernels
-
-    tasks, plan = part
-    several = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
-
-    def told(done: int, total: int) -> None:
-        print(f"\r{tasks[0].label}{several}: {done} of {total} kernels", end="", file=sys.stderr, flush=True)
-
-    count = warm_kernels(tasks, plan, estimator, arch, told, processes)
-    if count:
-        print(file=sys.stderr)
-    return count
 
 
 # ---- ``weft cache``: what is remembered between processes to save time, and ``--clear`` to remove it.
@@ -259,26 +236,17 @@ def cache(
             raise SpecError(f"{error.filename} cannot be removed: {error.strerror}") from None
         print(f"removed {show_bytes(freed)} from {home()}")
         return
-    found = store.forms()
-    for entry in found:
-        since = time.time() - entry.last_use
-        line = f"{show_bytes(entry.bytes):>10}  {_ago(since):>8}  {entry.graph}: {_short(entry.form)}"
+    forms = store.forms()
+    for entry in forms:
+        since = max(time.time() - entry.last_use, 0.0)
+        units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+        unit, size = next((pair for pair in units if since >= pair[1]), units[-1])
+        words = entry.form.split(" ")  # without the digest of features and the marks of Python
+        form = re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
+        line = f"{show_bytes(entry.bytes):>10}  {f'{since / size:.0f} {unit}':>8}  {entry.graph}: {form}"
         print(jsonlib.dumps(entry.to_dict()) if json else f"{line} ({entry.seconds:.1f} s to make)")
     if not json:
-        total, limit = show_bytes(sum(entry.bytes for entry in found)), show_bytes(store.max_bytes or 0)
+        total, limit = show_bytes(sum(entry.bytes for entry in forms)), show_bytes(store.max_bytes or 0)
         count = sum(entry.path.name.endswith(".gz") for entry in steps.entries())
-        print(f"{len(found)} forms of graphs, {total} of at most {limit}; {count} captured steps")
+        print(f"{len(forms)} forms of graphs, {total} of at most {limit}; {count} captured steps")
         print(f"in {home()}; `weft cache --clear` removes them")
-
-
-def _short(form: str) -> str:
-    """Without the digest of features and the marks of Python, which say nothing to people."""
-    words = form.split(" ")
-    return re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
-
-
-def _ago(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0.0):.0f} s"

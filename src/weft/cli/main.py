@@ -33,32 +33,24 @@ def answer_at_once(words: Sequence[str]) -> bool:
 
         print_graphs(json=len(words) > 2)
         return True
-    if len(words) > 1 and words[0] in ("run", "plan") and not any(map(_is_left, words)):
-        _check_spec(words[1], _given("--set", words[2:]))
-        _check_amounts(words[2:])
+    left = any(word in ("-h", "--help") or word.startswith("--on") for word in words)  # a cluster has its own graphs
+    if len(words) > 1 and words[0] in ("run", "plan") and not left:
+        _check_options(words[1], words[2:])
     return False
 
 
-def _is_left(word: str) -> bool:
-    """Help is the parser's; the graphs of a cluster (``--on``) are not here."""
-    return word in ("-h", "--help") or word.startswith("--on")
-
-
-def _check_spec(text: str, overrides: list[str]) -> None:
-    """Read the spec that the command will read; a pipe can be read once only and is left to the command."""
-    path = Path(text)
-    if text.startswith("-") or path.suffix == ".json" or (os.path.exists(path) and not os.path.isfile(path)):
-        return
-    from weft.cli.spec import spec_of
-
-    spec_of(path, overrides)
-
-
-def _check_amounts(words: Sequence[str]) -> None:
-    """Amounts of memory, and the device's name as far as the commands' first check of it goes."""
+def _check_options(spec: str, words: Sequence[str]) -> None:
+    """Read the spec that the command will read, and check amounts of memory and the name of the device."""
     from weft.core.gpus import check_device_name
     from weft.core.units import parse_bytes
 
+    path = Path(spec)
+    # A pipe can be read once only, so the command reads it.
+    piped = os.path.exists(path) and not os.path.isfile(path)
+    if not spec.startswith("-") and path.suffix != ".json" and not piped:
+        from weft.cli.spec import spec_of
+
+        spec_of(path, _given("--set", words))
     for name in ("budget", "cache"):
         for value in _given(f"--{name}", words):
             parse_bytes(value, name)

@@ -92,14 +92,13 @@ def serve(
     kill -9 of any process: start the server again with the same --db. SIGTERM and Ctrl-C let running groups save a
     checkpoint first. The dashboard is at the address that is printed.
     """
-    from weft.serve.options import ServeOptions, check_amount
+    from weft.serve.options import ServeOptions, check_option
     from weft.serve.server import check_devices, find_tokens, make_folder, parse_address
     from weft.serve.server import serve as run_server
 
     host, port = parse_address(bind)
-    check_amount("drain_seconds", drain_seconds, zero=True)
-    if keep_days is not None:
-        check_amount("keep_days", keep_days, "days")
+    check_option("drain_seconds", drain_seconds)
+    check_option("keep_days", keep_days)
     devices = given.pop("devices")
     if on is not None:
         if devices:

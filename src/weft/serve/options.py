@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.settings import Rule
 from weft.sched.policies import DEFAULT_POLICY, find_policy
 
 MIB = 1 << 20
-LEFTOVER_BYTES = 256 * MIB  # that a GPU worker may hold beside graphs between groups; beyond, a model has leaked
-SECONDS_IN = {"seconds": 1.0, "days": 86_400.0}
+LEFTOVER_BYTES = 256 * MIB  # that a GPU worker may hold besides graphs between groups; beyond, a model has leaked
+DAY = 86_400.0
 MOST_SECONDS = 4e9  # more than a century; the system's own waits take no more than twice that
+ABOVE_0 = Rule(float, above=0, described="a finite number of seconds, above 0")
+AT_LEAST_0 = Rule(float, low=0, described="a finite number of seconds, 0 or more")
+COUNT = Rule(int, low=0)
+RULES = {
+    "workers": Rule(int, low=1),
+    "inference_workers": COUNT,
+    "quota": Rule(int, low=1, described="at least 1 task per user"),
+    "budget": Rule(int, low=1, optional=True),
+    "reserved": Rule(int, low=0, optional=True),
+    "keep_graphs": COUNT,
+    "overrun_bytes": COUNT,
+    "checkpoint_seconds": AT_LEAST_0,
+    "lease_seconds": ABOVE_0,
+    "silent_seconds": ABOVE_0,
+    "hang_seconds": ABOVE_0,
+    "keep_seconds": Rule(float, above=0, optional=True, described=ABOVE_0.described),
+    "drain_seconds": AT_LEAST_0,
+    "keep_days": Rule(float, above=0, optional=True, described="a finite number of days, above 0"),
+}
 
 
-def check_amount(name: str, value: Any, unit: str = "seconds", zero: bool = False) -> None:
-    """A :class:`SpecError` unless ``value`` is a finite number above 0, or also 0 if ``zero``."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise SpecError(f"{name}={value} must be a finite number of {unit}, {'0 or more' if zero else 'above 0'}")
-    most = MOST_SECONDS / SECONDS_IN[unit]
-    if value > most:
-        raise SpecError(f"{name}={value} must be at most {most:,.0f} {unit}")
-
-
-def check_whole(name: str, value: Any, low: int, unit: str = "") -> None:
-    """A :class:`SpecError` unless ``value`` is a whole number of at least ``low``."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise SpecError(f"{name}={value} must be a whole number")
-    if value < low:
-        raise SpecError(f"{name}={value} must be at least {low}{unit and f' {unit}'}")
+def check_option(name: str, value: Any) -> None:
+    """A :class:`SpecError` for a value that an option of a server cannot have."""
+    RULES[name].check("", name, value)
+    unit, size = ("days", DAY) if name.endswith("days") else ("seconds", 1.0)
+    if name.endswith((unit, "seconds")) and value is not None and value * size > MOST_SECONDS:
+        raise SpecError(f"{name}={value} must be at most {MOST_SECONDS / size:,.0f} {unit}")
 
 
 @dataclass(frozen=True)
@@ -76,27 +85,20 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         find_policy(self.policy)
-        check_whole("workers", self.workers, 1)
-        check_whole("inference_workers", self.inference_workers, 0)
+        for name in RULES:
+            if hasattr(self, name):
+                check_option(name, getattr(self, name))
         if self.inference_workers >= self.workers:
             raise SpecError(
                 f"inference_workers={self.inference_workers} must be at least 0 and below workers={self.workers}"
             )
-        check_whole("quota", self.quota, 1, "task per user")
-        for name, low in (("budget", 1), ("reserved", 0), ("keep_graphs", 0), ("overrun_bytes", 0)):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), low, "bytes" if low != 1 else "byte")
-        check_amount("checkpoint_seconds", self.checkpoint_seconds, zero=True)
-        for name in ("lease_seconds", "silent_seconds", "hang_seconds"):
-            check_amount(name, getattr(self, name))
-        if self.keep_seconds is not None:
-            check_amount("keep_seconds", self.keep_seconds)
-        for name in (one.partition("@")[0] for one in self.devices):
+        names = [name.partition("@")[0] for name in self.devices]
+        for name in names:
             if name not in ("auto", "cpu", "cuda") and not is_gpu_name(name):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
-        if len({name.partition("@")[0].partition(":")[0] for name in self.devices}) > 1:
-            told = "bytes and seconds are predicted for devices of one kind; start another server for the other"
-            raise SpecError(f"devices {' and '.join(self.devices)}: {told}")
+        if len({name.partition(":")[0] for name in names}) > 1:
+            reason = "bytes and seconds are predicted for devices of one kind; start another server for the other"
+            raise SpecError(f"devices {' and '.join(self.devices)}: {reason}")
         for name in self.models:
             module, _, called = name.rpartition(":")
             if not module or not called:
@@ -119,7 +121,7 @@ class ServeOptions:
 
         if "auto" not in self.devices:
             return tuple(dict.fromkeys("cuda:0" if name == "cuda" else name for name in self.devices))
-        return tuple(f"cuda:{place}" for place in range(len(gpu_names()))) or ("cpu",)
+        return tuple(f"cuda:{index}" for index in range(len(gpu_names()))) or ("cpu",)
 
 
 def is_gpu_name(name: str) -> bool:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from weft.core.errors import SpecError, WeftError
-from weft.serve.options import ServeOptions, check_amount, is_gpu_name
+from weft.serve.options import ServeOptions, check_option, is_gpu_name
 from weft.serve.queue_file import open_file
 from weft.serve.submissions import Tokens, make_token_file
 from weft.serve.supervisor import Supervisor
@@ -171,7 +171,7 @@ def serve(
 
     ``begun`` is called once the queue and the address are this server's.
     """
-    check_amount("drain_seconds", drain_seconds, zero=True)
+    check_option("drain_seconds", drain_seconds)
     check_devices(options)
     try:
         import uvicorn
