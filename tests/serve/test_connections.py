@@ -11,9 +11,11 @@ import pytest
 
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened
-from weft.serve import app as connections
 from weft.serve import worker_pool
 from weft.serve.worker_process import Spawner
+
+pytest.importorskip("fastapi")
+from weft.serve import app as connections
 
 FILES, FLOOD = 160, 400
 HALF = b"GET /api/tasks HTTP/1.1\r\nHost: localhost\r\nX-Half: "

@@ -136,7 +136,7 @@ def test_ogb_is_fetched_once_and_kept(monkeypatch, online, tmp_path):
     assert sorted(path.name for path in (tmp_path / "ogb").iterdir()) == ["ogbn-arxiv"]
 
 
-@pytest.mark.parametrize("body", [b"not a zip", ogb_archive()[:200]])
+@pytest.mark.parametrize("body", [b"not a zip", ogb_archive()[:200]], ids=["no archive", "torn"])
 def test_a_broken_archive_leaves_nothing_behind(monkeypatch, online, tmp_path, body):
     serve(monkeypatch, body)
     with pytest.raises(GraphError, match="ogb:ogbn-arxiv could not be fetched: BadZipFile"):
