@@ -18,8 +18,8 @@ from weft.serve.worker_pool import PLANNER, WorkerPool
 def test_estimates_are_for_the_first_gpu_that_cuda_shows_the_server(tmp_path, monkeypatch, chosen, name):
     started = {}
 
-    def start(called, device, inbox, spawner, environment, *rest):
-        started[called] = device, dict(environment)
+    def start(called, device, inbox, spawner, options):
+        started[called] = device, dict(options.environment)
 
     there = [gpus.Gpu("NVIDIA A100-SXM4-80GB", "GPU-1"), gpus.Gpu("NVIDIA H200", "GPU-2")]
     monkeypatch.setattr(gpus, "_in_files", lambda: there)

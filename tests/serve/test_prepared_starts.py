@@ -107,7 +107,7 @@ def test_what_is_ready_is_bounded(prepared, monkeypatch):
 def test_a_queue_has_weights_and_checkpoints_ready(tmp_path):
     queue = Queue(tmp_path)
     try:
-        (first,) = queue.submit({"seed": 1, "epochs": 1000, "hidden": 9})
+        (first,) = queue.submit({"seed": 1, "epochs": 4000, "hidden": 9})
         queue.until(lambda: queue.epoch(first) > 0)
         (second,) = queue.submit({"seed": 2, "model": "sage", "epochs": 100_000})
         queue.until(lambda: queue.db.get(second).state == "planned")

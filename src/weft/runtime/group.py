@@ -8,6 +8,7 @@ Shapes: T members of a stack, L epochs, M columns of history.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -369,7 +370,8 @@ class GroupRun:
 
     def _record(self, *kinds: bool) -> None:
         """Set how epochs of these ``kinds`` run, with an evaluation or without: captured if they may be."""
-        steps = {evaluated: partial(self.step, evaluated) for evaluated in kinds}
+        # By a proxy: a group that held itself would keep its memory until the next garbage collection.
+        steps = {evaluated: partial(GroupRun.step, weakref.proxy(self), evaluated) for evaluated in kinds}
         self._run_epoch |= steps
         if not self._may_record():
             return

@@ -85,7 +85,7 @@ class Opaque(Base):
         return super().forward(x, adj) * (1.0 + 0.01 * (next(self.own) if self.training else 0))
 
 
-MODELS = [RunningMean, LastOutput, LastOutputAlone, Teacher, OwnObject]
+MODELS = [RunningMean, LastOutput, LastOutputAlone, Teacher]
 
 
 def task_of(model) -> weft.Task:
@@ -118,6 +118,12 @@ def test_it_is_in_checkpoints(model, tmp_path, monkeypatch):
     assert torch.equal(resumed.predict_logits(nodes="val"), whole.predict_logits(nodes="val"))
 
 
+def test_what_is_not_plain_data_is_refused_by_its_name(tmp_path):
+    weft.run(task_of(OwnObject), device="cpu", progress=False, out=tmp_path / "run")
+    with pytest.raises(SpecError, match=r"keeps 'own' between calls, which is not plain data.*get_extra_state"):
+        weft.read(tmp_path / "run", model=OwnObject).predict_logits(nodes="val")
+
+
 def test_weights_without_what_belongs_to_them_are_refused(tmp_path):
     weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
     (tmp_path / "run" / "kept.safetensors").unlink()
@@ -137,14 +143,10 @@ def test_other_objects_are_said(model, told):
     notes = []
     on_event = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
     weft.run(task_of(model), device="cpu", progress=False, on_event=on_event)
-    assert any("given back with what it keeps at the end of training" in note for note in notes) == told
+    assert any("which is not plain data: it trains alone and eagerly" in note for note in notes) == told
 
 
-def test_modules_that_keep_nothing_have_nothing():
-    assert weft.run(task_of(Base), device="cpu", progress=False).kept == {}
-
-
-OF_ANOTHER = {"python": torch.tensor(list(b'{"attributes": {"gone.mean": 1.0}}'), dtype=torch.uint8)}
+OF_ANOTHER = {"module_state": torch.tensor(list(b'{"trees": {"gone.mean": 1.0}}'), dtype=torch.uint8)}
 
 
 @pytest.mark.parametrize("content", [b"torn", save(OF_ANOTHER)])

@@ -331,9 +331,12 @@ class StateReader:
             if type(value) in SCALARS:
                 trees[name] = value
                 continue
+            seen = len(encoder.seen)
             try:
                 trees[name] = encoder.encode(name, value)
             except NotPlain as error:
+                # What it shares with later attributes is encoded with those.
+                encoder.seen = {key: entry for key, entry in encoder.seen.items() if entry[0] < seen}
                 if name.startswith(f"{EXTRA}:"):
                     raise SpecError(
                         f"get_extra_state of model {type(self._model).__name__} returns a {error}; return numbers, "
@@ -370,7 +373,7 @@ class _Encoder:
     def __init__(self, model: nn.Module, last: Mapping[str, tuple[tuple[Any, ...], Tensor]]) -> None:
         self._model, self._last = model, last
         self._memory: WeightMemory | None = None
-        self._seen: dict[int, tuple[int, Any]] = {}  # number and value of what is encoded already
+        self.seen: dict[int, tuple[int, Any]] = {}  # number and value of what is encoded already
         self.tensors: dict[str, tuple[Tensor, dict[str, Any]]] = {}
         self.copied: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
@@ -389,10 +392,10 @@ class _Encoder:
             return {"is": "bytes", "hex": value.hex()}
         if kind in (torch.dtype, torch.device):
             return {"is": kind.__name__, "text": str(value).removeprefix("torch.")}
-        if id(value) in self._seen:
-            return {"is": "again", "number": self._seen[id(value)][0]}
-        number = len(self._seen)
-        self._seen[id(value)] = number, value  # kept alive, so that no other value has its id
+        if id(value) in self.seen:
+            return {"is": "again", "number": self.seen[id(value)][0]}
+        number = len(self.seen)
+        self.seen[id(value)] = number, value  # kept alive, so that no other value has its id
         if isinstance(value, Tensor):
             tree = self._tensor(name, value)
             tree["number"] = number
