@@ -19,7 +19,7 @@ rich = cases.rich
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_training_of_a_cpu(rich, fanout, loaded):
     shared = {"graph": rich, "model": cases.OfEdgesOf, "mode": "sampled", "fanout": fanout, "batch": 32, "epochs": 2}
-    options = {"batches": list(cases.rich_batches(rich))} if loaded else {}
+    options = {"options": weft.RunOptions(batches=list(cases.rich_batches(rich)))} if loaded else {}
     cpu, gpu = (weft.run(weft.Task(**shared), device=on, progress=False, **options) for on in ("cpu", "cuda"))
     assert gpu.history["val_loss"] == pytest.approx(cpu.history["val_loss"], rel=2e-3)
 

@@ -114,7 +114,7 @@ def test_poisoned_buffers(graph, monkeypatch):
         train_on(self, slot)
         slot.fetched.x.fill_(1e6)  # on the stream of training, behind it: the next fetch waits for training
         slot.fetched.y.fill_(0)
-        self._overlapped._trained[slot.place].record(torch.cuda.current_stream())
+        self._overlapped._trained[slot.buffer].record(torch.cuda.current_stream())
 
     monkeypatch.setattr(type(epoch), "train_on", poisoned)
     assert_same(trained(run), expected)

@@ -147,7 +147,7 @@ def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):
     plain = weft.run(task, device="cuda:0", progress=False)
     prepared.prepare([task.to_dict()], [])
     assert prepared.ready([task], tmp_path)["weights"] == 1
-    with prepared.using():
-        found = weft.run(task, device="cuda:0", progress=False)
+    found = weft.run(task, device="cuda:0", progress=False)
+    prepared.drop_used()
     assert found.history["loss"][0] == plain.history["loss"][0]  # before any update
     assert prepared.ready([task], tmp_path)["weights"] == 0  # they were used

@@ -168,7 +168,10 @@ class Calls:
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
             self.seconds += step_seconds() - begin
             self.drawn = moved()
-        return StepNumbers(loss, grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()})
+        # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
+        return StepNumbers(
+            loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
+        )
 
     def evaluate(self) -> Tensor:
         """Logits ``[N, C]`` in evaluation mode."""
@@ -558,7 +561,7 @@ class Preflight:
             buffers = {name: buffer.clone() for name, buffer in state.buffers.items()}
             state.restore(before)
             with torch.no_grad():
-                return StepNumbers(losses, grad, buffers), forward(state.flat, training=False, batch=batch)
+                return StepNumbers(losses.detach(), grad, buffers), forward(state.flat, training=False, batch=batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
