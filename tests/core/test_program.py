@@ -42,10 +42,6 @@ def test_whether_a_step_can_be_recorded_is_a_field():
     assert noted.recordable
     waits = replace(noted, note="", recordable=False)
     assert not Program.from_dict(json.loads(json.dumps(waits.to_dict()))).recordable
-    data = waits.to_dict()
-    del data["recordable"]  # as older files have it
-    assert Program.from_dict(data).recordable
-    assert not Program.from_dict({**data, "note": "scaled from one real step"}).recordable
 
 
 @pytest.mark.parametrize(

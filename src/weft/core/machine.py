@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 # ---- Processors: the GPUs of a machine, and its host, which trains if there is no GPU.
 
@@ -18,11 +19,9 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 Rates = tuple[tuple[int, float], ...]
 """Bytes per second by the width of a row in bytes, ascending: ``((64, 2e12), (256, 4e12))``."""
 
-Kind = TypeVar("Kind", bound="Processor")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Processor:
+class Processor(PlainData):
     """Memory and rates; 0 or nothing where a number is not known.
 
     Bytes: ``memory_bytes``, and ``l2_bytes`` of the last cache before memory. Rates in bytes per second:
@@ -83,17 +82,15 @@ class Processor:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        tables = {name: [list(point) for point in getattr(self, name)] for name in ("gather", "l2_gather")}
-        return {"kind": self.kind, **asdict(self), **tables}
+        return {"kind": self.kind, **super().to_dict()}
 
     @classmethod
-    def from_dict(cls: type[Kind], data: Mapping[str, Any]) -> Kind:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
         kind = data.get("kind", cls.kind)
         if kind != cls.kind:
             raise SpecError(f"device={kind!r} must be {cls.kind} here")
-        names = {entry.name for entry in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in names})
+        return super().from_dict(data)
 
 
 def interpolate(rates: Rates, row_bytes: float) -> float:
@@ -191,7 +188,7 @@ LINKS = ("pcie", "nvlink", "network", "disk")
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(PlainData):
     """One direction of a connection.
 
     ``kind``: one of :data:`LINKS`. ``origin`` and ``target``: ``"host"``, ``"disk"``, ``"gpu:0"``, or the name of
@@ -222,10 +219,7 @@ class Link:
     def from_dict(cls, data: Mapping[str, Any]) -> Link:
         """The inverse of :meth:`to_dict`."""
         try:
-            return cls(
-                data["kind"], data["from"], data["to"], data["bytes_per_second"],
-                data.get("latency", 0.0), data.get("source", ""),
-            )  # fmt: skip
+            return super().from_dict({**data, "origin": data["from"], "target": data["to"]})
         except KeyError as missing:
             raise SpecError(f"a link has no {missing}; expected kind, from, to and bytes_per_second") from None
 
@@ -247,7 +241,7 @@ class _OfTrainer(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(PlainData):
     """The numbers that memory and time are predicted from.
 
     ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
@@ -352,16 +346,6 @@ class Machine:
 
     # ---- Plain data
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "name": self.name,
-            "measured": self.measured,
-            "host": self.host.to_dict(),
-            "devices": [device.to_dict() for device in self.devices],
-            "links": [link.to_dict() for link in self.links],
-        }
-
     def to_json(self) -> str:
         """The text of a machine file."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
@@ -373,9 +357,7 @@ class Machine:
             for key in ("name", "host"):
                 if key not in data:
                     raise SpecError(f"no {key!r}; `weft probe --out FILE` writes one")
-            devices = tuple(Device.from_dict(device) for device in data.get("devices", ()))
-            links = tuple(Link.from_dict(link) for link in data.get("links", ()))
-            return cls(data["name"], Host.from_dict(data["host"]), devices, links, bool(data.get("measured", False)))
+            return super().from_dict(data)
         except SpecError as error:
             raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
