@@ -85,12 +85,5 @@ def test_bytes_by_kind_of_all_and_of_some():
     assert program.resident_bytes == 800
 
 
-def test_totals_and_phases():
-    program = small()
-    assert program.flops == 2200.0
-    assert program.launches == 3
-    assert [op.name for op in program.phase("update")] == ["aten.add_"]
-
-
 def test_lifetimes_leave_the_resident_out():
     assert small().lifetimes() == {2: (0, 1), 3: (1, 2)}

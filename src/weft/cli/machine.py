@@ -100,7 +100,7 @@ def describe(machine: Machine) -> str:
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
         ]
-    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host.memory_bytes)}"]
+    lines += [f"  host            {machine.host.cores} cores, {show_bytes(machine.host.memory_bytes)}"]
     if machine.devices and machine.host.flops:
         lines += _rate_lines(machine.host)
     disk = machine.link("disk", "disk", "host")

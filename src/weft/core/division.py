@@ -480,11 +480,6 @@ class DualBuffer:
         """Whether every batch is trained, or in training."""
         return self._trained == self.batches
 
-    @property
-    def phase(self) -> str:
-        """``"filling"`` or ``"flushing"``."""
-        return "filling" if self._filling else "flushing"
-
     def following(self, upcoming: int = 0) -> DualBuffer:
         """Of an elastic division: the schedule of the next epoch, with what the host has begun of it."""
         assert self.assignment is not None

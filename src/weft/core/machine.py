@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -301,6 +301,7 @@ class Machine(PlainData):
     copy_bandwidth = _OfTrainer[float]()
     gather = _OfTrainer[Rates]()
     l2_gather = _OfTrainer[Rates]()
+    gather_rate = _OfTrainer[Callable[..., float]]()
     flops = _OfTrainer[Mapping[str, float]]()
     matmul_share = _OfTrainer[float]()
     has_bf16 = _OfTrainer[bool]()
@@ -316,28 +317,9 @@ class Machine(PlainData):
         """Bytes for tensors: the memory less the CUDA context and the workspaces of the libraries."""
         return max(self.memory_bytes - self.context_bytes - self.workspace_bytes, 0)
 
-    def gather_rate(self, row_bytes: float, cached: bool) -> float:
-        """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
-        return self.primary.gather_rate(row_bytes, cached)
-
     def matmul_rate(self, precision: str) -> float:
         """Floating-point operations per second of a product of tall matrices."""
         return self.flops[precision] * self.matmul_share
-
-    @property
-    def host_bytes(self) -> int:
-        """Memory of the host."""
-        return self.host.memory_bytes
-
-    @property
-    def cores(self) -> int:
-        """Cores of the host."""
-        return self.host.cores
-
-    @property
-    def one_thread(self) -> float:
-        """The share of the host's rates that one thread reaches."""
-        return self.host.one_thread
 
     def bus_bandwidth(self, origin: str, target: str) -> float:
         """Bytes per second between pinned memory of the ``"host"`` and ``"gpu:0"``; 0 where that is not known."""

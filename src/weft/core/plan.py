@@ -130,13 +130,8 @@ class Plan(PlainData):
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
         tasks = tuple(self.tasks[place] for place in places) if self.tasks else ()
-        changed: dict[str, Any] = {
-            "members": members,
-            "join": join,
-            "stacks": moved if len(moved) > 1 else (),
-            "tasks": tasks,
-        }
-        return replace(self, **changed, weights=(), cost={}, measured={})
+        stacks = moved if len(moved) > 1 else ()
+        return replace(self, members=members, join=join, stacks=stacks, tasks=tasks, weights=(), cost={}, measured={})
 
     def __str__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")

@@ -133,20 +133,6 @@ class Program(PlainData):
         """Bytes that are alive before and after the step."""
         return sum(self.values[i].bytes for i in self.resident)
 
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of one step."""
-        return sum(op.flops for op in self.operators)
-
-    @property
-    def launches(self) -> int:
-        """Kernels of one step."""
-        return sum(op.launches for op in self.operators)
-
-    def phase(self, name: str) -> tuple[Operator, ...]:
-        """The operators of one phase, in order."""
-        return tuple(op for op in self.operators if op.phase == name)
-
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         """``(first, last)`` operator of every Value that the step itself allocates, by id.
 
