@@ -26,11 +26,6 @@ BUDGET, MACHINE, TASKS, SEED = "26GiB", "v100-32g", 100, 0
 COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
 
 
-@app.callback()
-def _queue() -> None:
-    pass
-
-
 SIMULATED = (
     ShellOption(
         "policy",
