@@ -541,12 +541,8 @@ class Members:
         self.converted = replace(self.converted, sparse=True, note=note)
 
     def module_state(self) -> ModuleState | None:
-        """The plain data of a user's module that trains alone; None of others, and while a CUDA graph is captured."""
-        if self._reader is None or (
-            self.builder.inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
-            return None
-        return self._reader()
+        """The plain data of a user's module that trains alone; None of others."""
+        return None if self._reader is None else self._reader()
 
     def saved_state(self) -> dict[str, Tensor]:
         """The plain data of a user's module for a checkpoint, with the states of Python's and NumPy's generators."""
