@@ -32,6 +32,7 @@ from weft.runtime.modules.build import as_written, build_model, was_compiled
 from weft.runtime.modules.convert import Converted, conversion_of, convert
 from weft.runtime.modules.copying import copy_module
 from weft.runtime.modules.settings import (
+    GIVEN,
     call_style,
     check_call,
     check_edges,
@@ -466,6 +467,8 @@ class Members:
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
         self.notes.extend(empty_relations(self.task, inputs.graph))
         self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
+        if self.is_users and dry_run:  # for the plan: the style follows from the names of forward's parameters
+            self.notes.append(f"{self.task.model_name}.forward is called with {GIVEN[call_style(self.model)]}")
 
     @property
     def tasks(self) -> tuple[Task, ...]:
