@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start, tasks_of
-from weft.core.decision import Decision, updates_to_json
+from weft.core.decision import Decision
 from weft.core.sweep import Sweep
 from weft.engine.events import SweepEvents
 from weft.engine.folder import RunFolder
@@ -49,6 +49,6 @@ def work(pipe, folder: str, resume: bool) -> None:
         session.resume(checkpoint.tensors, checkpoint.about)
     pipe.send_bytes(json.dumps(outline_of(session.group).to_dict()).encode())
     while not session.finished:
-        pipe.send_bytes(updates_to_json(session.advance()).encode())
+        pipe.send_bytes(json.dumps([update.to_dict() for update in session.advance()]).encode())
         session.apply(Decision.from_json(pipe.recv_bytes().decode()))
     pipe.send_bytes(json.dumps(outcome(session)).encode())

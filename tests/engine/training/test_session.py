@@ -8,7 +8,7 @@ import multiprocessing
 import pytest
 
 from tests.engine.training.session_worker import make_session, outcome, work
-from weft.core.decision import Decision, GroupOutline, Requests, Stop, updates_from_json
+from weft.core.decision import Decision, GroupOutline, Requests, Stop, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.core.run_options import RunOptions
 from weft.engine.driver import Driver
@@ -43,7 +43,7 @@ def drive_another_process(folder, resume, ask):
         receive = lambda: here.recv_bytes().decode()  # noqa: E731
         driver, decisions = Driver(GroupOutline.from_dict(json.loads(receive())), period=8), []
         while not decisions or not decisions[-1].finish:
-            decisions.append(driver.decide(updates_from_json(receive()), ask(decisions)))
+            decisions.append(driver.decide([Update.from_dict(one) for one in json.loads(receive())], ask(decisions)))
             here.send_bytes(decisions[-1].to_json().encode())
         found = json.loads(receive())
     finally:

@@ -304,7 +304,7 @@ class _Clock:
 
     def _speed(self) -> float:
         """Share of the machine's rates: one thread of a CPU has less than all of them."""
-        return self.machine.one_thread if self._cpu and self.mode.threads == 1 else 1.0
+        return self.machine.host.one_thread if self._cpu and self.mode.threads == 1 else 1.0
 
     def _gather(self, op: Operator) -> float:
         rows, width = table_of(op, self.program, self.stats)
@@ -313,7 +313,7 @@ class _Clock:
             return together  # hubs are cut into pieces, so no program waits for one
         # A row is summed by one thread of a CPU: the largest hub is a floor.
         hub = op.gather_bytes * self.stats.max_degree / max(self.stats.num_edges, 1)
-        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
+        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.host.one_thread
         return max(together, alone * self._speed())
 
     def _low(self, op: Operator) -> bool:
