@@ -23,7 +23,6 @@ from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.background_probe import LoadSample
 from weft.engine.choosing import in_mode, phases_key
 from weft.engine.control import Control, Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
@@ -36,7 +35,7 @@ from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import DevicePool, give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
 from weft.engine.merger import merger_for
-from weft.engine.process_state import FreeThreads, group_state, start_device
+from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, outline_of
