@@ -574,7 +574,8 @@ class Job:
             happened |= {"division": drift.division, "phases": drift.times.to_dict()}
         self._records[key] = record = replace(plan, **happened)
         if self._predicted_here:  # later plans learn from it
-            self._planner.learn(record, self._folder.path if self._folder is not None else None)
+            aside = None if self._store is None else self._store.observations
+            self._planner.learn(record, self._folder.path if self._folder is not None else None, aside)
         return record
 
     @property
