@@ -32,7 +32,7 @@ from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
-from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
+from weft.planner.cost.roofline import RunMode, epoch_clocks, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
@@ -241,8 +241,9 @@ class Estimator:
             return None
         stats = self.stats(task)
         mode = _run_mode(estimate.program, task, plan, stats)
-        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, stats, mode)
-        return compiling(estimate.program, costs, costs.waiting)
+        return compiling(
+            estimate.program, epoch_clocks(estimate.program, self.machine, self.calibration, stats, mode)[1]
+        )
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         task, stats = tasks[0], self.stats(tasks[0])
@@ -569,10 +570,12 @@ def _decided(
 ) -> Plan:
     """The plan with its cost, and whether it is compiled."""
     epochs = max(tasks[name].epochs for name in plan.members)
-    gain = estimator.compiling(estimate, tasks[plan.members[0]], plan)
-    compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
     if plan.mode == "sampled":
         compiled = False
         why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
+    else:
+        open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
+        gain = estimator.compiling(estimate, tasks[plan.members[0]], plan) if open_choice else None
+        compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
     why = (*plan.why, *estimate.notes, *why)
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)
