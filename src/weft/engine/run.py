@@ -250,8 +250,8 @@ def _run_sweep(
     begin = time.perf_counter()
 
     def as_a_whole(found: list[Result]) -> SweepResult:
-        plans, seconds = tuple(plan for _, plan in job.groups), time.perf_counter() - begin
-        return SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
+        seconds = time.perf_counter() - begin
+        return SweepResult(sweep, found, job.records, environment(device), seconds, _about_graphs(job, sweep))
 
     if isinstance(folder, SweepFolder):
         job.running_report = RunningReport(lambda members: folder.save_report(as_a_whole(members)))
