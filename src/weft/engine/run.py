@@ -23,19 +23,17 @@ from weft.core.wording import option, switch
 from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.display import display_for
-from weft.engine.events import Broadcast, Listener, SweepEvents, TaskEvents
-from weft.engine.folder import REPORT, RunFolder, RunningReport, SweepFolder
+from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, TaskEvents
+from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import with_all_splits
 from weft.engine.job import Job
-from weft.engine.machine import choose_device, environment
+from weft.engine.machine import choose_device
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
 from weft.engine.run_planner import check_runnable, device_of
 from weft.engine.sweep_result import SweepResult
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
-
-MakeJob = Callable[[Sequence[Task], torch.device, Any, RunFolder | None], Job]
 
 
 @overload
@@ -101,8 +99,11 @@ def run(
     options.check_tasks(tasks)
     control.expect(task.label for task in tasks)
     target = choose_device(options.device) if report is None else device_of(report, options.device)
-    if options.ranks > 1 and not is_first_rank():
-        out, resume, on_event, progress = None, False, None, False
+    if options.ranks > 1:
+        from weft.dist.launch import is_first_rank, start_ranks  # a run on one rank does without
+
+        if not is_first_rank():
+            out, resume, on_event, progress = None, False, None, False
     options = replace(options, budget=limit)
     with ExitStack() as stack:
         folder = None
@@ -121,9 +122,10 @@ def run(
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
         emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
-        make_job: MakeJob = partial(Job, options=options, control=control, report=report)
-        if options.ranks > 1:
-            from weft.dist.launch import start_ranks
+        events = TaskEvents(work.label, emit) if isinstance(work, Task) else SweepEvents(work, emit)
+        if options.ranks == 1:
+            job = Job(tasks, target, events, folder, options, control, report)
+        else:
             from weft.engine.sharded_job import ShardedJob, train_as_rank
 
             stack.enter_context(_lost_ranks_explained(folder))
@@ -133,21 +135,8 @@ def run(
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )
-            target = here.device
-
-            def make_job(tasks: Sequence[Task], _: torch.device, events: Any, folder: RunFolder | None) -> Job:
-                return ShardedJob(tasks, here, events, folder, options, control)
-
-        if isinstance(work, Task):
-            return _run_task(work, target, folder, resume, emit, make_job)
-        return _run_sweep(work, target, folder, resume, emit, make_job)
-
-
-def is_first_rank() -> bool:
-    """Whether this process shows and saves; see :func:`weft.dist.launch.is_first_rank`."""
-    from weft.dist.launch import is_first_rank as first  # a run on one rank does without
-
-    return first()
+            job = ShardedJob(tasks, here, events, folder, options, control)
+        return _train(work, job, events, folder, resume)
 
 
 def _check_folder_options(
@@ -202,86 +191,43 @@ def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
     return min(limits, default=None)
 
 
-# ---- one task ----------------------------------------------------------------------------------------
-
-
-def _run_task(
-    task: Task,
-    device: torch.device,
-    folder: RunFolder | None,
-    resume: bool,
-    emit: Listener,
-    make_job: MakeJob,
-) -> Result:
-    events = TaskEvents(task.label, emit)
-    job = make_job([task], device, events, folder)
-    if folder is not None:
-        job.running_report = RunningReport(lambda members: folder.save_report(members[0]))
-    try:
-        (result,) = job.train(resume)
-        _check_written(job, result)
-    except TrainingError as error:
-        status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
-        events.event("failed", status=status, message=str(error))
-        raise
-    report = _report(folder)
-    if result.status == "diverged":
-        events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
-        raise DivergedError(result.message)
-    events.event("finish", status=result.status, metrics=result.metrics, **report)
-    return result
-
-
-# ---- a sweep -----------------------------------------------------------------------------------------
-
-
-def _run_sweep(
-    sweep: Sweep,
-    device: torch.device,
-    folder: RunFolder | None,
-    resume: bool,
-    emit: Listener,
-    make_job: MakeJob,
-) -> SweepResult:
-    events = SweepEvents(sweep, emit)
-    job = make_job(sweep.tasks(), device, events, folder)
+def _train(
+    work: Task | Sweep, job: Job, events: EventSource, folder: RunFolder | None, resume: bool
+) -> Result | SweepResult:
+    """Train ``work``, write what came of it as a whole, and emit how it ended."""
     begin = time.perf_counter()
 
-    def as_a_whole(found: list[Result]) -> SweepResult:
+    def as_a_whole(members: list[Result]) -> Result | SweepResult:
+        if isinstance(work, Task):
+            return members[0]
         plans, seconds = tuple(plan for _, plan in job.groups), time.perf_counter() - begin
-        return SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
+        return SweepResult(work, members, plans, members[0].environment, seconds, about_graphs(job.graph_of, work))
 
-    if isinstance(folder, SweepFolder):
-        job.running_report = RunningReport(lambda members: folder.save_report(as_a_whole(members)))
+    if folder is not None:
+        job.write_report = lambda members: folder.save_report(as_a_whole(members))
     try:
-        found = job.train(resume)
-        result = as_a_whole(found)
+        result = as_a_whole(job.train(resume))
         if isinstance(folder, SweepFolder) and folder.opened and job.not_written is None:
-            _write_sweep(job, folder, result)
-        _check_written(job, result)
+            try:
+                folder.save_sweep(result)
+            except TrainingError as error:
+                job.not_written = error
+        if job.not_written is not None:  # the error that kept results from being written carries them
+            job.not_written.result = result
+            raise job.not_written
     except TrainingError as error:
-        events.event("failed", status="failed", message=str(error))
+        no_memory = isinstance(work, Task) and isinstance(error, OutOfMemoryError)
+        events.event("failed", status="out of memory" if no_memory else "failed", message=str(error))
         raise
-    events.event("finish", **_summary(result), **_report(folder))
+    report = {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
+    if isinstance(result, SweepResult):
+        events.event("finish", **_summary(result), **report)
+    elif result.status == "diverged":
+        events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
+        raise DivergedError(result.message)
+    else:
+        events.event("finish", status=result.status, metrics=result.metrics, **report)
     return result
-
-
-def _write_sweep(job: Job, folder: SweepFolder, result: SweepResult) -> None:
-    try:
-        folder.save_sweep(result)
-    except TrainingError as error:
-        job.not_written = error
-
-
-def _check_written(job: Job, result: Result | SweepResult) -> None:
-    """Raise the error that kept results from being written; it carries them."""
-    if job.not_written is not None:
-        job.not_written.result = result
-        raise job.not_written
-
-
-def _report(folder: RunFolder | None) -> dict[str, str]:
-    return {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
 
 
 def _summary(result: SweepResult) -> dict[str, Any]:
@@ -293,12 +239,13 @@ def _summary(result: SweepResult) -> dict[str, Any]:
     return {"status": status, **summary, "metrics": best}
 
 
-def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
+def about_graphs(graph_of: Callable[[Task], GraphStats], sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """Name and size of every graph of ``sweep``."""
+    described = {}
     first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-    return {name: about_graph(job.graph_of(first[name])) for name in sweep.graphs}
-
-
-def about_graph(stats: GraphStats) -> dict[str, Any]:
-    sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
-    sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
-    return {"name": stats.name, **sizes}
+    for name in sweep.graphs:
+        stats = graph_of(first[name])
+        sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
+        sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
+        described[name] = {"name": stats.name, **sizes}
+    return described
