@@ -6,7 +6,7 @@ The same updates and requests give the same decisions, wherever the driver runs.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,27 +34,6 @@ def callbacks_of(tasks: Sequence[Task]) -> dict[str, tuple[Callback, ...]]:
                 callback = replace(callback, call=import_from(task.label, "callbacks", callback.call))
             functions[task.label] = (*functions.get(task.label, ()), callback)
     return functions
-
-
-def call(callbacks: Sequence[Callback], member: Member, make_model: Callable[[str], Any] | None) -> CallbackContext:
-    """Call those of a member's callbacks that are due after its last epoch; return what they requested."""
-    columns, name = enumerate(member.outline.columns), member.name
-    history = {column: [row[index] for row in member.rows] for index, column in columns}
-    context = CallbackContext(name, len(member.rows), history, make_model)
-    for callback in callbacks:
-        if not callback.is_due(context.epoch):
-            continue
-        try:
-            callback.call(context)  # type: ignore[operator]
-        except WeftError:
-            raise
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise ModelError(
-                f"task {name!r}: callback {name_of(callback.call)} raised {type(error).__name__}: {error} "
-                f"(line {last.lineno} of {last.filename})"
-            ) from error
-    return context
 
 
 POLL_SECONDS = 0.2  # often enough to feel live; rare enough that the GPU never idles
@@ -114,11 +93,9 @@ class Driver:
         if requests.interrupt or requests.preempt:
             reason = "interrupted" if requests.interrupt else "preempted"
             return Decision(self._epoch, **about, save=True, finish=True, reason=reason)
-        self._paused = requests.pause
-        if self._paused:
-            save = not was_paused or bool(stops)
-        else:
-            save = trained > 0 and self._unsaved_seconds >= self._checkpoint_every
+        save = trained > 0 and self._unsaved_seconds >= self._checkpoint_every
+        if requests.pause:
+            self._paused, save = True, not was_paused or bool(stops)
         if save:
             self._unsaved_seconds = 0.0
         if self._paused:
@@ -132,8 +109,7 @@ class Driver:
             ends += [epoch - self._epoch for epoch in later if epoch is not None]
         if self._group.device == "cpu" and len(self._present()) > 1:
             ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
-        epochs_to_train = min(ends)
-        return Decision(self._epoch, **about, save=save, advance=epochs_to_train)
+        return Decision(self._epoch, **about, save=save, advance=min(ends))
 
     def _learn(self, updates: Sequence[Update]) -> tuple[int, tuple[str, ...]]:
         """Take over updates: epochs trained since the last ones, and notes on phases that drifted."""
@@ -172,16 +148,38 @@ class Driver:
         peers = next(iter(running.values())).outline.peers
         comparable = [member for member in self._board.values() if member.outline.peers == peers]
         scores = {member.name: member.scores(self._epoch) for member in comparable}
-        names = _checked(policy(self._epoch, scores, list(running)), running)
-        return [self._stop(running[name], "pruned", self._epoch) for name in dict.fromkeys(names)]
+        answer = policy(self._epoch, scores, list(running))
+        if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
+            raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")
+        names = list(dict.fromkeys(answer or ()))
+        unknown = [name for name in names if name not in running]
+        if unknown:
+            raise SpecError(f"prune returned {unknown[0]!r}; expected names of running members: {', '.join(running)}")
+        return [self._stop(running[name], "pruned", self._epoch) for name in names]
 
     def _called_back(self, rates: dict[str, float]) -> list[Stop]:
         """Call the callbacks of running members; ``rates`` gets factors, the result has those that stop."""
         stops = []
         for member in self._running():
-            context = call(self._callbacks.get(member.name, ()), member, self._make_model)
+            name, due = member.name, [c for c in self._callbacks.get(member.name, ()) if c.is_due(member.epoch)]
+            if not due:
+                continue
+            history = member.history()
+            del history["epoch"]
+            context = CallbackContext(name, member.epoch, history, self._make_model)
+            for callback in due:
+                try:
+                    callback.call(context)
+                except WeftError:
+                    raise
+                except Exception as error:
+                    last = traceback.extract_tb(error.__traceback__)[-1]
+                    raise ModelError(
+                        f"task {name!r}: callback {name_of(callback.call)} raised {type(error).__name__}: {error} "
+                        f"(line {last.lineno} of {last.filename})"
+                    ) from error
             if context.factor != 1.0:
-                rates[member.name] = context.factor
+                rates[name] = context.factor
             if context.reason is not None:
                 stop = self._stop(member, "stopped", member.epoch)
                 reason = f" by a callback: {context.reason}" if context.reason else " by a callback"
@@ -208,14 +206,3 @@ class Driver:
             remaining = max((member.outline.epochs - member.epoch for member in self._running()), default=0)
             leave = pays_to_leave(len(ended), len(present), remaining, self._pace, self._prepare_seconds)
         return tuple(member.name for member in ended) if leave else ()
-
-
-def _checked(answer: Any, running: Mapping[str, Any] | Collection[str]) -> list[str]:
-    """The names that a policy answered; None: no member."""
-    if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
-        raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")
-    names = list(answer or ())
-    unknown = [name for name in names if name not in running]
-    if unknown:
-        raise SpecError(f"prune returned {unknown[0]!r}; expected names of running members: {', '.join(running)}")
-    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 import weakref
@@ -196,27 +197,26 @@ class Job:
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         """Those of a former run, or new ones."""
-        known = {name for _, plan in saved or () for name in plan.members}
+        former = saved or []
+        known = {name for _, plan in former for name in plan.members}
         missing = [task for name, task in self._tasks.items() if name not in known]
         if saved and not missing:
             return saved
-        first = 1 + max((_number(key) for key, _ in saved or ()), default=0)
         if saved:
             self._events.note(f"{len(known)} of {len(self._tasks)} members are there already")
-        return [*(saved or ()), *((str(place), plan) for place, plan in enumerate(self._plans(missing), first))]
-
-    def _plans(self, missing: Sequence[Task]) -> list[Plan]:
         if self._planned is not None:
             # The settings are in the folder once, not with every member's plan.
-            return [replace(plan, tasks=()) for plan in self._planned.plans]
-        tasks = self._planner.with_modes([self._as_before(task) for task in missing])
-        self._planner.check(tasks)
-        return self._planner.groups(tasks)
-
-    def _as_before(self, task: Task) -> Task:
-        """``task`` in the mode of the run that is resumed, where it leaves that to how much memory is free."""
-        mode = self._folder.mode if self._folder is not None and self._resuming else None
-        return task.with_values(mode=mode) if mode is not None and may_sample(task) else task
+            plans = [replace(plan, tasks=()) for plan in self._planned.plans]
+        else:
+            # The mode of the run that is resumed, if tasks leave that to how much memory is free.
+            mode = self._folder.mode if self._folder is not None and self._resuming else None
+            as_before = [task.with_values(mode=mode) if mode and may_sample(task) else task for task in missing]
+            tasks = self._planner.with_modes(as_before)
+            self._planner.check(tasks)
+            plans = self._planner.groups(tasks)
+        # A key begins with a number; halves have a letter behind it, shares of a cluster a point and another number.
+        numbers = [int(re.split(r"\D", key)[0] or 0) for key, _ in former]
+        return [*former, *((str(number), plan) for number, plan in enumerate(plans, 1 + max(numbers, default=0)))]
 
     def _ended_before(self, key: str, plan: Plan) -> bool:
         """Whether all members were cancelled, or the run preempted, before this group began in this run or a former."""
@@ -473,9 +473,14 @@ class Job:
             self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
             self._never_begun(plan.members[0], plan, "failed", str(error))
             return []
-        halves = [
-            (f"{key}{letter}", self._explained(half, plan)) for letter, half in zip("ab", plan.halves(), strict=True)
-        ]
+        reason = f"one of two halves of a group of {len(plan.members)} that could not be trained as a whole"
+        halves = []
+        for letter, half in zip("ab", plan.halves(), strict=True):
+            why = plan.why
+            if len(half.members) == 1:  # reasons that are true of it
+                task = self._tasks[half.members[0]]
+                why = plan_as_one_group([task], self._graphs.stats(task), half.device).why
+            halves.append((f"{key}{letter}", replace(half, why=(reason, *why))))
         place = self.groups.index((key, plan))
         self.groups[place : place + 1] = halves
         if self._begun:
@@ -483,17 +488,3 @@ class Job:
             if self._folder is not None:
                 self._folder.save_groups(self.groups)
         return halves
-
-    def _explained(self, half: Plan, whole: Plan) -> Plan:
-        """Half of a group with reasons that are true of it."""
-        reason = f"one of two halves of a group of {len(whole.members)} that could not be trained as a whole"
-        if len(half.members) > 1:
-            return replace(half, why=(reason, *whole.why))
-        task = self._tasks[half.members[0]]
-        return replace(half, why=(reason, *plan_as_one_group([task], self._graphs.stats(task), half.device).why))
-
-
-def _number(key: str) -> int:
-    """The number that the key of a group begins with; halves have a letter behind it."""
-    digits = key[: len(key) - len(key.lstrip("0123456789"))]
-    return int(digits) if digits else 0

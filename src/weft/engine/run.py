@@ -143,27 +143,26 @@ def _check_folder_options(
     out: Any, resume: bool, overwrite: bool, extend: Any, options: RunOptions, planned: bool
 ) -> None:
     """A :class:`SpecError` for options about the folder that contradict each other, or need a folder."""
-    if out is not None and not isinstance(out, (str, os.PathLike)):
-        raise SpecError(f"out={out!r} must be a folder, such as out='runs/first'")
-    if not isinstance(extend, bool):
-        raise SpecError(f"extend={extend!r} must be True or False")
-    if resume and out is None:
-        raise SpecError(f"{switch('resume')} needs {option('out')}, the folder that has the checkpoint")
-    if extend and out is None:
-        raise SpecError(f"{switch('extend')} needs {option('out')}, the folder of the run to extend")
-    if resume and overwrite:
-        what = f"{switch('resume')} continues the run in {option('out')}, {switch('overwrite')} deletes it"
-        raise SpecError(f"{what}; choose one of the two")
-    if extend and overwrite:
-        raise SpecError(f"{switch('extend')} and {switch('overwrite')}: give one of the two")
-    if extend and planned:
-        raise SpecError(f"{switch('extend')}: a plan is run as it is; give the task or sweep itself")
-    if extend and options.ranks != 1:
-        raise SpecError(f"{switch('extend')} trains on one rank, not on ranks={options.ranks}")
-    if out is None and "checkpoint_every" in options.given:
-        raise SpecError(f"checkpoint_every={options.checkpoint_every:g} would have no effect without {option('out')}")
-    if resume and options.batches is not None:
-        raise SpecError("resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh")
+    folder, continued, extended, deleted = option("out"), switch("resume"), switch("extend"), switch("overwrite")
+    wrong = {
+        f"out={out!r} must be a folder, such as out='runs/first'": not isinstance(out, (str, os.PathLike, type(None))),
+        f"extend={extend!r} must be True or False": not isinstance(extend, bool),
+        f"{continued} needs {folder}, the folder that has the checkpoint": resume and out is None,
+        f"{extended} needs {folder}, the folder of the run to extend": extend and out is None,
+        f"{continued} continues the run in {folder}, {deleted} deletes it; choose one of the two": resume and overwrite,
+        f"{extended} and {deleted}: give one of the two": extend and overwrite,
+        f"{extended}: a plan is run as it is; give the task or sweep itself": extend and planned,
+        f"{extended} trains on one rank, not on ranks={options.ranks}": extend and options.ranks != 1,
+        f"checkpoint_every={options.checkpoint_every:g} would have no effect without {folder}": (
+            out is None and "checkpoint_every" in options.given
+        ),
+        "resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh": (
+            resume and options.batches is not None
+        ),
+    }
+    for message, refused in wrong.items():
+        if refused:
+            raise SpecError(message)
 
 
 @contextmanager
@@ -221,22 +220,18 @@ def _train(
         raise
     report = {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
     if isinstance(result, SweepResult):
-        events.event("finish", **_summary(result), **report)
+        whole = result.summary()
+        several = ("graphs",) if len(whole["graphs"]) > 1 else ()
+        summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
+        status = "preempted" if "preempted" in whole["statuses"] else "finished"
+        best = {} if whole["best"] is None else result[whole["best"]].metrics
+        events.event("finish", status=status, **summary, metrics=best, **report)
     elif result.status == "diverged":
         events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
         raise DivergedError(result.message)
     else:
         events.event("finish", status=result.status, metrics=result.metrics, **report)
     return result
-
-
-def _summary(result: SweepResult) -> dict[str, Any]:
-    whole = result.summary()
-    several = ("graphs",) if len(whole["graphs"]) > 1 else ()
-    summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
-    best = result[summary["best"]].metrics if summary["best"] is not None else {}
-    status = "preempted" if "preempted" in summary["statuses"] else "finished"
-    return {"status": status, **summary, "metrics": best}
 
 
 def about_graphs(graph_of: Callable[[Task], GraphStats], sweep: Sweep) -> dict[str, dict[str, Any]]:

@@ -52,10 +52,9 @@ class Session:
         self._driver = driver or Driver(outline)
         self._control, self._acted_on = control or Control(), Requests()
         self._control.resumable = not any(stack.unsaved for stack in group.built)
-        stacks = [member.stack for member in group.members]
         self.members = [
-            Member(about, stack.metric, stack.objective.name)
-            for about, stack in zip(outline.members, stacks, strict=True)
+            Member(about, member.stack.metric, member.stack.objective.name)
+            for about, member in zip(outline.members, group.members, strict=True)
         ]
         self._index = {member.name: index for index, member in enumerate(self.members)}
         self.left, self.paused = "", False
@@ -64,7 +63,6 @@ class Session:
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.members)  # before the last advance
         self._noted: set[str] = set()
-        self._noted_threads = False
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
@@ -99,11 +97,12 @@ class Session:
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
+        noted = False
         while not self.finished:
             changed = self._threads.choose() if self._threads is not None else None
-            if changed is not None and not self._noted_threads:  # once: they may change every second
+            if changed is not None and not noted:  # once: they may change every second
                 self._events.note(changed)
-                self._noted_threads = True
+                noted = True
             self.apply(self.decide(self.advance()))
 
     # ---- advance -------------------------------------------------------------------------------------
