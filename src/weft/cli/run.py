@@ -109,7 +109,6 @@ def run(
         return
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
-        from weft.engine.background_probe import is_wanted, start_probe
         from weft.engine.run import run as train
         from weft.engine.sweep_result import SweepResult
 
@@ -118,7 +117,6 @@ def run(
 
         shown = shown if is_first_rank() else "none"
     live = shown in ("live", "plain")
-    probes = shown == "live" and is_wanted()  # for a person at a terminal; scripts are left no process behind
     if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
     try:
@@ -144,8 +142,6 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
-    if probes and (probing := start_probe(options.device)):
-        print(probing, file=sys.stderr)
 
 
 def _read(spec: Path, changes: list[str], options: RunOptions) -> Task | Sweep | PlanReport:

@@ -24,7 +24,6 @@ from weft.core.run_options import RunOptions
 from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.background_probe import LoadSample
 from weft.engine.choosing import in_mode, phases_key
 from weft.engine.control import Control, Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
@@ -37,7 +36,7 @@ from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
 from weft.engine.merger import merger_for
-from weft.engine.process_state import FreeThreads, group_state, start_device
+from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, outline_of
@@ -84,8 +83,7 @@ REPORT_SHARE = 0.02  # of the time that writing them may take
 class Job:
     """``tasks`` on ``device``; emits to ``events``, saves to ``folder``.
 
-    Trains the groups of ``report``, or plans them. ``groups`` are the plans as they were carried out, each with
-    the key of its checkpoint.
+    Trains the groups of ``report``, or plans them. ``groups`` are the plans, each with the key of its checkpoint.
     """
 
     def __init__(
@@ -121,6 +119,7 @@ class Job:
         self.write_report: Callable[[list[Result]], None] | None = None  # shows the members while they train
         self._next_report = 0.0
         self.groups: Groups = []
+        self._records: dict[str, Plan] = {}  # of groups that have trained, by key
         self.not_written: TrainingError | None = None  # why results are in memory only
 
     def graph_of(self, task: Task) -> GraphStats:
@@ -254,7 +253,6 @@ class Job:
                 if checkpoint is not None and isinstance(error, InputError):
                     raise  # halves would begin anew, without what was trained
                 return self._failed(key, plan, error)
-            plan = group.plan
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
                 self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
@@ -289,19 +287,10 @@ class Job:
         former = () if checkpoint is None else stacks_of(checkpoint.about)
         measure = checkpoint is None and self._planned is None and self._options.ranks == 1  # ranks decide alike
         group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
-        if group.plan is not plan:
-            group.plan = replace(group.plan, weights=group.weight_digests()) if plan.weights else group.plan
-            self._replace(plan, group.plan)
         told = move_in(group, self._pool) if self._pool is not None else ""
         if told:
             self._events.note(told)
         return group
-
-    def _replace(self, old: Plan, new: Plan) -> None:
-        """Take another plan for a group than the one it was planned with."""
-        self.groups = [(name, new if one == old else one) for name, one in self.groups]
-        if self._folder is not None and self._folder.opened:
-            self._folder.save_groups(self.groups)
 
     def _source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or batches that are sampled or loaded."""
@@ -324,14 +313,13 @@ class Job:
 
     def _divided(self, group: GroupRun) -> PhaseDrift | None:
         """Divide the batches of ``group`` if both sides can prepare them; what watches their phases."""
-        planned, hardware = group.plan, self._options.hardware
-        if divided_source(group) is None:
+        source, hardware = divided_source(group), self._options.hardware
+        if source is None:
             return None
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(hardware, "profile_key", getattr(hardware, "name", "gpu"))
-        key = phases_key(group.tasks, planned.places, digest, trainer)
-        group.plan, drift, remark = self._dividing.divide(group, key)
-        self._replace(planned, group.plan)
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        drift, remark = self._dividing.divide(group, source, key)
         self._events.note(remark)
         return drift
 
@@ -387,8 +375,7 @@ class Job:
             place = None if session.checkpoint is None else session.checkpoint.parent
             interrupted = Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
             raise interrupted
-        plan = self._took(key, group.plan, session)
-        trained = self._results(group, session.members, plan)
+        trained = self._results(group, session.members, self._record(key, session, drift))
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
         if len(self._ended) < len(self._tasks):
@@ -408,16 +395,28 @@ class Job:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
         return Session(group, self._events, save, driver, self._control, threads)
 
-    def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
-        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
-        self.groups[self.groups.index((key, plan))] = (key, measured)
+    def _record(self, key: str, session: Session, drift: PhaseDrift | None) -> Plan:
+        """What results hold of a group that has trained: its plan, how it really ran, and what it took."""
+        group, plan = session.group, session.group.plan
+        happened: dict[str, Any] = {"measured": {**session.measured, **memory_taken(self._device)}}
+        happened["why"] = (*plan.why, *(f"as it ran: {note}" for note in group.notes))
+        if len(group.built) > len(plan.stack_members):
+            happened["stacks"] = tuple(sorted(stack.members for stack in group.built))
+            happened["join"] = "in turn" if len(plan.stack_members) == 1 else plan.join
+        if drift is not None:
+            happened |= {"division": drift.division, "phases": drift.times.to_dict()}
+        self._records[key] = record = replace(plan, **happened)
         # Predictions say how far the rates known of this machine are off only if they are from those rates.
-        report = self._planned
-        if self._options.ranks == 1 and (report is None or basis_of(report.machine) == basis_of(self._planner.machine)):
-            self._planner.learn(measured, self._folder.path if self._folder is not None else None)
-        return measured
+        rated_here = self._planned is None or basis_of(self._planned.machine) == basis_of(self._planner.machine)
+        if rated_here and self._options.ranks == 1:
+            aside = None if self._store is None else self._store.observations
+            self._planner.learn(record, self._folder.path if self._folder is not None else None, aside)
+        return record
+
+    @property
+    def records(self) -> tuple[Plan, ...]:
+        """The plan of every group; of those that have trained with how they ran."""
+        return tuple(self._records.get(key, plan) for key, plan in self.groups)
 
     # ---- what became of the members --------------------------------------------------------------------
 

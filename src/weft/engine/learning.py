@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from weft.planner.cost.calibration import Calibration, Observation
 
 RESULT = "result.json"
 ENOUGH_EPOCHS = 3  # fewer are set-up and little else
-_ASIDE: ContextVar[list[Observation] | None] = ContextVar("observations that are set aside", default=None)
 
 
 @dataclass(frozen=True)
@@ -58,27 +55,6 @@ def keep(machine: Machine, new: Sequence[Observation]) -> Calibration:
         return replace(former, observations=()).with_observations([*unchanged, *new])
 
     return update_calibration(machine, added)
-
-
-def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float, label: str) -> None:
-    """Add one run to the calibration of ``machine``: its predicted ``Cost`` as plain data, and what it took."""
-    observation = Observation(dict(cost.get("uncorrected", {})), seconds_per_epoch, label)
-    aside = _ASIDE.get()
-    if aside is not None:
-        aside.append(observation)
-    elif observation.usable:
-        keep(machine, [observation])
-
-
-@contextmanager
-def observations_aside() -> Iterator[list[Observation]]:
-    """Collect the observations of runs inside instead of keeping them: they may not have had the device alone."""
-    collected: list[Observation] = []
-    token = _ASIDE.set(collected)
-    try:
-        yield collected
-    finally:
-        _ASIDE.reset(token)
 
 
 def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, label: str) -> Observation:

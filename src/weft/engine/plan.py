@@ -77,7 +77,8 @@ def plan(
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
-    report = report_on(with_modes(tasks, estimator, room, options), name, estimator, room, options)
+    moded, estimator = with_modes(tasks, estimator, room, options)
+    report = report_on(moded, name, estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     by_name, groups = {task.label: task for task in tasks}, []
@@ -381,7 +382,7 @@ def _searched(report: PlanReport, divided: bool = False) -> Iterator[_Searched]:
     estimator = Estimator(report.machine, load_calibration(report.machine))
     modes = {name: plan.mode for plan in report.plans for name in plan.members}
     tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
-    with_placements(list(tasks.values()), estimator, report.budget, report.options)
+    estimator = with_placements(list(tasks.values()), estimator, report.budget, report.options)
     for number, group in enumerate(groups, 1):
         if divided and group.plan.division is None:
             continue

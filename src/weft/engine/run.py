@@ -199,8 +199,8 @@ def _train(
     def as_a_whole(members: list[Result]) -> Result | SweepResult:
         if isinstance(work, Task):
             return members[0]
-        plans, seconds = tuple(plan for _, plan in job.groups), time.perf_counter() - begin
-        return SweepResult(work, members, plans, members[0].environment, seconds, about_graphs(job.graph_of, work))
+        seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, work)
+        return SweepResult(work, members, job.records, members[0].environment, seconds, graphs)
 
     if folder is not None:
         job.write_report = lambda members: folder.save_report(as_a_whole(members))

@@ -145,9 +145,8 @@ class GroupRun:
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained, ``step_in_epoch``: steps of the
     next one. ``make_source`` makes the source of batches: the whole graph by default. ``measure``: users' modules
-    whose stack turns out slower than each alone train side by side as well; ``plan`` then says so. ``former``: the
-    stacks of the run that is resumed, which are built again as they were; ``built``: those of this one, for its
-    checkpoints.
+    whose stack turns out slower than each alone train side by side as well. ``former``: the stacks of the run that is
+    resumed, which are built again as they were; ``built``: those of this one, for its checkpoints and results.
     """
 
     def __init__(
@@ -236,11 +235,6 @@ class GroupRun:
             if slower is None:
                 return [(stack, rows)]
             reason = slower
-            # The plan says what is built, so that a run that is resumed builds the same.
-            unchanged = [members for members in self.plan.stack_members if sorted(members) != sorted(rows)]
-            stacks = tuple(sorted([*unchanged, *((row,) for row in rows)]))
-            join = "in turn" if len(self.plan.stack_members) == 1 else self.plan.join
-            self.plan = replace(self.plan, join=join, stacks=stacks, why=(*self.plan.why, f"side by side: {reason}"))
             self._inputs.converted = stack.members.converted  # tried once: each trains as in the stack
             del stack
         self._notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")

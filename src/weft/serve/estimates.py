@@ -62,7 +62,7 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     }
     made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
     compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
-    return estimate, replace(estimator.placed(made, task), compiled=compiled, cost={"total_bytes": most})
+    return estimate, replace(made, compiled=compiled, cost={"total_bytes": most})
 
 
 def turn_seconds(task: Task, estimator: Estimator) -> float:
@@ -108,7 +108,7 @@ def estimate_of(
         loading(begins=True)
         graphs.summary(task)
         loading(begins=False)
-        tasks = with_modes([task], estimator, machine.memory_bytes)
+        tasks, estimator = with_modes([task], estimator, machine.memory_bytes)
         quick = quick_estimate(tasks[0], estimator) if bounds else None
         if quick is not None:
             return {**quick[0], **_common(task), "runnable": _runnable(quick[1], estimator, task)}

@@ -254,7 +254,6 @@ class Worker:
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train the group; per member how it ended, its metrics, and the folder of its files; and what epochs took."""
         from weft.engine.graphs import sharing
-        from weft.engine.learning import observations_aside
         from weft.engine.machine import machine_with
         from weft.engine.result import Result
         from weft.engine.run import run
@@ -286,7 +285,7 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store), observations_aside() as took:
+            with limit, sharing(self._kept.store) as took:
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()

@@ -27,6 +27,7 @@ class PhaseDrift:
         inside = [sum(parts) for parts in steps.values() if len(parts) > 1] if division.elastic else []
         if inside:  # of steps that prepare their batch only the whole is measured
             seconds[f"step_{division.trainer}"] = inside
+        self.division, self.times = division, times
         self.expected = {key: sum(each) / len(each) for key, each in seconds.items()}
         self._epochs: dict[str, int] = {}  # in a row in which a phase was off
 
