@@ -39,7 +39,7 @@ from weft.engine.merger import merger_for
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
-from weft.engine.session import Save, Session, outline_of
+from weft.engine.session import Save, Session, members_of
 from weft.graph.graph import Graph
 from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
@@ -109,9 +109,8 @@ class Job:
         self._planner = RunPlanner(device, self._graphs, options)
         self._codes = {name: model_code(task) for name, task in self._tasks.items()}  # as it is before training
         self._ended: dict[str, Result] = {}
-        self._members: dict[str, Member] = {}  # all that have begun, as their sessions know them
+        self._members: dict[str, Member] = {}  # all that have begun
         self._errors: list[WeftError] = []
-        self._board: dict[str, Member] = {}  # of all members that have begun, as the drivers know them
         self._resuming, self._begun = False, 0
         self._told_of_forms = False
         self._parts: list[weakref.ref[Any]] = []  # of the last group that trained; none: not known
@@ -362,19 +361,16 @@ class Job:
             member = index[name]
             return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
 
-        driver = Driver(
-            outline_of(group), self._options, self._board, drift, callbacks_of(group.tasks), make_model=model_of
-        )
-        session = self._make_session(group, save, driver)
-        self._members |= {member.name: member for member in session.members}
+        driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members, drift)
+        driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        session = self._make_session(group, driver, save)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
         if session.left == "interrupted":
             self._report(force=True)
             place = None if session.checkpoint is None else session.checkpoint.parent
-            interrupted = Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
-            raise interrupted
+            raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
         trained = self._results(group, session.members, self._record(key, session, drift))
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
@@ -391,9 +387,9 @@ class Job:
             self.not_written = error
             self._events.note(str(error))
 
-    def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
+    def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
-        return Session(group, self._events, save, driver, self._control, threads)
+        return Session(group, driver, self._events, save, self._control, threads)
 
     def _record(self, key: str, session: Session, drift: PhaseDrift | None) -> Plan:
         """What results hold of a group that has trained: its plan, how it really ran, and what it took."""

@@ -19,7 +19,7 @@ from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling, Sharding
 from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
-from weft.core.decision import Decision, Update
+from weft.core.decision import Decision, Progress
 from weft.core.keyed_store import KeyedStore
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
@@ -143,8 +143,8 @@ class SharedSession(Session):
 
     ranks: Ranks
 
-    def decide(self, updates: Sequence[Update]) -> Decision:
-        """What rank 0 decides after its updates, which are those of every rank.
+    def decide(self, progress: Progress) -> Decision:
+        """What rank 0 decides.
 
         While it is paused it says so again and again: to the others, silence is a rank that is gone.
         """
@@ -153,10 +153,11 @@ class SharedSession(Session):
             while self.paused and self._control.requests() == self._acted_on:
                 self.ranks.share(STILL_PAUSED)
                 time.sleep(PAUSED_SECONDS)
-            decided = super().decide(updates).to_json()
+            decided = super().decide(progress)
         while (said := self.ranks.share(decided)) == STILL_PAUSED:
             pass
-        return Decision.from_json(said)
+        decision: Decision = said
+        return decision
 
     def _is_to_leave(self) -> bool:
         return False  # between two steps no rank knows what rank 0 was asked for
@@ -246,8 +247,8 @@ class ShardedJob(Job):
         found = order_nodes(graph.adj, self._options.order, self._ranks.ranks) if self._first else None
         return reordered_graph(graph, self._ranks.share(found))
 
-    def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        session = SharedSession(group, self._events, save, driver, self._control)
+    def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
+        session = SharedSession(group, driver, self._events, save, self._control)
         session.ranks = self._ranks
         return session
 
