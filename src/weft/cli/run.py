@@ -101,11 +101,13 @@ def run(
         return
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
-        from weft.engine.run import is_first_rank
         from weft.engine.run import run as train
         from weft.engine.sweep_result import SweepResult
 
-    shown = shown if options.ranks == 1 or is_first_rank() else "none"
+    if options.ranks > 1:
+        from weft.dist.launch import is_first_rank
+
+        shown = shown if is_first_rank() else "none"
     live = shown in ("live", "plain")
     if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
