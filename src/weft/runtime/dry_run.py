@@ -35,9 +35,9 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.device.cuda_graph import SIDE_STREAMS, Steps
 from weft.runtime.device.process import matmul_precision, same_draws
-from weft.runtime.group import GroupRun, StepMerger
+from weft.runtime.group import GroupRun
 from weft.runtime.modules.build import build_model
-from weft.runtime.modules.global_state import GlobalsSnapshot
+from weft.runtime.modules.state import GlobalsSnapshot
 
 # ---- Keep a dry run from changing what is outside of users' modules: global tables, attributes of classes, caches.
 #
@@ -95,7 +95,7 @@ def capture(
     *,
     tasks: int = 1,
     plan: Plan | None = None,
-    merger: StepMerger | None = None,
+    merger: Any = None,
 ) -> Captured:
     """Dry-run one epoch on ``graph``, or on a graph of which only the summary is known.
 
@@ -108,7 +108,7 @@ def capture(
         return _capture(group, graph, plan or default_plan(group, device), merger)
 
 
-def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
+def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: Any) -> Captured:
     try:
         return _follow(
             group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
@@ -155,7 +155,7 @@ def _follow(
     make_graph: Callable[[], Graph],
     plan: Plan,
     where: torch.device,
-    merger: StepMerger | None = None,
+    merger: Any = None,
 ) -> Captured:
     gpu = plan.device == "cuda"
     if any(map(_runs_users_code, group)):
@@ -164,7 +164,12 @@ def _follow(
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
         source = dry_source_for(group[0], plan)
-        run = _shared(GroupRun(group, make_graph(), plan, where, merger, source), observer)
+        run = GroupRun(group, make_graph(), plan, where, merger, source)
+        run.merge()
+        if run.plan.join == "concurrent" and gpu:
+            run.run_steps = dry_run_concurrent(observer)
+        if run.merged is not None:
+            merger.observe(run.merged, observer, streams=gpu)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built on first use
@@ -181,15 +186,6 @@ def _follow(
     program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
     preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
     return Captured(program, preparation, run)
-
-
-def _shared(run: GroupRun, observer: Observer) -> GroupRun:
-    """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.merge()
-    if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.run_steps = dry_run_concurrent(observer)
-    run.observe_merged(observer)
-    return run
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:

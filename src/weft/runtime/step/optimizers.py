@@ -23,9 +23,10 @@ from weft.core.compatibility import function_name, loop_parts
 from weft.core.errors import SpecError
 from weft.core.settings import group_of
 from weft.core.task import OPTIMIZER_GIVEN, Task
+from weft.ops.dense.adam import adam_torch
 from weft.runtime.modules.settings import takes
+from weft.runtime.step.forward import Layout
 from weft.runtime.step.losses import function_of
-from weft.runtime.step.parameters import Layout
 from weft.runtime.step.schedules import (
     RATE,
     check_group_rates,
@@ -228,7 +229,7 @@ class Optimizer:
             moments[0].mul_(momentum).add_(grad).addcmul_(flat, decay)
             flat.sub_(moments[0] * lr)
         elif self._grouped:
-            adam_groups_(flat, grad, moments, hyper, self._scales, self._decays)
+            adam_torch(flat, grad, *moments, hyper, self._decays, rate_scales=self._scales)
         else:
             ops.adam_(flat, grad, *moments, hyper, self._mask, row)
         if rules.due is not None:  # members between updates keep theirs
@@ -243,23 +244,6 @@ class Optimizer:
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`saved`."""
-
-
-def adam_groups_(
-    param: Tensor, grad: Tensor, moments: Sequence[Tensor], hyper: Tensor, scales: Tensor, decays: Tensor
-) -> None:
-    """One Adam or AdamW step in place on ``[T, P]``; ``hyper [T, 10]`` as :func:`weft.ops.adam_` has it."""
-    lr, _, beta2, eps, _, decoupled, correction1, correction2, rest1, rest2 = (
-        column[:, None] for column in hyper.unbind(-1)
-    )
-    exp_avg, exp_avg_sq = moments
-    lr = lr * scales
-    param.mul_(1.0 - lr * decays * decoupled)
-    grad = grad + decays * (1.0 - decoupled) * param
-    exp_avg.lerp_(grad, rest1.expand_as(grad))
-    exp_avg_sq.mul_(beta2).add_(rest2 * grad * grad)
-    denominator = (exp_avg_sq / correction2).sqrt_().add_(eps)
-    param.sub_(lr / correction1 * exp_avg / denominator)
 
 
 class TorchOptimizer:
