@@ -78,7 +78,7 @@ class Degrees:
 
 
 class MetaAdjacency(Adjacency):
-    """An adjacency without data. ``degrees`` of its rows and of its columns stand in for the data.
+    """An adjacency without data. ``histograms`` of the degrees of its rows and of its columns stand in for the data.
 
     ``relation_rows`` and ``relation_edges`` do for relations.
     """
@@ -86,9 +86,9 @@ class MetaAdjacency(Adjacency):
     relation_rows = 0
     relation_edges: tuple[int, ...] = ()
 
-    def __init__(self, *arrays: Any, degrees: tuple[Degrees, Degrees], **options: Any) -> None:
+    def __init__(self, *arrays: Any, histograms: tuple[Degrees, Degrees], **options: Any) -> None:
         super().__init__(*arrays, **options)
-        self.degrees = degrees
+        self.histograms = histograms
 
     def with_identity(self) -> Adjacency:
         """``A + I``, as if no row had a self loop."""
@@ -96,7 +96,7 @@ class MetaAdjacency(Adjacency):
 
     def own_worklist(self) -> WorkList:
         """A work list of the sizes that the degrees give."""
-        small, single, hubs, partials = self.degrees[0].pieces(*thresholds(self.num_edges, self.num_rows))
+        small, single, hubs, partials = self.histograms[0].pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
         self._sort_rows(small)
 
@@ -123,13 +123,13 @@ class MetaAdjacency(Adjacency):
         slots, chunks = arrays.means[0].numel() - 1, arrays.chunk_relation.numel()
         of_slots = Degrees(((self.num_edges / pairs, pairs), (0, slots - pairs)))
         one_each, of_pairs = Degrees(((1, pairs), (0, slots - pairs))), Degrees.even(self.num_rows, pairs)
-        collect = MetaAdjacency(*arrays.collect, slots, degrees=(of_pairs, one_each))
-        spread = MetaAdjacency(*arrays.spread, self.num_rows, degrees=(one_each, of_pairs))
+        collect = MetaAdjacency(*arrays.collect, slots, histograms=(of_pairs, one_each))
+        spread = MetaAdjacency(*arrays.spread, self.num_rows, histograms=(one_each, of_pairs))
         collect.derived("transposed", lambda: spread)
-        means = MetaAdjacency(*arrays.means, self.num_cols, degrees=(of_slots, self.degrees[1]))
+        means = MetaAdjacency(*arrays.means, self.num_cols, histograms=(of_slots, self.histograms[1]))
         offsets = torch.empty(chunks + 1, dtype=torch.int32, device=META)
         of_chunks = Degrees.even(chunks, chunks), Degrees.even(relations, chunks)
-        relation_of_chunk = MetaAdjacency(offsets, arrays.chunk_relation, relations, degrees=of_chunks)
+        relation_of_chunk = MetaAdjacency(offsets, arrays.chunk_relation, relations, histograms=of_chunks)
         return RelationSlots(means, collect, relation_of_chunk)
 
     def make_relation_of_edges(self) -> Adjacency:
@@ -139,7 +139,7 @@ class MetaAdjacency(Adjacency):
         if self.relation_edges:
             by_relation = Degrees.counted(torch.tensor(self.relation_edges))
         degrees = Degrees.even(edges, edges), by_relation
-        return MetaAdjacency(plain.indptr, plain.indices, plain.num_cols, row_scale=plain.row_scale, degrees=degrees)
+        return MetaAdjacency(plain.indptr, plain.indices, plain.num_cols, row_scale=plain.row_scale, histograms=degrees)
 
     def _sort_rows(self, count: int) -> None:
         """The temporaries of building a work list, released on return: ``count`` light rows, sorted by degree."""
@@ -150,7 +150,7 @@ class MetaAdjacency(Adjacency):
     def scaled(self, **factors: Any) -> Adjacency:
         """The same structure with other factors."""
         other = super().scaled(**factors)
-        other.__class__, other.degrees = MetaAdjacency, self.degrees
+        other.__class__, other.histograms = MetaAdjacency, self.histograms
         return other
 
     def _transpose(self) -> Adjacency:
@@ -160,7 +160,7 @@ class MetaAdjacency(Adjacency):
             back._structure = Adjacency.derived(
                 self.structure,
                 "transposed stand-in",
-                lambda: MetaAdjacency(back.indptr, back.indices, back.num_cols, degrees=self.degrees[::-1]),
+                lambda: MetaAdjacency(back.indptr, back.indices, back.num_cols, histograms=self.histograms[::-1]),
             )
         return back
 
@@ -173,8 +173,10 @@ class MetaAdjacency(Adjacency):
         rows = self.rows()
         _ = rows == self.indices  # the check for loops comes first
         indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
-        indptr, degrees = indptr.to(offset_dtype(indices.numel())), tuple(side.with_loops() for side in self.degrees)
-        return MetaAdjacency(indptr, indices, self.num_cols, weight=weight, symmetric=self.symmetric, degrees=degrees)
+        indptr, degrees = indptr.to(offset_dtype(indices.numel())), tuple(side.with_loops() for side in self.histograms)
+        return MetaAdjacency(
+            indptr, indices, self.num_cols, weight=weight, symmetric=self.symmetric, histograms=degrees
+        )
 
 
 def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
@@ -212,7 +214,7 @@ def meta_graph(graph: Graph | GraphStats, placement: DataPlacement | None = None
     indptr = torch.empty(stats.num_nodes + 1, dtype=offset_dtype(stats.num_edges), device=META)
     edges = (stats.num_edges,)
     indices = elsewhere(edges, torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
-    adj = MetaAdjacency(indptr, indices, weight=weight, symmetric=stats.symmetric, degrees=degrees)
+    adj = MetaAdjacency(indptr, indices, weight=weight, symmetric=stats.symmetric, histograms=degrees)
     relation = torch.empty(stats.num_edges, dtype=torch.int32, device=META) if stats.num_relations else None
     adj.relation_rows, adj.relation_edges = stats.relation_rows, stats.relation_edges
     if stats.edge_features is not None:
@@ -247,7 +249,7 @@ def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFe
     indptr = torch.empty(stats.num_nodes + 1, dtype=offset_dtype(stored), device=META)
     indices = torch.empty(stored, dtype=torch.int32, device=META)
     weight = torch.empty(stored, dtype=dtype, device=META)
-    return SparseFeatures(MetaAdjacency(indptr, indices, stats.num_features, weight=weight, degrees=degrees))
+    return SparseFeatures(MetaAdjacency(indptr, indices, stats.num_features, weight=weight, histograms=degrees))
 
 
 def _labels(stats: GraphStats) -> Tensor:

@@ -41,9 +41,8 @@ from weft.runtime.step.evaluation import evaluates_at
 from weft.runtime.step.forward import Layout
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, MemberSlot
-from weft.runtime.step.schedules import RATE
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import buffer_called, is_flat
+from weft.runtime.step.state import RATE, buffer_called, is_flat
 
 BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
@@ -90,7 +89,7 @@ class GroupMember:
         return tensor if padding is None or not buffer else padding.narrow_buffer(buffer, tensor)
 
     def from_saved(self, name: str, saved: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of :meth:`saved`, from a checkpoint.
+        """The inverse of :meth:`saved`, from a checkpoint; what was written as the stack has it is accepted, too.
 
         Raises :class:`SpecError` if the checkpoint does not have it, or in another shape.
         """
@@ -102,19 +101,20 @@ class GroupMember:
             true = torch.Size((padding.parameters,))
         elif padding is not None and buffer:
             true = padding.own_shape(buffer)
-        if tensor is None or tensor.shape != true:
+        if tensor is None or tensor.shape not in (true, shape):
             raise SpecError(
                 f"task {self.task.label!r}: the checkpoint holds {'nothing' if tensor is None else list(tensor.shape)} "
-                f"for {name!r}, but this model needs {list(true)}; it was written for another model or graph"
+                f"for {name!r}, but this model needs {list(shape)}; it was written for another model or graph"
             )
-        if name == "history":
+        if name == "history" and tensor.shape != shape:
             longer = tensor.new_full(shape, torch.nan)  # nothing was measured in the rows that it lacks
             longer[: self.task.epochs] = tensor
             return longer
+        if padding is None or tensor.shape == shape:
+            return self.stack.members.layout.laid_out(tensor) if is_flat(name) else tensor
         if is_flat(name):
-            flat = self._true_layout.laid_out(tensor)
-            return flat if padding is None else padding.widen(flat)
-        return padding.widen_buffer(buffer, tensor) if padding is not None and buffer else tensor
+            return padding.widen(self._true_layout.laid_out(tensor))
+        return padding.widen_buffer(buffer, tensor)
 
 
 class GroupRun:

@@ -18,7 +18,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import arguments, import_callable, in_words, signature_of
+from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
 from weft.runtime.modules.state import followers, reachable
 
 
@@ -70,7 +70,7 @@ def _copied(task: Task) -> nn.Module:
 
 
 def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
-    factory = import_callable(task) if isinstance(task.model, str) else task.model
+    factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
     signature = signature_of(factory)
     sizes = {"in_features": in_features, "out_features": out_features}
     keywords = arguments(task, signature)

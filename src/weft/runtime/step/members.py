@@ -40,6 +40,7 @@ from weft.runtime.modules.settings import (
     unread_edges,
 )
 from weft.runtime.modules.state import (
+    GlobalsSnapshot,
     ModuleState,
     StateReader,
     WeightMemory,
@@ -66,7 +67,6 @@ from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_blocks, take
 from weft.runtime.step.state import State
 
 if TYPE_CHECKING:
-    from weft.runtime.modules.state import GlobalsSnapshot
     from weft.runtime.step.preflight import Calls
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
@@ -229,9 +229,8 @@ def rated_modules(model: nn.Module) -> list[nn.Module]:
 
 def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> None:
     """Refuse what cannot be trained as written; :class:`CannotStack` for what several members cannot share."""
-    adj, model = graph.adj, models[0]
-    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
-    check_call(task, model, tuple(name for name, value in had.items() if value is not None))
+    model = models[0]
+    check_call(task, model, graph.adj)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         if parameter.dtype not in (torch.float32, torch.complex64):
@@ -268,7 +267,7 @@ def check_shared(models: list[nn.Module]) -> None:
         if differing:
             raise CannotStack(f"their modules differ in {differing[0]!r}, which is neither a parameter nor a buffer")
     for name, parameter in models[0].named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise CannotStack(f"{name} has a hook on its gradient")
 
 
@@ -401,8 +400,10 @@ class Members:
         return model
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
-        with torch.no_grad(), model_errors(task, self.graph.name):
+        outside = GlobalsSnapshot(model)  # which a dry run, and calls before the first epoch, leave as it is
+        with torch.no_grad(), model_errors(task, self.graph.name), outside.fresh_caches():
             bind(model.eval())(self._source_for(model, self._features(dense)).example())
+        outside.restore()
 
     def build_again(self, model: nn.Module, task: Task) -> nn.Module:
         """The module of ``task`` again: built anew, or a copy of the object that the task has."""

@@ -41,9 +41,8 @@ from weft.runtime.step.losses import (
     with_member,
 )
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.optimizers import Optimizer, TorchOptimizer
+from weft.runtime.step.optimizers import Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
-from weft.runtime.step.schedules import Plateau
 from weft.runtime.step.state import State
 
 
