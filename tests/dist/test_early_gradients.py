@@ -13,7 +13,7 @@ from weft.dist.ranks import Ranks
 from weft.dist.reduce import EarlyGradients
 from weft.dist.sharded_adjacency import ShardGraph
 from weft.planner.partition import split_by_edges
-from weft.runtime.step.parameters import Layout
+from weft.runtime.step.forward import Layout
 
 CASES = [
     Case("gcn", (Task(graph="tiny", model="gcn", hidden=8, layers=3),)),

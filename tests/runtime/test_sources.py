@@ -16,7 +16,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
-from weft.runtime.step.schedules import learning_rates
+from weft.runtime.step.optimizers import learning_rates
 
 CPU = torch.device("cpu")
 SETTINGS = {"hidden": 8, "dropout": 0.5, "epochs": 2, "lr": 0.05}

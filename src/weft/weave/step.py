@@ -159,7 +159,7 @@ def _with_drops(graph: StepGraph) -> Iterator[tuple[StepNode, list[StepNode]]]:
 
 
 class Weaver:
-    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group.StepMerger`.
+    """Makes merged steps for :class:`weft.runtime.group.GroupRun`, and reports them to a dry run.
 
     ``push`` selects TurboMGNN's pull-and-push: see :func:`weft.weave.merge.weave`.
     """
