@@ -46,18 +46,14 @@ def test_per_relation(launches, fanouts):  # noqa: F811
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
     from weft.ops.sampling.paper_triton import (
-        ThreadsLaunch,
-        sample_classes_triton,
         sample_paper_triton,
         sample_threads_triton,
     )
     from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         sampler(*random_csr(), SEEDS, fanout, CLOCK)
     sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK, edges=True, launch=AS_DGL)
-    for each in (2, 4):
-        sample_threads_triton(*random_csr(), SEEDS, fanout, CLOCK, launch=ThreadsLaunch(512, each))
     compile_all(launches)
 
 

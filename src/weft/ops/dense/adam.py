@@ -101,11 +101,9 @@ def adam_torch(
 
 @custom_op(
     "weft::adam_",
+    "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
+    " Tensor? decay_mask, Tensor? step=None) -> ()",
     mutates_args=("param", "exp_avg", "exp_avg_sq"),
-    schema=(
-        "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
-        " Tensor? decay_mask, Tensor? step=None) -> ()"
-    ),
 )
 def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
     serve = adam_triton if use_triton(param) else adam_torch
