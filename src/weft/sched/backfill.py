@@ -144,10 +144,10 @@ def _next_of_chain(
     if len(chain) < 2 or workers < 1:
         return None
     smallest = needed_bytes(chain[-1].bytes, safety)
-    if any(each.bytes + smallest > room for each in plan.occupants):
+    if any(each.group.bytes + smallest > room for each in plan.occupants):
         return None  # one of them, or as large, runs
     seconds, work = sum(task.seconds for task in chain), sum(task.work for task in chain)
-    running = [(max(o.ends - plan.now, 0.0), min(o.load.demand, 1.0)) for each in plans for o in each.occupants]
+    running = [(max(o.ends - plan.now, 0.0), min(o.group.load.demand, 1.0)) for each in plans for o in each.occupants]
     other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in running)
     other_work = queue.ready_work - work + sum(ends * demand for ends, demand in running)
     if other_seconds / workers > CHAIN_MARGIN * seconds or other_work / len(plans) > CHAIN_MARGIN * (seconds - work):

@@ -3,68 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
-from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.cognn import Pending, next_group
+from weft.sched.admission import Tasks
+from weft.sched.cognn import Base
 from weft.sched.device_plan import training_workers
 from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
-def start_one_each(
-    queue: TaskQueue,
-    running: Sequence[RunningGroup],
-    machine: MachineState,
-    order: Iterable[str],
-    safety: float,
-    warm: bool,
-) -> QueueDecision:
-    """Start the next task of ``order`` on each device that is idle and large enough.
-
-    A device has at least one worker that is not kept for inference, so one task of either kind can always run.
-    """
-    refuse = refusals(queue, machine, safety)
-    pending = Pending(queue[name] for name in order if name not in refuse)
-    busy = {group.device for group in running}
-    starts = []
-    for device in machine.devices:
-        if device.name not in busy:
-            for task in next_group(pending, replace(device, workers=1, inference_workers=0), safety, strict=False):
-                needed, why = needed_bytes(task.bytes, safety), "is next, and has the device to itself"
-                starts.append(GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why, warm))
-    return QueueDecision(tuple(starts), refuse=refuse, rest="waits for the tasks before it; one task runs at a time")
-
-
-@dataclass(frozen=True)
-class Sequential:
+class Sequential(Base):
     """First in, first out, one task per device; every start is cold."""
 
-    safety: float = SAFETY_THRESHOLD
-
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the oldest task when nothing runs."""
-        queue = TaskQueue.of(tasks, running)
-        return start_one_each(queue, running, machine, queue.by_arrival, self.safety, warm=False)
+    one_at_a_time, warm = True, False
 
 
-@dataclass(frozen=True)
-class PipeSwitchLike:
+class PipeSwitchLike(Base):
     """Temporal sharing: inference tasks first, then first in, first out, one task per device.
 
     A standby worker receives the next model while the active one computes, so every start is warm. Unlike PipeSwitch
     it does not interrupt a running training for an inference task.
     """
 
-    safety: float = SAFETY_THRESHOLD
+    one_at_a_time = True
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the next task when nothing runs."""
-        queue = TaskQueue.of(tasks, running)
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """Inference tasks, then the others."""
         urgent = dict.fromkeys(queue.inference)
-        order = chain(urgent, (name for name in queue.by_arrival if name not in urgent))
-        return start_one_each(queue, running, machine, order, self.safety, warm=True)
+        return chain(urgent, (name for name in queue.by_arrival if name not in urgent))
 
 
 @dataclass(frozen=True)

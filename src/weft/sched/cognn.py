@@ -8,82 +8,64 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
 from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
-from weft.sched.task_queue import SortedTasks, TaskQueue
-
-
-class Pending:
-    """Tasks in scheduling order, of which the next can be inspected before it is taken."""
-
-    def __init__(self, tasks: Iterable[QueuedTask]) -> None:
-        self._tasks: Iterator[QueuedTask] = iter(tasks)
-        self.next: QueuedTask | None = next(self._tasks, None)
-
-    def take(self) -> QueuedTask:
-        """The next task, which is then removed."""
-        assert self.next is not None
-        taken, self.next = self.next, next(self._tasks, None)
-        return taken
-
-
-def next_group(pending: Pending, device: DeviceState, safety: float, strict: bool) -> list[QueuedTask]:
-    """The longest run of pending tasks that the memory and the workers of ``device`` take at once.
-
-    ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
-    """
-    group: list[QueuedTask] = []
-    taken, trainings = 0, training_workers(device)
-    while pending.next is not None and len(group) < device.workers:
-        taken += needed_bytes(pending.next.bytes, safety)
-        trainings -= pending.next.kind == "training"
-        if taken > device.task_bytes or trainings < 0 or (strict and group and taken >= device.task_bytes):
-            break
-        group.append(pending.take())
-    return group
-
-
-def start_groups(
-    queue: TaskQueue,
-    running: Sequence[RunningGroup],
-    machine: MachineState,
-    order: Iterable[str],
-    safety: float,
-    strict: bool = False,
-) -> QueueDecision:
-    """Start the next group of ``order`` on each device on which nothing runs."""
-    refuse = refusals(queue, machine, safety)
-    pending = Pending(queue[name] for name in order if name not in refuse)
-    busy = {group.device for group in running}
-    starts: list[GroupStart] = []
-    for device in machine.devices:
-        if device.name not in busy:
-            group = next_group(pending, device, safety, strict)
-            why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
-            for task in group:
-                needed = needed_bytes(task.bytes, safety)
-                starts.append(GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why))
-    waits = len(busy) == len(machine.devices)
-    rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
-    return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
+from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.task_queue import TaskQueue
 
 
 @dataclass(frozen=True)
 class Base:
-    """Tasks in order of arrival, as many per group as memory and workers allow; one group after another."""
+    """Tasks in order of arrival, as many per group as memory and workers allow; one group after another.
+
+    ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
+    ``one_at_a_time``: one task per device, of either kind; a device has at least one worker that is not kept for
+    inference. ``warm``: whether starts cost nothing.
+    """
 
     safety: float = SAFETY_THRESHOLD
+    strict: ClassVar[bool] = False
+    one_at_a_time: ClassVar[bool] = False
+    warm: ClassVar[bool] = True
+
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """The ready tasks in the order in which they start."""
+        return queue.by_arrival
 
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the next task group when nothing runs."""
+        """Start the next task group on each device on which nothing runs: the longest run of tasks that it takes."""
         queue = TaskQueue.of(tasks, running)
-        return start_groups(queue, running, machine, queue.by_arrival, self.safety)
+        refuse = refusals(queue, machine, self.safety)
+        pending = (queue[name] for name in self.order(queue, machine) if name not in refuse)
+        task, busy = next(pending, None), {group.device for group in running}
+        starts: list[GroupStart] = []
+        for device in (device for device in machine.devices if device.name not in busy):
+            group, taken = list[QueuedTask](), 0
+            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, training_workers(device))
+            while task is not None and len(group) < workers:
+                taken += needed_bytes(task.bytes, self.safety)
+                trainings -= task.kind == "training"
+                full = self.strict and bool(group) and taken >= device.task_bytes
+                if taken > device.task_bytes or trainings < 0 or full:
+                    break
+                group.append(task)
+                task = next(pending, None)
+            why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
+            why = "is next, and has the device to itself" if self.one_at_a_time else why
+            for each in group:
+                needed = needed_bytes(each.bytes, self.safety)
+                starts.append(
+                    GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why, self.warm)
+                )
+        waits = len(busy) == len(machine.devices)
+        rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
+        rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
+        return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
 
 
-@dataclass(frozen=True)
-class BMC:
+class BMC(Base):
     """Tasks from both ends of the queue in ascending order of memory, packed into groups.
 
     Algorithm 1 pops the ``i``-th task from the left (smallest) if ``i`` is even and from the right (largest) if odd,
@@ -91,33 +73,22 @@ class BMC:
     calls are those of one run of the algorithm.
     """
 
-    safety: float = SAFETY_THRESHOLD
+    strict = True
 
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the next task group when nothing runs."""
-        queue = TaskQueue.of(tasks, running)
-        order = from_both_ends(queue.by_bytes, machine.started)
-        return start_groups(queue, running, machine, order, self.safety, strict=True)
-
-
-def from_both_ends(ascending: SortedTasks, first: int) -> Iterator[str]:
-    """The tasks alternately from the left and the right end; ``first`` is the number of the first pop."""
-    left, right = 0, len(ascending) - 1
-    for number in range(first, first + len(ascending)):
-        yield ascending[right if number % 2 == 1 else left]
-        left, right = left + (number % 2 == 0), right - (number % 2 == 1)
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterator[str]:
+        """The tasks alternately from the left and the right end."""
+        left, right = 0, len(queue.by_bytes) - 1
+        for number in range(machine.started, machine.started + len(queue.by_bytes)):
+            yield queue.by_bytes[right if number % 2 == 1 else left]
+            left, right = left + (number % 2 == 0), right - (number % 2 == 1)
 
 
-@dataclass(frozen=True)
-class LMCF:
+class LMCF(Base):
     """Tasks in ascending order of predicted memory, packed into groups that run one after another.
 
     Memory stands in for time: larger graphs take more of both, so small tasks do not wait for large ones.
     """
 
-    safety: float = SAFETY_THRESHOLD
-
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the next task group when nothing runs."""
-        queue = TaskQueue.of(tasks, running)
-        return start_groups(queue, running, machine, queue.by_bytes, self.safety)
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """The smallest task first."""
+        return queue.by_bytes
