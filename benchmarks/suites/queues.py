@@ -30,6 +30,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def write_graphs(folder: Path, names: Sequence[str], device: torch.device, args:
 
 def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """The figures of a run as plain data."""
-    metrics = outcome.metrics().to_dict()
+    metrics = asdict(outcome.metrics())
     kept = {
         key: metrics[key] for key in ("makespan", "mean_jct", "p95_jct", "mean_queuing", "p95_queuing", "peak_bytes")
     }

@@ -31,23 +31,6 @@ class TrainingSpan:
         return max(self.ends, now + LATE_SHARE * (now - self.ends))
 
 
-def earliest_start(group: TrainingSpan, running: Sequence[TrainingSpan], now: float, model: Interference) -> float:
-    """Earliest time at which starting ``group`` no longer slows the running ones; ``now`` if it need not wait."""
-    overlaps = []  # of groups that would train at the same time
-    for other in running:
-        seconds = min(group.ends, other.expected_end(now)) - max(group.begins, other.begins)
-        if seconds > 0:
-            overlaps.append((other, seconds))
-    loads, start_seconds = [other.load for other, _ in overlaps], group.begins - now
-    if model.throughput([*loads, group.load]) >= MIN_GAIN * model.throughput(loads):
-        return now
-    if sum(seconds for _, seconds in overlaps) <= TOLERATED_OVERLAP * start_seconds:
-        return now
-    wait = min(other.expected_end(now) for other, _ in overlaps) - start_seconds - now
-    delay = (group.ends - group.begins) * group.load.demand * len(running)
-    return now if SHORT_FACTOR * delay < wait or wait < MOMENT else now + wait
-
-
 @dataclass(frozen=True)
 class Footprint:
     """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference.
@@ -167,12 +150,24 @@ class DevicePlan:
         return not self.refuses(group) and self.earliest_start(group) <= self.now
 
     def earliest_start(self, group: Footprint) -> float:
-        """Earliest time at which starting ``group`` no longer slows the running ones."""
+        """Earliest time at which starting ``group`` no longer slows the running ones; now if it need not wait."""
         if not self.occupants or group.inference:
             return self.now
-        return earliest_start(
-            group.span(self.now), [each.group.span(each.started) for each in self.occupants], self.now, self.model
-        )
+        span, now, model = group.span(self.now), self.now, self.model
+        overlaps = []  # of groups that would train at the same time
+        for other in (each.group.span(each.started) for each in self.occupants):
+            seconds = min(span.ends, other.expected_end(now)) - max(span.begins, other.begins)
+            if seconds > 0:
+                overlaps.append((other, seconds))
+        loads = [other.load for other, _ in overlaps]
+        if model.throughput([*loads, span.load]) >= MIN_GAIN * model.throughput(loads):
+            return now
+        start_seconds = span.begins - now
+        if sum(seconds for _, seconds in overlaps) <= TOLERATED_OVERLAP * start_seconds:
+            return now
+        wait = min(other.expected_end(now) for other, _ in overlaps) - start_seconds - now
+        delay = (span.ends - span.begins) * span.load.demand * len(self.occupants)
+        return now if SHORT_FACTOR * delay < wait or wait < MOMENT else now + wait
 
     def end_of(self, group: Footprint) -> float:
         """When ``group`` would end, started now."""

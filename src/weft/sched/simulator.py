@@ -24,9 +24,8 @@ from weft.sched.queue_state import (
     QueueDecision,
     QueuedTask,
     RunningGroup,
-    UserShare,
 )
-from weft.sched.task_queue import TaskQueue, lane_key, lane_name
+from weft.sched.task_queue import TaskQueue, UserShares
 
 ROUNDING = 1e-9
 
@@ -118,16 +117,6 @@ class TaskRun:
     end: float
     due: float = math.inf
 
-    @property
-    def completion_seconds(self) -> float:
-        """Job completion time: from arrival to end."""
-        return self.end - self.arrival
-
-    @property
-    def queuing_seconds(self) -> float:
-        """From arrival to start."""
-        return self.start - self.arrival
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
@@ -159,10 +148,6 @@ class Metrics:
     late: int
     decisions: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Simulation:
@@ -187,8 +172,8 @@ class Simulation:
 
     def metrics(self) -> Metrics:
         """The figures."""
-        completion = [run.completion_seconds for run in self.tasks]
-        queuing = [run.queuing_seconds for run in self.tasks]
+        completion = [run.end - run.arrival for run in self.tasks]
+        queuing = [run.start - run.arrival for run in self.tasks]
         span = self.makespan * self.devices
         return Metrics(
             tasks=len(self.tasks),
@@ -206,10 +191,10 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the figures, every group, and what was refused."""
-        groups = [{**asdict(group), "members": list(group.members)} for group in self.groups]
+        groups = [asdict(group) for group in self.groups]
         return {
             "policy": self.policy,
-            "metrics": self.metrics().to_dict(),
+            "metrics": asdict(self.metrics()),
             "groups": groups,
             "refused": dict(self.refused),
         }
@@ -275,7 +260,7 @@ class _Run:
         self.held: dict[str, list[QueuedTask]] = {}  # tasks that arrive before something they depend on
         self.queue = TaskQueue()
         self.live: dict[str, list[LiveGroup]] = {device.name: [] for device in devices}
-        self.users: dict[str, UserShare] = {}
+        self.shares = UserShares()
         self.now = self.arrivals[-1].arrival if self.arrivals else 0.0
         self.starts: dict[str, tuple[str, float]] = {}
         self.runs: list[TaskRun] = []
@@ -379,7 +364,7 @@ class _Run:
     def _decide(self) -> QueueDecision:
         """Let the policy decide once, and carry the decision out."""
         running = [group.state(self.now) for groups in self.live.values() for group in groups]
-        machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
+        machine = MachineState(tuple(self.devices.values()), self.now, self.shares.with_running({}))
         decision = decide(self.policy, self.queue, running, machine)
         self.decisions += 1
         self.again = math.inf if decision.again is None else decision.again
@@ -430,6 +415,5 @@ class _Run:
 
     def _charge(self, task: QueuedTask, seconds: float) -> None:
         """Charge device-seconds of a task to its user, whose lane is served now."""
-        share = self.users.get(task.user, UserShare(task.user))
-        last = {**share.last_start, lane_name(lane_key(task)): self.now}
-        self.users[task.user] = UserShare(task.user, share.device_seconds + seconds, last)
+        self.shares.charge(task.user, seconds)
+        self.shares.started(task, self.now)
