@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from weft.core.errors import SpecError
+from weft.sched.queue_state import RunningGroup
 from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, QueueDB, Submission
@@ -30,8 +31,9 @@ def running(tmp_path):
         worker = SimpleNamespace(name="cpu/0", pid=1, device="cpu")
         group = Group("g", "cpu", "cpu/0", (task.id,), task.id, 1, 60.0, "is next", time.time())
         (claimed,) = state.db.claim_all([task.id], state.claimant(worker), 30.0, group)
+        running = RunningGroup("g", "cpu", (task.id,), 1)
         attempts, users = {task.id: claimed.attempts}, {task.id: ""}
-        state.active["g"] = ActiveGroup(group, worker, attempts, users, 1.0, "", heard=time.monotonic())
+        state.active["g"] = ActiveGroup(group, worker, attempts, users, running, heard=time.monotonic())
         yield state, task.id, lambda seconds: ahead.__setitem__(0, seconds)
 
 

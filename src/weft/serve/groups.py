@@ -22,7 +22,7 @@ from weft.planner.report.plan_report import group_plan
 from weft.sched.admission import SAFETY_THRESHOLD, needed_bytes
 from weft.sched.device_plan import GroupDraft, slowdown_limit
 from weft.sched.interference import Interference, mean_turn
-from weft.sched.queue_state import GroupStart, QueuedTask
+from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import Group, QueueDB
@@ -104,7 +104,7 @@ class GroupEndings:
         if "error" not in message:
             active.took = message.get("took")
             outcomes = list(message["members"].values())
-            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.kind == "training":
+            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.running.kind == "training":
                 metrics = outcomes[0]["metrics"]
                 trained = float(metrics.get("epochs_run", 0)) * float(metrics.get("seconds_per_epoch", 0.0))
                 self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
@@ -151,8 +151,6 @@ class GroupEndings:
         first = not plan.get(SUSPECT)
         whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
         plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
-        if active.fused:
-            plan["from"] = active.group.folder
         reason = f"{error}; it is tried once more with the device to itself" if first else error
         self._state.fail(active, name, reason, first, plan)
         self._state.counters.tasks_requeued += first
@@ -164,7 +162,7 @@ class GroupEndings:
         try:
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
-                if active.kind == "inference":
+                if active.running.kind == "inference":
                     task = self._state.db.get(name)
                     seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
                     result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
@@ -208,8 +206,6 @@ class GroupEndings:
         """Queue a task again whose worker was lost; a member of a group continues alone from the group's checkpoint."""
         plan = dict(self._state.db.get(name).plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
-        if active.fused:
-            plan |= {"alone": True, "from": active.group.folder}
         self._state.fail(active, name, reason, True, plan)
         self._state.counters.tasks_requeued += 1
 
@@ -219,8 +215,6 @@ class GroupEndings:
         first = not plan.get("memory_errors")
         estimate = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
         plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": estimate}
-        if active.fused:
-            plan["from"] = active.group.folder
         reason = f"{reason}; the estimate is now {show_bytes(estimate)}" if first else reason
         self._state.fail(active, name, reason, first, plan)
         self._state.counters.memory_errors += 1
@@ -345,22 +339,28 @@ class GroupStarts:
             self._state.dirty = True
             return False
         everyone = {task.id: task for task in (*claimed, *cancelled)}
-        infers = is_inference(claimed[0])
+        first, infers = queued_task(claimed[0]), is_inference(claimed[0])
         active = ActiveGroup(
             group=group,
             worker=worker,
             attempts={task.id: task.attempts for task in claimed},
             users={task.id: task.user for task in claimed},
-            utilisation=utilisation,
-            graph=str((claimed[0].plan or {}).get("graph", "")),
+            running=RunningGroup(
+                id=group.id,
+                device=group.device,
+                members=tuple(task.id for task in claimed),
+                bytes=group.bytes,
+                utilisation=utilisation,
+                graph=first.graph,
+                kind=first.kind,
+                slowdown_limit=slowdown_limit(first, time.time()),
+                priority=max(task.priority for task in claimed),
+                start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
+                turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
+            ),
             heard=time.monotonic(),
-            priority=max(task.priority for task in claimed),
-            kind=claimed[0].spec.get("kind", "training"),
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
             users_code=any(map(runs_users_code, everyone.values())),
-            start_seconds=0.0 if infers else self._state.setup_of(group.device),
-            slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
-            turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
         )
         self._state.begin(active)
         worker.group = group.id

@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,39 +69,25 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
 
     ``share``: the part of the device that a worker can use, of a CPU its threads over the cores.
     """
-    plan = task.plan or {}
-    if is_inference(task):
-        return QueuedTask(
-            id=task.id,
-            bytes=max(int(plan["bytes"]), 0),
-            seconds=float(plan["seconds"]),
-            graph=str(plan.get("graph", "")),
-            fusable=False,
-            utilisation=share * float(plan.get("utilisation", 1.0)),
-            arrival=task.created,
-            user=task.user,
-            priority=task.priority,
-            deadline=task.spec.get("deadline"),
-            kind="inference",
-            latency_target=task.spec["infer"].get("latency_target"),
-            attempts=int(plan.get("failures", 0)),
-            turn_seconds=float(plan.get("turn_seconds", 0.0)),
-        )
-    training = float(plan["seconds"])
-    seconds = training + setup_seconds
+    plan, infers = task.plan or {}, is_inference(task)
+    epochs, setup_seconds = float(plan["seconds"]), 0.0 if infers else setup_seconds
+    seconds = epochs + setup_seconds
+    has_checkpoint = bool(task.attempts)
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
         seconds=seconds,
         graph=str(plan.get("graph", "")),
-        join_key=str(plan.get("join_key", "")),
-        fusable=not plan.get("alone") and task.spec.get("budget") is None and not task.attempts,  # it has a checkpoint
-        shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
-        utilisation=share * float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
+        join_key="" if infers else str(plan.get("join_key", "")),
+        fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
+        shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
+        utilisation=share * float(plan.get("utilisation", 1.0)) * (epochs / seconds if seconds > 0 else 1.0),
         arrival=task.created,
         user=task.user,
         priority=task.priority,
         deadline=task.spec.get("deadline"),
+        kind="inference" if infers else "training",
+        latency_target=task.spec["infer"].get("latency_target") if infers else None,
         attempts=int(plan.get("failures", 0)),
         start_seconds=setup_seconds,
         turn_seconds=float(plan.get("turn_seconds", 0.0)),
@@ -167,15 +153,9 @@ class ActiveGroup:
     worker: WorkerProcess
     attempts: dict[str, int]
     users: dict[str, str]
-    utilisation: float  # of the device, as a mean over the group's seconds were it alone: at most 1
-    graph: str
+    running: RunningGroup  # as policies see it, without its times
     heard: float
-    priority: int = 0
-    kind: str = "training"
     users_code: bool = False  # whether it runs code that is not Weft's
-    start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
-    slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
-    turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
     epoch: int = 0
     progress_at: float = 0.0  # when its progress was last recorded
     leaving: bool = False  # it is to save and return
@@ -204,32 +184,17 @@ class ActiveGroup:
     @property
     def had(self) -> float:
         """Device-seconds of each of its members so far."""
-        return self.seconds * self.utilisation / max(len(self.members), 1)
+        return self.seconds * self.running.utilisation / max(len(self.members), 1)
 
     @property
     def will_have(self) -> float:
         """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
-        return max(self.had, self.group.seconds * self.utilisation / max(len(self.members), 1))
+        return max(self.had, self.group.seconds * self.running.utilisation / max(len(self.members), 1))
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        group, now = self.group, time.time()
-        return RunningGroup(
-            id=group.id,
-            device=group.device,
-            members=self.members,
-            bytes=group.bytes,
-            utilisation=self.utilisation,
-            started=now - self.seconds,
-            ends=now - self.seconds + group.seconds,
-            graph=self.graph,
-            kind=self.kind,
-            slowdown_limit=self.slowdown_limit,
-            priority=self.priority,
-            leaving=self.leaving,
-            start_seconds=min(self.start_seconds, group.seconds),
-            turn_seconds=self.turn_seconds,
-        )
+        started = time.time() - self.seconds
+        return replace(self.running, started=started, ends=started + self.group.seconds, leaving=self.leaving)
 
 
 @dataclass
@@ -309,8 +274,11 @@ class SupervisorState:
     def fail(self, active: ActiveGroup, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
 
+        A member of a fused group continues alone, from the group's checkpoint.
         Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
         """
+        if active.fused:
+            plan = {**plan, "alone": True, "from": active.group.folder}
         try:
             self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
         except LostClaimError:  # cancelled, or paused: then it continues by this
