@@ -251,7 +251,7 @@ class QueueServer:
     ) -> QueueRun:
         """Submit ``tasks`` (settings by name) together, and run them by the policy called ``name``."""
         submissions = [Submission(_spec(settings)) for settings in tasks.values()]
-        made = self.db.submit_many(submissions)
+        (made,) = self.db.submit_apart([submissions])
         labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
         self.supervisor.wake()
         errors = self.supervisor.counters.memory_errors

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import TASK
 from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.queue_db import Group, Submission
 from weft.serve.queue_file import transaction
 from weft.serve.scheduler import Scheduler
 from weft.serve.state import SupervisorState, queued_task
@@ -40,7 +41,7 @@ class Bench:
     def __init__(self, folder, devices=("cpu",), workers=1, **more) -> None:
         settings = {"devices": devices, "workers": workers, "reserved": 0, "budget": GIB, **more}
         self.state = SupervisorState(ServeOptions(folder / "queue.db", **settings))
-        self.db = self.state.db = QueueDB(folder / "queue.db")
+        self.db = self.state.db = DirectQueue(folder / "queue.db")
         self.pool = WorkerPool(self.state)
         for device in devices:
             for place in range(workers):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.serve.direct_queue import DirectQueue, problems
 from weft.core import gpus
 from weft.core.errors import InputError, SpecError
 from weft.core.settings import Callback
@@ -17,8 +18,7 @@ from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
-from weft.serve.retention import problems
+from weft.serve.queue_db import Group, Submission
 from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
 from weft.serve.state import SupervisorState
 from weft.serve.submissions import (
@@ -300,7 +300,7 @@ def test_mps_stays_if_a_worker_ends_that_others_outlive(control, tmp_path, monke
 
 
 def test_groups_in_the_queue(tmp_path):
-    with QueueDB(tmp_path / "q.db") as queue:
+    with DirectQueue(tmp_path / "q.db") as queue:
         for name in "ab":
             queue.submit(Submission({"task": {}}, id=name, max_attempts=1))
         queue.plan_many([(name, {"bytes": 1}) for name in "ab"])

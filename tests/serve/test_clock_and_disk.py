@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import SpecError
 from weft.sched.queue_state import RunningGroup
 from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.queue_db import Group, Submission
 from weft.serve.server import ServerLock, bound_sockets, make_folder
 from weft.serve.state import ActiveGroup, SupervisorState
 from weft.serve.submissions import make_token_file
@@ -25,7 +26,7 @@ def running(tmp_path):
     """A task that a worker trains, in a queue whose clock can be set; ``set_clock`` moves it."""
     ahead = [0.0]
     state = SupervisorState(ServeOptions(tmp_path / "q.db"))
-    with QueueDB(state.options.db, lambda: time.time() + ahead[0]) as state.db:
+    with DirectQueue(state.options.db, lambda: time.time() + ahead[0]) as state.db:
         task = state.db.submit(Submission({"task": {}}))
         state.db.plan(task.id, {"bytes": 1, "seconds": 60.0})
         worker = SimpleNamespace(name="cpu/0", pid=1, device="cpu")

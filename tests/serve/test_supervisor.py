@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import weft
+from tests.serve.direct_queue import problems
 from tests.serve.serving import FAULTY, TASK, Queue, environment, history_of
 from weft.core.errors import WeftError
 from weft.engine.estimator import Estimator
 from weft.engine.learning import observation_of
 from weft.engine.machine import machine_with
 from weft.serve.queue_file import ENDED
-from weft.serve.retention import problems
 from weft.serve.worker import log_error
 
 LONG = {"epochs": 120}

@@ -131,24 +131,16 @@ class Submission:
     said_key: str | None = None
 
 
-CLAIMABLE = """
-SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
-    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
-    WHERE dependencies.task = tasks.id AND needed.state != 'done'
-) ORDER BY priority DESC, position LIMIT ?
-"""
-
-
 class QueueDB:
-    """The durable queue in ``path``."""
+    """The durable queue in ``path``; ``connection``: for retention and checks."""
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = Path(path), clock
-        self._db = open_file(self.path)
+        self.connection = open_file(self.path)
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.connection.close()
 
     def __enter__(self) -> QueueDB:
         return self
@@ -158,19 +150,10 @@ class QueueDB:
 
     # Submitting
 
-    def submit(self, submission: Submission) -> QueueTask:
-        """Queue a task, or return the one that was queued with the same key."""
-        return self.submit_many([submission])[0]
-
-    def submit_many(self, submissions: Iterable[Submission]) -> list[QueueTask]:
-        """Queue several tasks in one transaction: all of them or none."""
-        with transaction(self._db):
-            return self._submit_all(list(submissions))
-
     def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
         """Queue several batches in one transaction, each as a whole or not at all; its tasks or error per batch."""
         answers: list[list[QueueTask] | QueueError] = []
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             for batch in batches:
                 db.execute("SAVEPOINT batch")
                 try:
@@ -189,7 +172,7 @@ class QueueDB:
         if batch and batch[0].key is not None and batch[0].said_key is not None:
             stem = batch[0].key.rpartition("/")[0]
             query = "SELECT key FROM tasks WHERE key > ? AND key < ?"
-            rows = self._db.execute(query, (f"{stem}/", f"{stem}0"))  # 0 follows /
+            rows = self.connection.execute(query, (f"{stem}/", f"{stem}0"))  # 0 follows /
             keys = {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
             if keys and keys != {submission.key for submission in batch}:
                 former, new = len(keys), len(batch)
@@ -216,19 +199,19 @@ class QueueDB:
                 what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
                 who = f"task {new.id!r}: " if new.id is not None else ""
                 raise QueueError(f"{who}{what}={needed!r} is {state}; it will never be done")
-        self._db.execute(
+        self.connection.execute(
             "INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated) "
             "VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
             (name, new.key, new.user, new.priority, _json(new.spec), _json(new.after), new.max_attempts, now, now),
         )
         needs = [(name, needed) for needed in dict.fromkeys(new.after)]
-        self._db.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
+        self.connection.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
         self._emit(name, "queued", now, {})
         return self.get(name)
 
     def _by_key(self, new: Submission) -> QueueTask | None:
         """The task that was queued under the key of ``new``; a :class:`QueueError` if it is another task."""
-        row = new.key and self._db.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
+        row = new.key and self.connection.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
         if not row:
             return None
         former, spec, other = QueueTask.from_row(row), json.loads(_json(new.spec)), ""
@@ -247,29 +230,18 @@ class QueueDB:
 
     # Changing
 
-    def plan(self, task: str, plan: Mapping[str, Any]) -> QueueTask:
-        """Attach a plan to a queued task, which can then be claimed."""
-        with transaction(self._db):
-            return self._change(self.get(task), "planned", plan=_json(plan))
-
     def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
-        with transaction(self._db):
+        with transaction(self.connection):
             for task, plan in plans:
                 queued = self.get(task)
                 if queued.state == "queued":
-                    self._change(queued, "planned", plan=_json(plan))
+                    self._change(queued, "planned", plan=plan)
 
     def unplan(self, task: str) -> QueueTask:
         """Queue a planned task again without its plan: what it was made from has changed."""
-        with transaction(self._db):
+        with transaction(self.connection):
             return self._change(self.get(task), "queued", plan=None)
-
-    def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
-        """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
-        with transaction(self._db):
-            rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
-            return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
 
     def claim_all(
         self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group, shares: Iterable[UserShare] = ()
@@ -278,7 +250,7 @@ class QueueDB:
 
         ``shares``: of their users, from now on.
         """
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             values = {**group.to_dict(), "members": json.dumps(list(group.members))}
             names = ", ".join(values)
             marks = ", ".join("?" for _ in values)
@@ -292,7 +264,7 @@ class QueueDB:
 
     def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
         """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             lease = self._clock() + lease_seconds
             where = "worker = ? AND state = 'running'"
             db.execute(f"UPDATE tasks SET lease_until = ? WHERE {where}", (lease, worker))
@@ -300,9 +272,9 @@ class QueueDB:
 
     def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
         """Report a task as done, with its result."""
-        with transaction(self._db):
+        with transaction(self.connection):
             held = self._held(task, worker, attempt)
-            return self._change(held, "done", result=_json(result), error=None, **_NO_WORKER)
+            return self._change(held, "done", result=result, error=None, **_NO_WORKER)
 
     def fail(
         self,
@@ -318,43 +290,38 @@ class QueueDB:
 
         ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
         """
-        with transaction(self._db):
+        with transaction(self.connection):
             held = self._held(task, worker, attempt)
-            if plan is not None:
-                self._put_plan(task, plan)
-            if result is not None:
-                self._db.execute("UPDATE tasks SET result = ? WHERE id = ?", (_json(result), task))
-            return self._lost(held, error, retry)
+            known = {name: data for name, data in (("plan", plan), ("result", result)) if data is not None}
+            return self._lost(held, error, retry, **known)
 
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
-        with transaction(self._db):
+        with transaction(self.connection):
             running = self.get(task)
             return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **_NO_WORKER)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
-        with transaction(self._db):
-            running, text = self.get(task), _json(plan)
+        with transaction(self.connection):
+            running = self.get(task)
             attempts = running.max_attempts + 1  # a task that is resumed has an attempt
-            return self._change(running, "paused", error=reason, plan=text, max_attempts=attempts, **_NO_WORKER)
+            return self._change(running, "paused", error=reason, plan=plan, max_attempts=attempts, **_NO_WORKER)
 
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
-        with transaction(self._db):
+        with transaction(self.connection):
             return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
 
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
-        with transaction(self._db):
-            self._put_plan(self.get(task).id, plan)
-
-    def _put_plan(self, task: str, plan: Mapping[str, Any]) -> None:
-        self._db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", (_json(plan), self._clock(), task))
+        with transaction(self.connection):
+            values = (_json(plan), self._clock(), self.get(task).id)
+            self.connection.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", values)
 
     def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
-        with transaction(self._db):
+        with transaction(self.connection):
             for task, kind, data in events:
                 if kind in STATES:
                     raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
@@ -365,7 +332,7 @@ class QueueDB:
 
         ``shares``: of the users of its members, from now on.
         """
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             now = self._clock()
             db.execute(
                 "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
@@ -376,18 +343,18 @@ class QueueDB:
         """What every user has had of the devices."""
         return [
             UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"]))
-            for row in self._db.execute("SELECT * FROM shares ORDER BY user").fetchall()
+            for row in self.connection.execute("SELECT * FROM shares ORDER BY user").fetchall()
         ]
 
     def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
         """The groups that started last, newest first."""
         where, values = ("WHERE state = ?", (state,)) if state else ("", ())
-        rows = self._db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
+        rows = self.connection.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
         return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             rows = db.execute(
                 "SELECT * FROM tasks WHERE state = 'running' AND lease_until < ? ORDER BY position", (self._clock(),)
             ).fetchall()
@@ -396,20 +363,20 @@ class QueueDB:
 
     def cancel(self, task: str) -> QueueTask:
         """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
-        with transaction(self._db):
+        with transaction(self.connection):
             present = self.get(task)
             return present if present.state in ENDED else self._change(present, "cancelled", **_NO_WORKER)
 
     def pause(self, task: str) -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
-        with transaction(self._db):
+        with transaction(self.connection):
             present = self.get(task)
             attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
             return self._change(present, "paused", max_attempts=attempts, **_NO_WORKER)
 
     def resume(self, task: str) -> QueueTask:
         """Queue a paused task again."""
-        with transaction(self._db):
+        with transaction(self.connection):
             paused = self.get(task)
             if paused.state != "paused":
                 raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")
@@ -424,13 +391,11 @@ class QueueDB:
             )
         return held
 
-    def _lost(self, task: QueueTask, error: str, retry: bool) -> QueueTask:
-        """End an attempt without a result."""
-        if retry and task.attempts < task.max_attempts:
-            return self._change(task, "queued", error=error, **_NO_WORKER)
-        return self._change(
-            task, "failed", error=f"{error} (attempt {task.attempts} of {task.max_attempts})", **_NO_WORKER
-        )
+    def _lost(self, task: QueueTask, error: str, retry: bool, **known: Any) -> QueueTask:
+        """End an attempt; ``known``: what is written of the task besides its state."""
+        again = retry and task.attempts < task.max_attempts
+        error = error if again else f"{error} (attempt {task.attempts} of {task.max_attempts})"
+        return self._change(task, "queued" if again else "failed", error=error, **known, **_NO_WORKER)
 
     def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
@@ -440,7 +405,7 @@ class QueueDB:
             while lost:
                 needed, how = lost.popleft()
                 query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
-                for row in self._db.execute(query, (needed,)).fetchall():
+                for row in self.connection.execute(query, (needed,)).fetchall():
                     dependent = self.get(row["task"])
                     if dependent.state not in ENDED:
                         self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
@@ -451,15 +416,15 @@ class QueueDB:
         check_change(task.id, task.state, state)
         now = self._clock()
         names = ", ".join(f"{name} = ?" for name in columns)
-        self._db.execute(
+        self.connection.execute(
             f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
-            (state, now, *map(storable, columns.values()), task.id),
+            (state, now, *(_json(v) if isinstance(v, Mapping) else storable(v) for v in columns.values()), task.id),
         )
         data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit(task.id, state, now, data)
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
-        self._db.execute(
+        self.connection.execute(
             "INSERT INTO events (task, kind, time, data) VALUES (?, ?, ?, ?)", (task, kind, now, _json(data))
         )
 
@@ -473,7 +438,7 @@ class QueueDB:
         return entry
 
     def _find(self, task: str) -> QueueTask | None:
-        row = self._db.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
+        row = self.connection.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
         return None if row is None else QueueTask.from_row(row)
 
     def tasks(
@@ -484,16 +449,16 @@ class QueueDB:
             raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
         where, values = _selection(state, user, beyond)
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        return [QueueTask.from_row(row) for row in self._db.execute(query, (*values, limit))]
+        return [QueueTask.from_row(row) for row in self.connection.execute(query, (*values, limit))]
 
     def stamps(self, state: str, limit: int) -> dict[str, float]:
         """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
-        rows = rows_in_turn(self._db, "id, updated", state, limit)
+        rows = rows_in_turn(self.connection, "id, updated", state, limit)
         return {row["id"]: row["updated"] for row in rows}
 
     def in_turn(self, state: str, limit: int) -> list[QueueTask]:
         """The first tasks of every user in ``state``, one of each in turn."""
-        return [QueueTask.from_row(row) for row in rows_in_turn(self._db, "*", state, limit)]
+        return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "*", state, limit)]
 
     def rows_as_json(
         self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
@@ -504,45 +469,40 @@ class QueueDB:
         """
         where, values = _selection(state, user, beyond)
         query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        rows = self._db.execute(query, (*values, limit)).fetchall()
+        rows = self.connection.execute(query, (*values, limit)).fetchall()
         return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
 
     def count_of(self, user: str, states: Sequence[str]) -> int:
         """How many tasks of ``user`` are in one of ``states``."""
         marks = ", ".join("?" for _ in states)
         query = f"SELECT count(*) FROM tasks WHERE user = ? AND state IN ({marks})"
-        return int(self._db.execute(query, (user, *states)).fetchone()[0])
+        return int(self.connection.execute(query, (user, *states)).fetchone()[0])
 
     def last_seq(self) -> int:
         """The sequence number of the last event."""
-        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        return int(self.connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
-        rows = self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
+        rows = self.connection.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
         return dict.fromkeys(STATES, 0) | {row["state"]: row["n"] for row in rows}
 
     def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
         """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
         where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
-        rows = self._db.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
+        rows = self.connection.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
         return [_event(row) for row in rows]
 
     def last_events(self, task: str, kinds: Sequence[str], limit: int) -> Sequence[QueueEvent]:
         """The last events of a task of some kinds, in order."""
         where = f"task = ? AND kind IN ({', '.join('?' for _ in kinds)})"
         query = f"SELECT * FROM events WHERE {where} ORDER BY seq DESC LIMIT ?"
-        return [_event(row) for row in self._db.execute(query, (task, *kinds, limit))][::-1]
+        return [_event(row) for row in self.connection.execute(query, (task, *kinds, limit))][::-1]
 
     def known_keys(self, keys: Sequence[str]) -> int:
         """How many of the keys of submissions were used before."""
         query = f"SELECT count(*) FROM tasks WHERE key IN ({', '.join('?' for _ in keys)})"
-        return int(self._db.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The connection, for retention and checks."""
-        return self._db
+        return int(self.connection.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
 
 
 def _selection(state: str | None, user: str | None, beyond: int) -> tuple[str, list[Any]]:
