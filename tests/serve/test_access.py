@@ -19,7 +19,7 @@ from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission
-from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
+from weft.serve.server import ServerLock, find_tokens, parse_address
 from weft.serve.state import SupervisorState
 from weft.serve.submissions import (
     BadRequestError,
@@ -27,6 +27,7 @@ from weft.serve.submissions import (
     Registry,
     Tokens,
     given_settings,
+    is_loopback,
     make_token_file,
     read_json,
     read_submissions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import math
 import os
@@ -21,7 +20,7 @@ from typing import Any
 from weft.core.errors import SpecError, WeftError
 from weft.serve.options import ServeOptions, check_option, is_gpu_name
 from weft.serve.queue_file import open_file
-from weft.serve.submissions import Tokens, make_token_file
+from weft.serve.submissions import Tokens, is_loopback, make_token_file
 from weft.serve.supervisor import Supervisor
 
 try:
@@ -41,16 +40,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
         raise SpecError(f"--bind {text}: expected HOST:PORT, such as 127.0.0.1:8787")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def find_tokens(db: Path, file: Path | None, no_auth: bool, host: str) -> tuple[Tokens, Path | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import re
@@ -202,6 +203,14 @@ def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 SHORTEST = 16
 OPERATOR = ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach ``host``."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
