@@ -18,7 +18,7 @@ AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels
 @pytest.fixture
 def bench(tmp_path):
     made = Bench(tmp_path)
-    made.scheduler.use(Backfill(age_seconds=AGE_SECONDS))
+    made.scheduler.policy = Backfill(age_seconds=AGE_SECONDS)
     made.endings = GroupEndings(made.state, made.pool)
     yield made
     made.db.close()

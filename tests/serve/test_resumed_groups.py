@@ -134,7 +134,7 @@ def test_tasks_that_were_queued_with_a_group_do_not_pass_it(bench):
 
 
 def test_waiting_raises_a_group_as_it_does_tasks(bench):
-    bench.scheduler.use(Backfill(age_seconds=0.05))
+    bench.scheduler.policy = Backfill(age_seconds=0.05)
     _, names = bench.preempted(2)
     time.sleep(0.2)  # four levels
     urgent = bench.planned(priority=2)

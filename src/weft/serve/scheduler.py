@@ -36,12 +36,8 @@ class Scheduler:
         self._state, self._pool, self._evictions = state, pool, evictions
         self._starts = GroupStarts(state, pool)
         self._groups = PreemptedGroups(state, pool, evictions, self._starts)
-        self._policy: Policy = find_policy(state.options.policy)
+        self.policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
-
-    def use(self, policy: Policy) -> None:
-        """Decide by another policy from now on."""
-        self._policy = policy
 
     def schedule(self) -> None:
         """Start what can start now."""
@@ -132,21 +128,19 @@ class Scheduler:
         name = next((name for name in names if name in groups or name in considered), None)
         if name is None:
             return {}
-        if name in groups:
-            graph = groups[name].present[0].spec.get("graph_path") or ""
-            return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / groups[name].group.folder)]}
-        first = considered[name]
-        graph = first.spec.get("graph_path") or ""
+        group, first = groups.get(name), considered.get(name)
+        member = group.present[0] if group is not None else first
+        needs = {"graph": member.spec.get("graph_path") or "", "weights": None, "tasks": [], "folders": []}
+        if group is not None:
+            return {**needs, "folders": [str(runs / group.group.folder)]}
         if is_inference(first):
-            weights = weights_file(self._state, first) if self._state.options.pool else None
-            return {"graph": graph, "weights": weights, "tasks": [], "folders": []}
+            return {**needs, "weights": weights_file(self._state, first) if self._state.options.pool else None}
         plan = first.plan or {}
-        folders = [plan["from"]] if "from" in plan else [first.id] if first.attempts else []
-        key, tasks = plan.get("join_key"), []
-        if not folders:
-            alike = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
-            tasks = [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]
-        return {"graph": graph, "weights": None, "tasks": tasks, "folders": [str(runs / folder) for folder in folders]}
+        if "from" in plan or first.attempts:
+            return {**needs, "folders": [str(runs / plan.get("from", first.id))]}
+        key = plan.get("join_key")
+        alike = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
+        return {**needs, "tasks": [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]}
 
     def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
         running = [active.state() for active in self._state.active.values()]
@@ -154,7 +148,7 @@ class Scheduler:
         setup, share = self._state.setup_of(device), self._pool.share_of(device)
         queued = [group.as_task(setup, share) for group in groups.values()]
         queued += [queued_task(task, setup, share) for task in tasks]
-        decision = decide(self._policy, queued, running, self._machine())
+        decision = decide(self.policy, queued, running, self._machine())
         self._state.again = math.inf if decision.again is None else decision.again
         return decision
 

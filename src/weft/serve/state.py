@@ -45,18 +45,15 @@ def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> 
                 yield member["task"], "progress", {**progress, "group": group}
     elif kind == "progress":
         yield members[0], "progress", {**data, "group": group}
-    elif kind == "note":
-        for name in members[:MOST_NOTED]:
-            yield name, "note", {"message": data.get("message", ""), "group": group}
-    elif kind == "checkpoint":
-        for name in members:
-            yield name, "checkpoint", {"epoch": data.get("epoch"), "group": group}
-    elif kind == "ready":
-        for name in members[:MOST_NOTED]:
-            yield name, "ready", {**data, "group": group}
-    elif kind == "start":
-        for name in members:
-            yield name, "start", {"device": data.get("device"), "group": group, "members": len(members)}
+    elif kind in ("note", "ready", "checkpoint", "start"):
+        kept = {
+            "note": {"message": data.get("message", "")},
+            "ready": data,
+            "checkpoint": {"epoch": data.get("epoch")},
+            "start": {"device": data.get("device"), "members": len(members)},
+        }[kind]
+        for name in members[:MOST_NOTED] if kind in ("note", "ready") else members:
+            yield name, kind, {**kept, "group": group}
 
 
 # ---- Tasks of the queue as a policy, an estimate and a worker see them.

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import math
 import os
 import re
 import secrets
@@ -38,6 +39,9 @@ MOST_DEPTH = 32
 LARGEST = 2**63 - 1
 # A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
 TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class BadRequestError(InputError):
@@ -69,13 +73,10 @@ def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
 def check_values(value: Any) -> None:
     """Refuse numbers and text that the queue cannot hold."""
     if isinstance(value, str):
-        if "\x00" in value or not _encodable(value):
+        if UNSTORABLE.search(value):
             raise BadRequestError(f"the text {value[:40]!r} has characters that cannot be stored")
-    elif isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise BadRequestError("a number is too large")
-    elif isinstance(value, int):
-        if abs(value) > LARGEST:
+    elif isinstance(value, (int, float)):
+        if not (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)):
             raise BadRequestError("a number is too large")
     elif isinstance(value, dict):
         for key, item in value.items():
@@ -84,14 +85,6 @@ def check_values(value: Any) -> None:
     elif isinstance(value, list):
         for item in value:
             check_values(item)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _no_constant(name: str) -> Any:
@@ -512,8 +505,4 @@ class HiddenPaths:
 
     def data(self, value: Any) -> Any:
         """Plain data without the roots, also in names."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(str(name)): self.data(item) for name, item in value.items()}
-        return [self.data(item) for item in value] if isinstance(value, list) else value
+        return json.loads(self.json_text(json.dumps(value, ensure_ascii=False)))

@@ -17,12 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from weft.sched.admission import Policy
 from weft.sched.task_queue import UserShares
 from weft.serve.groups import Evictions, GroupEndings, known_tasks, why_gone
 from weft.serve.options import ServeOptions
@@ -31,58 +30,11 @@ from weft.serve.queue_db import QueueDB
 from weft.serve.queue_file import ENDED
 from weft.serve.retention import clean_up, drop_checkpoints
 from weft.serve.scheduler import Scheduler
-from weft.serve.state import RESTARTED, TRANSIENT_ERRORS, Counters, SupervisorState, records_of, take_over
+from weft.serve.state import RESTARTED, TRANSIENT_ERRORS, SupervisorState, records_of, take_over
 from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
 from weft.serve.worker_process import WorkerProcess
 
-# ---- What the dashboard and the metrics read of the supervisor, published as one new object each time.
-
-SAMPLES = 1_800
-
-
-class ServerView:
-    """Keeps samples of memory by device over time."""
-
-    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
-        self._state, self._pool = state, pool
-        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
-
-    @staticmethod
-    def empty() -> dict[str, Any]:
-        """The view before anything has started."""
-        return {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
-
-    def show(self) -> dict[str, Any]:
-        """The state as it is now, and a sample of it in the view's series."""
-        now = time.time()
-        bytes_by_device: dict[str, int] = {}
-        for worker in self._pool.workers.values():
-            if worker.name != PLANNER:
-                bytes_by_device[worker.device] = bytes_by_device.get(worker.device, 0) + worker.bytes
-        estimated: dict[str, int] = {}
-        for active in self._state.active.values():
-            estimated[active.group.device] = estimated.get(active.group.device, 0) + active.group.bytes
-        for device in self._pool.room:
-            sample = {"time": now, "device": device, "bytes": bytes_by_device.get(device, 0)}
-            self._samples.append({**sample, "estimate": estimated.get(device, 0)})
-        return {
-            "time": now,
-            "draining": self._state.draining,
-            "devices": [{"name": name, "budget": room} for name, room in self._pool.room.items()],
-            "workers": [
-                {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
-                for w in self._pool.workers.values()
-            ],
-            "running": [
-                {**active.group.to_dict(), "epoch": active.epoch, "held": active.worker.bytes}
-                for active in self._state.active.values()
-            ],
-            "samples": list(self._samples),
-            "why": dict(self._state.why),
-            "counters": vars(self._state.counters).copy(),
-        }
-
-
+SAMPLES = 1_800  # of memory by device over time
 UNUSABLE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
 TICK_SECONDS, POLL_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
 COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble
@@ -97,8 +49,10 @@ class Supervisor:
     def __init__(self, options: ServeOptions) -> None:
         self.state = SupervisorState(options)
         self.pool = WorkerPool(self.state)
-        self.error, self.view = "", ServerView.empty()
-        self._views = ServerView(self.state, self.pool)
+        # What the dashboard and the metrics read, published as one new object each time.
+        self.view: dict[str, Any] = {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
+        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+        self.error = ""
         self._planner = TaskPlanner(self.state, self.pool)
         self._evictions = Evictions(self.state)
         self._scheduler = Scheduler(self.state, self.pool, self._evictions)
@@ -106,11 +60,6 @@ class Supervisor:
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint = 0.0, ("", 0.0)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-
-    @property
-    def counters(self) -> Counters:
-        """What happened since the server started."""
-        return self.state.counters
 
     # ---- for the server --------------------------------------------------------------------------------
 
@@ -121,11 +70,6 @@ class Supervisor:
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
         self.pool.inbox.put((None, {"say": "wake"}))
-
-    def use(self, policy: Policy) -> None:
-        """Decide by another policy from the next decision on."""
-        self._scheduler.use(policy)
-        self.wake()
 
     def stop(self, seconds: float = 60.0) -> None:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
@@ -208,13 +152,40 @@ class Supervisor:
                 clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
-                self.view = self._views.show()
+                self.view = self._show()
         except NoWorkersError:
             raise
         except TRANSIENT_ERRORS as error:
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
+
+    def _show(self) -> dict[str, Any]:
+        """The state as it is now, with one more sample of the memory of each device."""
+        now = time.time()
+        held, estimated = Counter[str](), Counter[str]()
+        for worker in self.pool.workers.values():
+            held[worker.device] += worker.bytes if worker.name != PLANNER else 0
+        for active in self.state.active.values():
+            estimated[active.group.device] += active.group.bytes
+        for device in self.pool.room:
+            self._samples.append({"time": now, "device": device, "bytes": held[device], "estimate": estimated[device]})
+        return {
+            "time": now,
+            "draining": self.state.draining,
+            "devices": [{"name": name, "budget": room} for name, room in self.pool.room.items()],
+            "workers": [
+                {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
+                for w in self.pool.workers.values()
+            ],
+            "running": [
+                {**active.group.to_dict(), "epoch": active.epoch, "held": active.worker.bytes}
+                for active in self.state.active.values()
+            ],
+            "samples": list(self._samples),
+            "why": dict(self.state.why),
+            "counters": vars(self.state.counters).copy(),
+        }
 
     def _complain(self, reason: str) -> None:
         """Say why a round failed; the same again only after a while."""
