@@ -9,9 +9,8 @@ import torch
 
 import weft
 from tests.serve.serving import FAULTY, Queue
-from weft.engine.graphs import GraphStore
 from weft.serve.queue_db import Submission
-from weft.serve.worker_memory import PreparedStarts
+from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 from weft.serve.worker_pool import CONTROL
 
 pytestmark = [
@@ -142,7 +141,7 @@ def test_a_worker_with_a_pool_trains_and_infers(tmp_path):
 
 
 def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):
-    prepared = PreparedStarts(GraphStore(torch.device("cpu"), 0, GIB))
+    prepared = PreparedStarts(KeptGraphs("cpu", 0))
     task = weft.Task(graph="demo", model="sage", hidden=64, epochs=3, seed=2, name="t")
     plain = weft.run(task, device="cuda:0", progress=False)
     prepared.prepare([task.to_dict()], [])

@@ -8,20 +8,17 @@ import torch
 import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_supervisor import same
-from weft.engine.graphs import GraphStore
 from weft.nn.initial import DRAWN_AHEAD
 from weft.ops import random_bits as torch_bits
 from weft.runtime import checkpoint
 from weft.runtime.checkpoint import PREFETCHED, read_checkpoint, write_checkpoint
 from weft.runtime.modules.build import build_model
-from weft.serve.worker_memory import PreparedStarts
-
-CPU = torch.device("cpu")
+from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 
 
 @pytest.fixture
 def prepared():
-    yield PreparedStarts(GraphStore(CPU, 0, 1 << 30))
+    yield PreparedStarts(KeptGraphs("cpu", 0))
     for ahead in (DRAWN_AHEAD, PREFETCHED):
         ahead.clear()
 
