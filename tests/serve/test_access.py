@@ -19,7 +19,7 @@ from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission
-from weft.serve.server import ServerLock, find_tokens, parse_address
+from weft.serve.server import find_tokens, parse_address, server_lock
 from weft.serve.state import SupervisorState
 from weft.serve.submissions import (
     BadRequestError,
@@ -73,7 +73,11 @@ def test_addresses():
 
 
 def test_one_server_per_queue(tmp_path):
-    with ServerLock(tmp_path / "q.db"), pytest.raises(SpecError, match="another server"), ServerLock(tmp_path / "q.db"):
+    with (
+        server_lock(tmp_path / "q.db"),
+        pytest.raises(SpecError, match="another server"),
+        server_lock(tmp_path / "q.db"),
+    ):
         pass
 
 

@@ -14,7 +14,7 @@ from weft.sched.queue_state import RunningGroup
 from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission
-from weft.serve.server import ServerLock, bound_sockets, make_folder
+from weft.serve.server import bound_sockets, make_folder, server_lock
 from weft.serve.state import ActiveGroup, SupervisorState
 from weft.serve.submissions import make_token_file
 
@@ -110,12 +110,12 @@ def test_places_that_cannot_be_written_are_one_sentence(tmp_path):
     inside = tmp_path / "file" / "q.db"  # nobody, not even root, makes a folder of a file
     with pytest.raises(SpecError, match=r"file: cannot be made \(file exists\)"):
         make_folder(inside.parent)
-    with pytest.raises(SpecError, match="cannot be made"), ServerLock(inside):
+    with pytest.raises(SpecError, match="cannot be made"), server_lock(inside):
         pass
     (tmp_path / "q.db.lock").mkdir()
     with (
         pytest.raises(SpecError, match=r"q\.db\.lock: cannot be written \(is a directory\)"),
-        ServerLock(tmp_path / "q.db"),
+        server_lock(tmp_path / "q.db"),
     ):
         pass
     with pytest.raises(SpecError, match=r"no token could be written there \(not a directory\)"):

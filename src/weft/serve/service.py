@@ -29,7 +29,8 @@ class QueueService:
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
-        self._registry, self._hidden = Registry.of(options), HiddenPaths(options.graphs, options.runs)
+        self._registry = Registry(options.models, options.graphs, options.downloads)
+        self._hidden = HiddenPaths(options.graphs, options.runs)
         self._local = threading.local()
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
