@@ -25,8 +25,7 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import ENDED, QueueError, QueueEvent, QueueTask
+from weft.serve.queue_db import ENDED, QueueDB, QueueError, QueueEvent, QueueTask, Submission
 from weft.serve.state import queued_task
 from weft.serve.supervisor import Supervisor
 from weft.serve.worker_pool import PLANNER

@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import NEXT_STATES, STATES, QueueTask, transaction
+from weft.serve.queue_db import NEXT_STATES, STATES, QueueDB, QueueTask, Submission, transaction
 from weft.serve.retention import clean_up
 
 CLAIMABLE = """

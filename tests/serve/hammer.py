@@ -9,8 +9,7 @@ import random
 import sys
 
 from tests.serve.direct_queue import DirectQueue
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import LostClaimError, QueueError
+from weft.serve.queue_db import LostClaimError, QueueDB, QueueError, Submission
 
 
 def main(path: str, name: str, seed: int) -> None:

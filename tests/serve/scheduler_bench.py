@@ -8,10 +8,9 @@ from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import TASK
 from weft.serve.groups import Evictions
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, Submission
-from weft.serve.queue_file import transaction
-from weft.serve.scheduler import Scheduler
+from weft.serve.queue_db import Group, Submission, transaction
 from weft.serve.state import SupervisorState, queued_task
+from weft.serve.supervisor import Scheduler
 from weft.serve.worker_pool import WorkerPool
 
 GIB, MIB = 1 << 30, 1 << 20

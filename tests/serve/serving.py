@@ -18,8 +18,7 @@ import weft
 from tests.serve.direct_queue import DirectQueue
 from weft.core.task import Task
 from weft.serve.options import MIB, ServeOptions
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]

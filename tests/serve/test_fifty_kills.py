@@ -17,8 +17,7 @@ from tests.serve.direct_queue import problems
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.warm_spawners import real_spawners
 from weft.core.errors import WeftError
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.worker_pool import PLANNER
 
 KILLS = 50

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.serve.direct_queue import DirectQueue
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import QueueError
+from weft.serve.queue_db import QueueError, Submission
 from weft.serve.service import GroupCommit
 
 

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from tests.serve.direct_queue import DirectQueue, delete_ended, problems
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import NEXT_STATES, STATES, LostClaimError, QueueError
+from weft.serve.queue_db import NEXT_STATES, STATES, LostClaimError, QueueError, Submission
 
 
 class Clock:

@@ -15,7 +15,7 @@ from tests.serve.serving import opened
 from weft.core.errors import WeftError
 from weft.sched.backfill import Backfill
 from weft.serve.queue_db import Submission
-from weft.serve.scheduler import MOST_PLANNED
+from weft.serve.supervisor import MOST_PLANNED
 
 
 class Slow(Plain):

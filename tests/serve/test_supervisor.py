@@ -20,7 +20,7 @@ from weft.core.errors import WeftError
 from weft.engine.estimator import Estimator
 from weft.engine.learning import observation_of
 from weft.engine.machine import machine_with
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.worker import log_error
 
 LONG = {"epochs": 120}
@@ -40,8 +40,6 @@ def own(name: str, **more):
 
 
 def submit_own(queue, *tasks, **more):
-    from weft.serve.queue_db import Submission
-
     found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
     queue.supervisor.wake()
     return [task.id for task in found]
@@ -182,8 +180,6 @@ def test_memory_that_was_not_enough_is_learned_from_once(queue):
 
 
 def test_a_task_over_its_own_budget_is_refused(queue):
-    from weft.serve.queue_db import Submission
-
     task = queue.db.submit(Submission({"task": TASK, "budget": 1000}))
     queue.supervisor.wake()
     [task] = queue.wait([task.id])

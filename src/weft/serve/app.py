@@ -27,7 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
-from weft.serve.queue_file import QueueError
+from weft.serve.queue_db import QueueError
 from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService
 from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_json, submitting_user
 from weft.serve.supervisor import Supervisor

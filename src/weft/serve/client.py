@@ -20,7 +20,7 @@ from weft.core.errors import InputError, WeftError
 from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
 from weft.core.wording import option
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED
 from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, given_settings, is_loopback
 
 # ---- What a user gives to the client, checked before anything is sent: ids, numbers, nodes, work, address and token.

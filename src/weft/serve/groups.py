@@ -25,8 +25,7 @@ from weft.sched.interference import Interference, mean_turn
 from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
 from weft.serve.state import (
     ALONE_SECONDS,
     TRANSIENT_ERRORS,

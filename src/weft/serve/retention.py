@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, transaction
+from weft.serve.queue_db import ENDED, Group, QueueDB, transaction
 
 # ---- Folders of runs that no task needs any more
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.core.errors import SpecError, WeftError
 from weft.serve.options import ServeOptions, check_option, is_gpu_name
-from weft.serve.queue_file import open_file
+from weft.serve.queue_db import open_file
 from weft.serve.submissions import Tokens, is_loopback, make_token_file
 from weft.serve.supervisor import Supervisor
 

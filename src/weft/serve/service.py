@@ -13,8 +13,7 @@ from typing import Any, Literal, cast
 
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import ENDED, STATES, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.submissions import OPERATOR, BadRequestError, HiddenPaths, Registry, read_submissions
 from weft.serve.supervisor import Supervisor
 

@@ -24,8 +24,7 @@ from weft.core.task import OWN_FUNCTIONS, Task, is_own
 from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
 from weft.serve.worker_process import WorkerProcess
 
 # ---- Events of a run as events of its tasks, which dashboards and ``weft watch`` read.

@@ -28,8 +28,7 @@ from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import option
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask, Submission
 
 # ---- Read JSON from strangers: bounded in size and depth, finite numbers, text that can be stored.
 

@@ -11,7 +11,7 @@ from weft.sched.policies import Backfill
 from weft.sched.queue_state import DeviceState, MachineState, RunningGroup
 from weft.serve import worker_pool
 from weft.serve.options import ServeOptions
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask
 from weft.serve.spawner import _use_threads
 from weft.serve.state import SupervisorState, queued_task
 from weft.serve.worker_pool import WorkerPool, threads_each
