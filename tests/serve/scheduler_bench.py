@@ -6,7 +6,7 @@ import time
 
 from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import TASK
-from weft.serve.groups import Evictions
+from weft.serve.groups import Groups
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission, transaction
 from weft.serve.state import SupervisorState, queued_task
@@ -47,8 +47,8 @@ class Bench:
                 worker = FakeWorker(f"{device}/{place}", device)
                 self.pool.workers[worker.name] = worker
                 self.pool.ready(worker, {"room": 8 * GIB, "beside": 0})
-        self.evictions = Evictions(self.state)
-        self.scheduler = Scheduler(self.state, self.pool, self.evictions)
+        self.groups = Groups(self.state, self.pool)
+        self.scheduler = Scheduler(self.state, self.pool, self.groups)
 
     def planned(self, count=1, plan=PLAN, **more) -> list[str]:
         """Tasks that wait; their ids."""

@@ -11,7 +11,7 @@ import pytest
 from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import SpecError
 from weft.sched.queue_state import RunningGroup
-from weft.serve.groups import Evictions
+from weft.serve.groups import Groups
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission
 from weft.serve.server import bound_sockets, make_folder, server_lock
@@ -43,9 +43,9 @@ def test_a_clock_that_is_set_takes_no_task_from_its_worker(running, seconds):
     state, task, set_clock = running
     for _ in range(3):  # as often as a task is tried
         set_clock(seconds)
-        Evictions(state).heartbeat()
+        Groups(state, None).heartbeat()
         set_clock(0.0)
-        Evictions(state).heartbeat()
+        Groups(state, None).heartbeat()
     found = state.db.get(task)
     assert (found.state, found.attempts) == ("running", 1)
 
@@ -54,7 +54,7 @@ def test_a_worker_that_is_gone_loses_its_task_all_the_same(running):
     state, task, set_clock = running
     state.active.clear()
     set_clock(31.0)
-    Evictions(state).heartbeat()
+    Groups(state, None).heartbeat()
     assert state.db.get(task).state == "queued"
 
 

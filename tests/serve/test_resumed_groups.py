@@ -92,7 +92,7 @@ def test_a_running_member_that_was_deleted_leaves_its_group(bench):
     _, names = bench.preempted(2)
     bench.scheduler.schedule()
     bench.forget(names[0])
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     [active] = bench.state.active.values()
     assert not active.leaving
     assert bench.pool.workers["cpu/0"].sent[-1] == {"do": "cancel", "group": active.group.id, "names": [names[0]]}
@@ -319,7 +319,7 @@ def test_a_task_whose_last_run_is_still_ending_waits_and_others_start(tmp_path):
     bench.scheduler.schedule()
     bench.db.pause(name)
     bench.db.resume(name)
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     bench.db.plan_many([(name, PLAN)])
     [other] = bench.planned()
     bench.scheduler.schedule()

@@ -28,11 +28,9 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.sched.task_queue import UserShares
 from weft.serve.groups import (
-    Evictions,
     GroupEndings,
-    GroupStarts,
+    Groups,
     Preempted,
-    PreemptedGroups,
     known_tasks,
     weights_file,
     why_gone,
@@ -69,10 +67,8 @@ MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused w
 class Scheduler:
     """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool, evictions: Evictions) -> None:
-        self._state, self._pool, self._evictions = state, pool, evictions
-        self._starts = GroupStarts(state, pool)
-        self._groups = PreemptedGroups(state, pool, evictions, self._starts)
+    def __init__(self, state: SupervisorState, pool: WorkerPool, groups: Groups) -> None:
+        self._state, self._pool, self._groups = state, pool, groups
         self.policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
 
@@ -97,7 +93,7 @@ class Scheduler:
             else:
                 unless_lost(self._state.db.refuse, name, reason)
         for preempted in decision.preempt:
-            self._evictions.preempt(self._state.active[preempted])
+            self._groups.preempt(self._state.active[preempted])
         starts = list(decision.start)
         if suspect and any(start.members[0] == suspect for start in starts):  # nothing else starts with it
             starts = starts[:1] if starts[0].members[0] == suspect else [s for s in starts if s.members[0] != suspect]
@@ -105,7 +101,7 @@ class Scheduler:
             if start.members[0] in groups:
                 self._groups.resume(groups[start.members[0]], start)
             else:
-                self._starts.start(start, [self._known[name] for name in start.members])
+                self._groups.start(start, [self._known[name] for name in start.members])
         started = set(decision.started)
         self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
         for name, group in groups.items():
@@ -244,8 +240,8 @@ class Supervisor:
         self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
         self.error = ""
         self._planner = TaskPlanner(self.state, self.pool)
-        self._evictions = Evictions(self.state)
-        self._scheduler = Scheduler(self.state, self.pool, self._evictions)
+        self._groups = Groups(self.state, self.pool)
+        self._scheduler = Scheduler(self.state, self.pool, self._groups)
         self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint = 0.0, ("", 0.0)
@@ -321,7 +317,7 @@ class Supervisor:
             self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
             if now - self._beat > self.state.options.lease_seconds / 3:
                 self._beat = now
-                self._evictions.heartbeat()
+                self._groups.heartbeat()
             if now - self._looked > POLL_SECONDS or self.state.again <= time.time():
                 self.state.dirty, self.state.again = True, math.inf
             if (
@@ -335,7 +331,8 @@ class Supervisor:
                     self._decided, self.state.urgent = now, False
                     self._scheduler.schedule()
             elif self.state.draining:
-                self._evictions.preempt_all()
+                for active in (active for active in self.state.active.values() if not active.leaving):
+                    self._groups.preempt(active)
             self.state.write_records()
             if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
                 self._cleaned = now
@@ -397,7 +394,7 @@ class Supervisor:
             fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
             if fused and not whole:
                 members = known_tasks(self.state.db, group.members)
-                self._evictions.split(group, [task.id for task in members if task.state not in ENDED])
+                self._groups.split(group, [task.id for task in members if task.state not in ENDED])
             self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
