@@ -257,7 +257,7 @@ class QueueServer:
         (made,) = self.db.submit_apart([submissions])
         labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
         self.supervisor.wake()
-        errors = self.supervisor.state.counters.memory_errors
+        errors = self.supervisor.state.counters["memory_errors"]
         self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
         planned = [queued_task(self.db.get(task)) for task in labels]
         begin = time.time()
@@ -270,7 +270,7 @@ class QueueServer:
         finally:
             self._decide_by(Hold())
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
-        return self._measured(name, labels, begin, self.supervisor.state.counters.memory_errors - errors, planned)
+        return self._measured(name, labels, begin, self.supervisor.state.counters["memory_errors"] - errors, planned)
 
     def _cancel(self, tasks: Mapping[str, str]) -> None:
         """Have what still waits or runs end, so that the next queue has the workers to itself."""

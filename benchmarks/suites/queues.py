@@ -255,11 +255,11 @@ def run_weft(
                 wanted = [mode for mode in modes if mode in chosen]
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
-                    if warmed.get(name) != server.supervisor.state.counters.workers_lost:
+                    if warmed.get(name) != server.supervisor.state.counters["workers_lost"]:
                         seconds = min(args.warm_seconds, max(recorder.left, 0.0))
                         make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
                         recorder.prepare(f"warm {name}", make)
-                        warmed[name] = server.supervisor.state.counters.workers_lost
+                        warmed[name] = server.supervisor.state.counters["workers_lost"]
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 
 

@@ -124,7 +124,7 @@ def test_a_queue_has_weights_and_checkpoints_ready(tmp_path):
         assert [one["checkpoint"] for one in said[first]] == [None, True]
         assert [(one["weights"], one["checkpoint"]) for one in said[second]] == [(1, None)]
         counters = queue.supervisor.state.counters
-        assert (counters.weights_ready, counters.checkpoints_ready) == (1, 1)
+        assert (counters["weights_ready"], counters["checkpoints_ready"]) == (1, 1)
         expected = history_of(weft.Task(**{**TASK, **done[0].spec["task"], "name": first}))
         assert same(queue.history(first), expected[first])
     finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.sched.admission import lacks_bytes, needed_bytes
+from weft.core.units import show_bytes
+from weft.sched.admission import needed_bytes
 from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
 
@@ -127,7 +128,7 @@ class DevicePlan:
         if not self.has_worker(group.inference):
             return f"waits for a free worker of {name}"
         if group.bytes > self.free:
-            return lacks_bytes(group.bytes, self.free, name)
+            return f"needs {show_bytes(group.bytes)}, and {name} has {show_bytes(max(self.free, 0))} free"
         delays = self.reserved_from is not None and self.end_of(group) > self.reserved_from
         if delays and group.bytes > self.reserved_spare:
             return f"would delay a task that waits for memory of {name}"

@@ -152,7 +152,7 @@ class GroupEndings:
         plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
         reason = f"{error}; it is tried once more with the device to itself" if first else error
         self._state.fail(active, name, reason, first, plan)
-        self._state.counters.tasks_requeued += first
+        self._state.counters["tasks_requeued"] += first
 
     def _member_done(self, active: ActiveGroup, name: str, outcome: Mapping[str, Any]) -> bool:
         """Record how a member ended; True if it was preempted and continues later."""
@@ -199,14 +199,14 @@ class GroupEndings:
         claim = (self._state.claimant(active.worker), active.attempts[name])
         if task.state == "running" and (task.worker, task.attempts) == claim:
             self._state.db.release(name, error)
-            self._state.counters.tasks_requeued += 1
+            self._state.counters["tasks_requeued"] += 1
 
     def _lost(self, active: ActiveGroup, name: str, reason: str) -> None:
         """Queue a task again whose worker was lost; a member of a group continues alone from the group's checkpoint."""
         plan = dict(self._state.db.get(name).plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
         self._state.fail(active, name, reason, True, plan)
-        self._state.counters.tasks_requeued += 1
+        self._state.counters["tasks_requeued"] += 1
 
     def _out_of_memory(self, active: ActiveGroup, name: str, reason: str, measured: int | None) -> None:
         """Correct the estimate and queue the task once more, alone; the second time it has failed."""
@@ -216,7 +216,7 @@ class GroupEndings:
         plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": estimate}
         reason = f"{reason}; the estimate is now {show_bytes(estimate)}" if first else reason
         self._state.fail(active, name, reason, first, plan)
-        self._state.counters.memory_errors += 1
+        self._state.counters["memory_errors"] += 1
 
     def _charge(self, active: ActiveGroup) -> None:
         for user in active.users.values():
@@ -467,8 +467,8 @@ class Groups:
         self._state.begin(active)
         worker.group = group.id
         self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
-        self._state.counters.groups_started += 1
-        self._state.counters.tasks_started += len(claimed)
+        self._state.counters["groups_started"] += 1
+        self._state.counters["tasks_started"] += len(claimed)
         runs, members = self._state.options.runs, [everyone[name] for name in group.members]
         split = [
             {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
+from weft.serve.state import COUNTERS
 from weft.serve.submissions import OPERATOR, BadRequestError, HiddenPaths, Registry, read_submissions
 from weft.serve.supervisor import Supervisor
 
@@ -240,16 +241,6 @@ class GroupCommit:
 # ---- Figures of a server in Prometheus' text format.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-COUNTERS = {
-    "groups_started": "Groups started.",
-    "tasks_started": "Tasks started, retries included.",
-    "workers_lost": "Workers that ended by themselves.",
-    "memory_errors": "Tasks that ran out of memory.",
-    "tasks_requeued": "Tasks queued again after their worker was lost.",
-    "graphs_ready": "Groups whose graph was on the device when they started.",
-    "weights_ready": "Tasks whose initial weights were drawn before they started.",
-    "checkpoints_ready": "Groups whose checkpoint was read before they went on.",
-}
 
 
 def metrics_text(view: Mapping[str, Any], counts: Mapping[str, int], requests: Mapping[int, int]) -> str:

@@ -10,7 +10,7 @@ import sqlite3
 import statistics
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -193,18 +193,17 @@ class ActiveGroup:
         return replace(self.running, started=started, ends=started + self.group.seconds, leaving=self.leaving)
 
 
-@dataclass
-class Counters:
-    """What happened since the server started."""
-
-    groups_started: int = 0
-    tasks_started: int = 0
-    workers_lost: int = 0
-    memory_errors: int = 0
-    tasks_requeued: int = 0
-    graphs_ready: int = 0
-    weights_ready: int = 0
-    checkpoints_ready: int = 0
+# What is counted since the server started, as the metrics describe it.
+COUNTERS = {
+    "groups_started": "Groups started.",
+    "tasks_started": "Tasks started, retries included.",
+    "workers_lost": "Workers that ended by themselves.",
+    "memory_errors": "Tasks that ran out of memory.",
+    "tasks_requeued": "Tasks queued again after their worker was lost.",
+    "graphs_ready": "Groups whose graph was on the device when they started.",
+    "weights_ready": "Tasks whose initial weights were drawn before they started.",
+    "checkpoints_ready": "Groups whose checkpoint was read before they went on.",
+}
 
 
 @dataclass
@@ -213,7 +212,7 @@ class SupervisorState:
 
     options: ServeOptions
     db: QueueDB = field(init=False)  # opened by the thread that uses it
-    counters: Counters = field(default_factory=Counters)
+    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
     active: dict[str, ActiveGroup] = field(default_factory=dict)  # by group
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)

@@ -371,7 +371,7 @@ class Supervisor:
             ],
             "samples": list(self._samples),
             "why": dict(self.state.why),
-            "counters": vars(self.state.counters).copy(),
+            "counters": dict(self.state.counters),
         }
 
     def _complain(self, reason: str) -> None:
@@ -464,9 +464,9 @@ class Supervisor:
             active.progress_at = now
         elif event["event"] == "ready":
             counters = self.state.counters
-            counters.graphs_ready += bool(event.get("graph"))
-            counters.weights_ready += int(event.get("weights") or 0)
-            counters.checkpoints_ready += bool(event.get("checkpoint"))
+            counters["graphs_ready"] += bool(event.get("graph"))
+            counters["weights_ready"] += int(event.get("weights") or 0)
+            counters["checkpoints_ready"] += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         self.state.records += records_of(event, active.members, active.group.id)
@@ -486,7 +486,7 @@ class Supervisor:
         """A worker has ended: start another, and queue again what it had."""
         if self.pool.workers.get(worker.name) is not worker:
             return
-        self.state.counters.workers_lost += not worker.renewed
+        self.state.counters["workers_lost"] += not worker.renewed
         self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
             if worker.name == PLANNER:
