@@ -84,16 +84,12 @@ MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, wha
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
-def ignore(**_: Any) -> None:
-    """Do nothing."""
-
-
 def estimate_of(
     task: Task,
     device: str,
     store: GraphStore | None = None,
     bounds: bool = True,
-    loading: Callable[..., None] = ignore,
+    loading: Callable[..., None] = lambda **_: None,
 ) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
@@ -165,8 +161,7 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     """
     plan, machine = replace(plan, why=()), estimator.machine
     data = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
-    runnable: dict[str, Any] = finite(data)
-    return runnable
+    return finite(data)
 
 
 def _guess(reason: str) -> dict[str, Any]:
