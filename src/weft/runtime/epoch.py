@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,140 +17,22 @@ from torch import Tensor
 from weft.batches.source import Batch, Source
 from weft.core.cost import Cost
 from weft.core.plan import Plan
-from weft.runtime.device.cuda_graph import Recordings, Replay, streams_of
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.device.process import same_draws, step_seconds
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import restored
 
 NOT_CAPTURED = "{} eagerly: it could not be captured as a CUDA graph ({})"
-BUFFERS = 2  # of batches: one is trained on while the other is filled
 
 RunStack = Callable[[Stack, Callable[[], None]], None]
-
-
-@dataclass
-class BatchSlot:
-    """A batch of one shape in one of the buffers: its inputs, what is fetched for it, and its two CUDA graphs."""
-
-    buffer: int
-    batch: Batch
-    fetched: Any = None
-    fetch: Replay | None = None
-    train: Replay | None = None
-
-
-class OverlappedSteps:
-    """Sample and fetch the next batch on a stream of its own while the current one trains.
-
-    A batch is fetched into one of two buffers by a CUDA graph on the fetching stream, while the batch in the other is
-    trained on by another CUDA graph on the caller's stream:
-
-        fetching stream   | fetch 0 | fetch 1 |   fetch 2   |   fetch 3   | ...
-        caller's stream             | train 0 | train 1     | train 2     | ...
-
-    Events order them: training waits until its buffer is full, fetching until the batch before in its buffer is
-    trained on. Training and each buffer's fetching have memory pools of their own. The result is that of one step
-    after another: a batch depends on its seeds and clock alone, and training on batches in their order.
-
-    ``step(batch)`` trains on a built batch and writes ``changed``; ``counters`` are written by fetching.
-    """
-
-    def __init__(
-        self,
-        step: Callable[[Batch], None],
-        changed: list[Tensor],
-        counters: list[Tensor],
-        device: torch.device,
-        notes: list[str],
-    ) -> None:
-        self._step, self._changed, self._counters, self._device = step, changed, counters, device
-        self._stream = streams_of(device).fetching
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # graph and features may still be on their way
-        self._full = [torch.cuda.Event() for _ in range(BUFFERS)]
-        self._trained = [torch.cuda.Event() for _ in range(BUFFERS)]
-        self._slots: dict[tuple[Hashable, int], BatchSlot] = {}
-        # A graph may use the memory of another of its pool for what it needs in between: that of the other buffer must
-        # not be touched while it is trained on.
-        self._fetch_pools: list[Any] = [None] * BUFFERS
-        self._trainings = Recordings()
-        self._turn = 0
-        self._notes = notes
-
-    @property
-    def recorded(self) -> bool:
-        """Whether steps are replayed."""
-        return any(slot.train is not None and slot.train.recorded for slot in self._slots.values())
-
-    def fetch_ahead(self, batches: Iterable[Batch]) -> Iterator[BatchSlot]:
-        """``batches`` in their order, each in its buffer, and the next one on its way when one is handed out.
-
-        Batches are made on the fetching stream, so that their seeds do not wait for training.
-        """
-        waiting, following = iter(batches), None
-        try:
-            while True:
-                with torch.cuda.stream(self._stream):
-                    batch = next(waiting, None)
-                    started = None if batch is None else self._fetch(batch)
-                if following is not None:
-                    yield following
-                if started is None:
-                    return
-                following = started
-        except GeneratorExit:  # abandoned early: the batch on its way is not used
-            self._stream.synchronize()
-            raise
-
-    def _fetch(self, batch: Batch) -> BatchSlot:
-        """Fetch ``batch`` into the next buffer, once that is free."""
-        buffer, self._turn = self._turn % BUFFERS, self._turn + 1
-        self._stream.wait_event(self._trained[buffer])
-        slot = self._slots.get((batch.shape, buffer))
-        if slot is None:
-            slot = self._slots[batch.shape, buffer] = BatchSlot(buffer, batch.static_copy())
-
-            def fetch(slot: BatchSlot = slot) -> None:
-                slot.fetched = slot.batch.fetched(slot.buffer)
-
-            slot.fetch = Replay(fetch, self._counters, record=True, pool=self._fetch_pools[buffer])
-            self._fetch_pools[buffer] = slot.fetch.pool or self._fetch_pools[buffer]
-            if slot.fetch.reason is not None:
-                self._notes.append(NOT_CAPTURED.format("sampling and fetching run", slot.fetch.reason))
-        else:
-            slot.batch.copy_(batch)
-        assert slot.fetch is not None
-        slot.fetch()
-        self._full[buffer].record(self._stream)
-        return slot
-
-    def train(self, slot: BatchSlot) -> None:
-        """Train on a slot of :meth:`fetch_ahead`, on the current stream."""
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(self._full[slot.buffer])
-        if slot.train is None:
-            # Kernels of training go before those of fetching, which wait for PCIe most of the time.
-            # What is fetched eagerly is elsewhere every time, so it is also trained on eagerly.
-            step = partial(self._train_fetched, slot)
-            slot.train = Replay(step, self._changed, record=False, stream=streams_of(self._device).urgent)
-            if slot.fetch is not None and slot.fetch.recorded:
-                alike = [self._slots.get((slot.batch.shape, buffer)) for buffer in range(BUFFERS)]
-                warm = any(other is not None and other.train is not None and other.train.recorded for other in alike)
-                self._trainings.add(slot.train, warm=not warm)
-            self._notes += [NOT_CAPTURED.format("the step runs", reason) for reason in self._trainings.reasons]
-        slot.train()
-        self._trained[slot.buffer].record(stream)
-
-    def _train_fetched(self, slot: BatchSlot) -> None:
-        self._step(slot.batch.built(slot.fetched))
 
 
 class SteppedEpoch:
     """An epoch of several steps of ``stacks``, which share ``source``.
 
     On a GPU the step is captured once per batch shape, all CUDA graphs in one memory pool, and a batch is copied into
-    the graph's own before the replay. If the source says so, the next batch is made meanwhile
-    (:class:`OverlappedSteps`). ``run_stack(stack, step)`` makes a call on behalf of a stack; remarks for the user go
-    to ``notes``.
+    the graph's own before the replay. ``run_stack(stack, step)`` makes a call on behalf of a stack; remarks for the
+    user go to ``notes``.
     """
 
     def __init__(
@@ -162,44 +42,24 @@ class SteppedEpoch:
         self._record, self._run_stack, self._notes = record, run_stack, notes
         self._shared = Recordings()
         self._recordings: dict[Hashable, tuple[Batch, Replay]] = {}
-        self._overlapped: OverlappedSteps | None = None
 
     @property
     def recorded(self) -> bool:
         """Whether steps are replayed."""
-        if self._overlapped is not None and self._overlapped.recorded:
-            return True
         return any(replay.recorded for _, replay in self._recordings.values())
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch | BatchSlot]:
-        """What :meth:`train_on` takes: the batches of ``epoch`` from ``first`` on."""
-        batches = self.source.batches(epoch, first)
-        if not self._record or not self.source.overlaps:
-            return iter(batches)
-        if self._overlapped is None:
-            self._overlapped = OverlappedSteps(
-                self._train_stacks, self._changed(), self.source.counters(), self.stacks[0].device, self._notes
-            )
-        return self._overlapped.fetch_ahead(batches)
-
-    def _changed(self) -> list[Tensor]:
-        return [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
 
     def end(self, evaluated: bool) -> None:
         """Record the epoch, with an evaluation or without."""
         for stack in self.stacks:
             self._run_stack(stack, partial(stack.end_epoch, evaluated))
 
-    def train_on(self, batch: Batch | BatchSlot) -> None:
+    def train_on(self, batch: Batch) -> None:
         """One step of every stack."""
-        if isinstance(batch, BatchSlot):
-            assert self._overlapped is not None
-            self._overlapped.train(batch)
-            return
         if self._record and batch.shape is not None:
             if batch.shape not in self._recordings:
                 static = batch.static_copy()
-                changed = self._changed() + self.source.counters()
+                changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
+                changed += self.source.counters()
                 replay = Replay(lambda: self._train_stacks(static.prepared()), changed, record=False)
                 # Other threads must not call CUDA during a capture.
                 with getattr(self.source, "quiet", nullcontext)():
