@@ -487,12 +487,6 @@ class Members:
         """Layers of the model, if each can be run alone."""
         return layers_of(self.model)
 
-    @property
-    def in_first_layer(self) -> list[bool]:
-        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
-        prefix = first_layer_prefix(self.model)
-        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
-
     def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
         flat, buffers = self._initial
