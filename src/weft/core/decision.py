@@ -62,8 +62,7 @@ class Update:
     ``rows`` are those of the epochs from ``first`` (counted from 0) on, one number per column; ``end``: the epoch it is
     to end at; ``best_epoch`` counts from 0, -1: none. ``epochs`` and ``steps`` are those that its group has trained.
     ``seconds`` is what the group took for the epochs of this update, ``prepare_seconds`` what preparing its step took
-    before. ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
-    ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
+    before. ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
     """
 
     member: str
@@ -77,7 +76,6 @@ class Update:
     steps: int = 0
     seconds: float = 0.0
     prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
     present: bool = True
     status: str = RUNNING
 
@@ -85,7 +83,6 @@ class Update:
         """Plain data for JSON; NaN and infinity, which JSON does not know, become strings."""
         data = {one.name: getattr(self, one.name) for one in fields(self)}
         data["rows"] = [[_number_out(value) for value in row] for row in self.rows]
-        data["phases"] = dict(self.phases)
         return data | {"best_score": _number_out(self.best_score)}
 
     @classmethod
@@ -111,8 +108,8 @@ class Decision:
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
-    this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
+    ``rates``: factors for the learning rates of members from now on. ``finish``: this session is over; ``reason`` says
+    why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
     epoch: int
@@ -123,7 +120,6 @@ class Decision:
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -136,7 +132,7 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        lists = {"stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop), "notes": list(self.notes)}
+        lists = {"stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop)}
         return {**asdict(self), **lists, "rates": dict(self.rates)}
 
     @classmethod
@@ -144,8 +140,7 @@ class Decision:
         """The inverse of :meth:`to_dict`."""
         known = _known(cls, data)
         stop = tuple(Stop(**_known(Stop, one)) for one in data.get("stop", ()))
-        lists = {name: tuple(data.get(name, ())) for name in ("drop", "notes")}
-        return cls(**{**known, "stop": stop, **lists})
+        return cls(**{**known, "stop": stop, "drop": tuple(data.get("drop", ()))})
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -16,7 +16,6 @@ from weft.core.member import Member
 from weft.core.run_options import RunOptions
 from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
 from weft.planner.pruning import every, policy_for
 
@@ -67,7 +66,7 @@ class Driver:
     """Decides what a session of ``group`` does next.
 
     ``board`` has all members that have begun, of every group: a pruning policy compares them.
-    ``drift`` notes when the phases of divided batches drift. ``callbacks``: of members, by name;
+    ``callbacks``: of members, by name;
     ``make_model`` makes the model of a member that a callback reads. ``period`` fixes the number of epochs between two
     updates, which otherwise follows the speed of the group so that an update comes every ``POLL_SECONDS``; only the
     number of events depends on it.
@@ -78,12 +77,11 @@ class Driver:
         group: GroupOutline,
         options: RunOptions = DEFAULTS,
         board: dict[str, Member] | None = None,
-        drift: PhaseDrift | None = None,
         callbacks: ByMember | None = None,
         make_model: Callable[[str], Any] | None = None,
         period: int | None = None,
     ) -> None:
-        self._callbacks, self._drift = dict(callbacks or {}), drift
+        self._callbacks = dict(callbacks or {})
         self._group, self._checkpoint_every, self._policy = group, options.checkpoint_every, policy_for(options.prune)
         self._make_model, self._fixed_period = make_model, period
         self._board = {} if board is None else board
@@ -96,7 +94,7 @@ class Driver:
 
     def decide(self, updates: Sequence[Update], requests: Requests = NOTHING) -> Decision:
         """What to do after ``updates``, given the requests from outside."""
-        trained, notes = self._learn(updates)
+        trained = self._learn(updates)
         stops = [self._stop(m, "cancelled", m.epoch) for m in self._running() if requests.cancelled(m.name)]
         rates: dict[str, float] = {}
         if trained:
@@ -105,7 +103,7 @@ class Driver:
         drop = self._leaving()
         for name in drop:
             self._members[name].present = False
-        about: dict[str, Any] = {"stop": tuple(stops), "drop": drop, "rates": rates, "notes": notes}
+        about: dict[str, Any] = {"stop": tuple(stops), "drop": drop, "rates": rates}
         was_paused, self._paused = self._paused, False
         if not self._running():
             # The state of a lone member that diverged is no longer a number: not worth resuming.
@@ -124,7 +122,7 @@ class Driver:
         if self._paused:
             return Decision(self._epoch, **about, save=save, pause=True)
         # Epochs to the next update: never past one at which a policy is called or members may leave.
-        ends, policy = [self._period if self._drift is None else 1], self._policy
+        ends, policy = [self._period], self._policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
         for member in self._running():
@@ -135,8 +133,8 @@ class Driver:
         epochs_to_train = min(ends)
         return Decision(self._epoch, **about, save=save, advance=epochs_to_train)
 
-    def _learn(self, updates: Sequence[Update]) -> tuple[int, tuple[str, ...]]:
-        """Take over updates: epochs trained since the last ones, and notes on phases that drifted."""
+    def _learn(self, updates: Sequence[Update]) -> int:
+        """Take over updates; epochs trained since the last ones."""
         for update in updates:
             if update.member not in self._members:
                 raise SpecError(f"update of {update.member!r}: this driver knows {', '.join(self._members)}")
@@ -144,19 +142,19 @@ class Driver:
             member.take(update)
             member.status, member.present = update.status, update.present
         if not updates:
-            return 0, ()
+            return 0
         latest = updates[0]
         trained = latest.epochs - self._epoch if self._begun else 0
         self._begun, self._epoch = True, latest.epochs
         if not trained:
-            return 0, ()
+            return 0
         self._unsaved_seconds += latest.seconds + latest.prepare_seconds
         self._prepare_seconds = latest.prepare_seconds or self._prepare_seconds
         epoch_seconds = latest.seconds / trained
         self._pace = self._pace.after(len(self._present()), epoch_seconds)
         if self._fixed_period is None:
             self._period = max(1, min(int(POLL_SECONDS / max(epoch_seconds, 1e-9)), GROWTH * self._period))
-        return trained, () if self._drift is None else tuple(self._drift.observe(latest.phases))
+        return trained
 
     def _present(self) -> list[Member]:
         return [member for member in self._members.values() if member.present]

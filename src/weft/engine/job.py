@@ -41,7 +41,6 @@ from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, outline_of
 from weft.graph.graph import Graph
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.planner.report.plan_report import PlanReport
@@ -261,18 +260,16 @@ class GroupSources:
 
         return Dividing(self._machine, self._hardware, self._placement)
 
-    def divide(self, group: GroupRun) -> tuple[PhaseDrift | None, str]:
-        """Divide the batches of ``group`` if both sides can prepare them; what watches their phases, and a remark."""
+    def divide(self, group: GroupRun) -> str:
+        """Divide the batches of ``group`` if both sides can prepare them; a remark on how, empty if they cannot."""
         source = divided_source(group)
         if source is None:
-            return None, ""
+            return ""
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(self._hardware, "profile_key", getattr(self._hardware, "name", "gpu"))
         key = phases_key(group.tasks, group.plan.places, digest, trainer)
-        plan, drift, remark = self._dividing.divide(group, key)
-        if drift is not None:
-            group.plan = plan
-        return drift, remark
+        group.plan, remark = self._dividing.divide(group, source, key)
+        return remark
 
 
 class Job:
@@ -508,15 +505,6 @@ class Job:
         if self._folder is not None and self._folder.opened:
             self._folder.save_groups(self.groups)
 
-    def _divided(self, group: GroupRun) -> PhaseDrift | None:
-        """Divide the batches of ``group`` if both sides can prepare them."""
-        planned = group.plan
-        drift, remark = self._sources.divide(group)
-        if drift is not None:
-            self._replace(planned, group.plan)
-            self._events.note(remark)
-        return drift
-
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
         if self._folder is not None and self._begun == 1:
@@ -544,16 +532,17 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
-        drift = self._divided(group)
+        planned, remark = group.plan, self._sources.divide(group)
+        if remark:
+            self._replace(planned, group.plan)
+            self._events.note(remark)
         index = {task.label: position for position, task in enumerate(group.tasks)}
 
         def model_of(name: str) -> torch.nn.Module:
             member = index[name]
             return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
 
-        driver = Driver(
-            outline_of(group), self._options, self._board, drift, callbacks_of(group.tasks), make_model=model_of
-        )
+        driver = Driver(outline_of(group), self._options, self._board, callbacks_of(group.tasks), make_model=model_of)
         session = self._make_session(group, save, driver)
         self._results.follow(session.members)
         if checkpoint is not None:

@@ -24,7 +24,6 @@ from weft.engine.errors import clear_model_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
 
@@ -119,9 +118,7 @@ class Session:
         before = [member.epoch for member in self._running]
         seconds, prepare_seconds = self._train(self._next) if self._next else (0.0, 0.0)
         self._trained = (sum(member.epoch for member in self._running) - sum(before), seconds)
-        source = divided_source(self.group)
-        phases = {} if source is None else {key: time.mean for key, time in source.phases().items()}
-        about = {"seconds": seconds, "prepare_seconds": prepare_seconds, "phases": phases}
+        about = {"seconds": seconds, "prepare_seconds": prepare_seconds}
         return [self._update(member, first, **about) for member, first in zip(self._running, before, strict=True)]
 
     def standing(self) -> list[Update]:
@@ -207,8 +204,6 @@ class Session:
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
-        for note in decision.notes:
-            self._events.note(f"after epoch {self.group.epoch}: {note}")
         self._emit()
         if decision.pause != self.paused:
             self.paused = decision.pause

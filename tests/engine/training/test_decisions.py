@@ -68,22 +68,6 @@ def test_the_period_follows_the_speed_that_updates_tell():
     assert {decision.advance for decision in fixed[:-1]} == {7}
 
 
-def test_phases_that_drift_are_noted_after_the_epoch():
-    class Drift:
-        seen = 0
-
-        def observe(self, measured):
-            self.seen += 1
-            return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
-
-    group, drift = outline(3), Drift()
-    decided = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), None, drift))
-    assert drift.seen == 3
-    assert [note for decision in decided for note in decision.notes] == [
-        "batching_cpu takes 2 times as long as predicted"
-    ]
-
-
 def test_the_same_updates_give_the_same_decisions():
     group = outline(30, 50, 50)
     first, second = (Group(group, 0.003).drive(Driver(group)) for _ in range(2))
