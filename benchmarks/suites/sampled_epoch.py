@@ -112,8 +112,8 @@ def cases(graph: Graph, args: Namespace) -> list[Case]:
     if args.device == "cpu":
         return [
             Case("stages, one after another", None, sampling={"depth": 1}),
-            Case("stages, overlapped", None, sampling={"depth": 3, "workers": args.workers}),
-            Case("stages, overlapped", None, tasks=2, sampling={"depth": 3, "workers": args.workers}),
+            Case("stages, overlapped", None, sampling={"depth": 3}),
+            Case("stages, overlapped", None, tasks=2, sampling={"depth": 3}),
         ]
     cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
     host, degree = DataPlacement("host"), DataPlacement("cached", cache_bytes=cache)
@@ -424,7 +424,6 @@ def arguments() -> Namespace:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--budget", default="16GiB", help="of the plans that predictions are from")
     parser.add_argument("--machine", default="h200", help="whose rates predictions are from")
-    parser.add_argument("--workers", type=int, default=1, help="threads that sample on a CPU")
     parser.add_argument("--pyg-steps", type=int, default=40, help="of PyG, extrapolated to an epoch")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph, to try this out")
     parser.add_argument("--papers-scale", type=float, default=1.0)

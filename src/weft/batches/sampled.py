@@ -67,10 +67,10 @@ class DeviceSeeds:
         size = self._order.batch_size
         return ids[batch * size : (batch + 1) * size], clocks[batch]
 
-    def on_host(self, epoch: int, first: int = 0) -> list[SeedBatch]:
-        """The batches of an epoch from ``first`` on in host memory; the device sorts them, a host takes longer."""
+    def on_host(self, epoch: int) -> list[SeedBatch]:
+        """The batches of an epoch in host memory; the device sorts them, a host takes longer."""
         batches = self._of_epoch(epoch)[0].cpu().long().split(self._order.batch_size)
-        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches) if number >= first]
+        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches)]
 
     def _of_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -105,18 +105,15 @@ class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
     ``captured``: sample, gather and train as CUDA graphs where the GPU reaches everything.
-    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
-    on a CPU. ``device``: where batches are trained on (None: as requested). ``placement``: what a plan says of where
-    things lie, and ``policy`` a cache policy of the user's own.
+    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``placement``: what a plan says of
+    where things lie, and ``policy`` a cache policy of the user's own.
     """
 
     fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
-    workers: int = 1
     captured: bool = True
-    device: torch.device | None = None
     placement: DataPlacement | None = None
     policy: Any = None
 
@@ -158,7 +155,7 @@ class Sampled:
         self._x, self._graph, self._placement = x, graph, placement
         self._fanouts = resolved(sampling.fanout, graph)
         self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
-        self._device = exact_device(sampling.device or request.device or graph.device)
+        self._device = exact_device(request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
@@ -183,7 +180,7 @@ class Sampled:
             cached = choose_cache(placement, policy, graph, x)
         self._sampler = make_sampler(cached=cached.topology)
         self.store = FeatureStore(x, self._device, cached=cached.features)
-        stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
+        stages = training_stages(self._sampler, self.store, device=self._device)
         # A GPU that samples and gathers works ahead of the host by itself; threads of stages would only take the
         # interpreter from each other (H200, products shape: 61 ms per step with them, 16 without).
         overlaps = self._sampler.backend == "cpu" or self.store.tier == "host"
