@@ -70,7 +70,7 @@ def test_stacks_of_several_members_of_four_depths():
     mine, theirs = run_of(tasks, "woven", stacks), apart(tasks, stacks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)
-    assert [len(fused.entries) for fused in mine.merged.table.fused] == [3, 3, 2, 2]
+    assert [len(fused.entries) for fused in mine.merged.woven.fused] == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])

@@ -55,13 +55,11 @@ class Progress:
     """How many epochs a group has trained.
 
     ``seconds`` is what those since the last time took, ``prepare_seconds`` what preparing the step took before.
-    ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
     """
 
     epochs: int
     seconds: float = 0.0
     prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Decision(PlainData):
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
+    ``rates``: factors for the learning rates of members from now on. ``finish``:
     this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -91,7 +89,6 @@ class Decision(PlainData):
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,9 +1,10 @@
-"""Divide the batches of a group between the host and the trainer: profile, partition, and watch for drift."""
+"""Divide the batches of a group between the host and the trainer: profile and partition."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.batches.division.preparers import Hardware
 from weft.batches.division.profiler import LIMIT_SECONDS
@@ -18,7 +19,6 @@ from weft.core.plan import Plan
 from weft.core.run_options import Placement
 from weft.core.units import show_seconds
 from weft.engine.machine import load_calibration, update_calibration
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.ways import MOST_WORKERS, PINNED_SHARE, RESERVED_CORES, SPARE_SLOTS, strategy_of
 from weft.runtime.group import GroupRun
@@ -52,8 +52,8 @@ class Dividing:
             division = Division(1, 1, self.workers, self.workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
         return DividedSampling(source, division, self.hardware)
 
-    def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[PhaseDrift, str]:
-        """Choose a division for ``group``; returns what watches its phases, and a note for the journal."""
+    def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[dict[str, Any], str]:
+        """Choose a division for ``group``: the fields of its plan as they turned out, and a note for the journal."""
         plan = group.plan
         times = PhaseTimes.from_dict(plan.phases) if plan.phases else self._times(group, key)
         registry, batches = source.hardware.registry(), source.steps_per_epoch
@@ -75,7 +75,7 @@ class Dividing:
             seconds = show_seconds(chosen.simulation.seconds)
             words = f"{division.words()}: {seconds} predicted per epoch; per batch {', '.join(sides)} alone"
         source.divide(division)
-        return PhaseDrift(source.division, times, batches, registry), words
+        return {"division": source.division, "phases": times.to_dict()}, words
 
     def _times(self, group: GroupRun, key: str) -> PhaseTimes:
         """Phase times from the calibration of the machine, or from a profile, which is kept there."""

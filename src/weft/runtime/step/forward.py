@@ -289,7 +289,6 @@ def backward(losses: Tensor, slopes: Tensor, inputs: Sequence[Tensor] = ()) -> N
 
 
 Loss = Callable[[Any, Batch], Tensor]
-Watch = Callable[[int, Tensor], None]
 
 
 class Forward:
@@ -317,8 +316,6 @@ class Forward:
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
-        self._watch: Watch | None = None
-        self._leaves: list[Tensor] = []
         self.without_gradient: tuple[str, ...] | None = None  # names of parameters, if that is checked
         self.reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
@@ -337,7 +334,7 @@ class Forward:
             # a view: taking row 0 would have a backward of its own
             return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
-        weights = self._watched(self.layout.copies(flat.to(self._dtype)))
+        weights = self.layout.copies(flat.to(self._dtype))
         mapped = weights, self._state.clock, self._rates, self._state.buffers
         with _without_fallback_warnings():
             if batch.layer:  # from the second layer on every member has features of its own
@@ -349,7 +346,7 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        weights = self._watched(self.layout.views(flat.to(self._dtype)))
+        weights = self.layout.views(flat.to(self._dtype))
         if self.reached is not None and training and torch.is_grad_enabled():
             for index, weight in enumerate(weights):
                 weight.register_hook(lambda grad, at=index: None if grad is None else self.reached.add(at))
@@ -415,27 +412,6 @@ class Forward:
             self.model.eval()
         else:
             _set_mode(self.model, training)
-
-    @contextmanager
-    def watched(self, watch: Watch) -> Iterator[list[Tensor]]:
-        """Inside, a call makes leaves of the parameters, which it puts into the list that this yields.
-
-        ``watch(place, gradient)`` is called for each as soon as its gradient is complete. Views of one buffer would
-        have theirs at the end of the backward pass: autograd runs what was recorded first last, but leaves at once.
-        """
-        self._watch, self._leaves = watch, []
-        try:
-            yield self._leaves
-        finally:
-            self._watch = None
-
-    def _watched(self, weights: list[Tensor]) -> list[Tensor]:
-        if self._watch is None:
-            return weights
-        self._leaves += [weight.detach().requires_grad_() for weight in weights]
-        for index, leaf in enumerate(self._leaves):
-            leaf.register_hook(partial(self._watch, index))
-        return self._leaves
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
         """The model's logits; in a user's model, Weft's dropout replaces torch's.

@@ -371,14 +371,6 @@ class Members:
         """Layers of the model, if each can be run alone."""
         return layers_of(self.model)
 
-    @property
-    def in_first_layer(self) -> list[bool]:
-        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
-        prefix = first_layer_prefix(self.model)
-        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
-
-    # ---- models --------------------------------------------------------------------------------------
-
     def build(self, task: Task) -> nn.Module:
         """The model of ``task`` from its own seed, at its own width."""
         device, graph = self.inputs.device, self.graph

@@ -250,18 +250,11 @@ class Stack:
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
-        reduce = self.source.reduce
-        if reduce.ranks == 1:
-            return self.forward.gradients(flat, batch, self._loss, self._ones)
-        # Rows are spread over ranks: gradients are sent while the backward pass continues.
-        from weft.dist.reduce import EarlyGradients
-
-        early = EarlyGradients(self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, reduce)
-        with self.forward.watched(early.take) as leaves:
-            losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
-        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
-        grads = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
-        return early.finish(losses.detach(), grads)
+        losses, gradients = self.forward.gradients(flat, batch, self._loss, self._ones)
+        if self.source.reduce.ranks == 1:
+            return losses, gradients
+        summed = self.source.reduce.sum(torch.cat([losses[:, None], gradients], 1))  # over ranks, in one collective
+        return summed[:, 0], summed[:, 1:].contiguous()
 
     @property
     def infer(self) -> Callable[[Tensor, Batch], Any]:
