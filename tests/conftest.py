@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from weft.core.startup import leave_out_of_collections
-from weft.engine.background_probe import VARIABLE
 from weft.engine.home import HOME_VARIABLE
 
 # Folders of `make test-rest`: real servers and kills, kernels under an interpreter, benchmarks.
@@ -47,7 +46,6 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """For fixtures that train before a test begins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
-        patch.setenv(VARIABLE, "off")  # a fresh home has no probe, and every test would start one
         patch.setenv("WEFT_STRICT", "1")  # a fault of the planner is raised, not noted
         yield
 

@@ -160,7 +160,7 @@ def make_case(
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    place = replace(place, overlap=False, evaluation="whole")
+    place = replace(place, evaluation="whole")
     task, plan = task_of(graph, model, args), plan_of(model, place, device)
     fake = ThreadAccelerator("npu", QUICK[shape] | {"training_npu": QUICK_TRAINING[model]}) if args.quick else None
     sampling = Sampling(fanout(args), args.seeds, placement=place)
@@ -231,6 +231,14 @@ def batches_of_cell(case: Case, division: Division, seconds: float) -> int:
     return min(max(int(seconds / each), least), case.batches)
 
 
+def phase_times(log: list[tuple[str, Any, Any, Any]]) -> dict[str, PhaseTime]:
+    """Mean and variance of every phase that a :class:`DividedPipeline` has logged."""
+    seconds: dict[str, list[float]] = {}
+    for phase, clock, begin, end in list(log):
+        seconds.setdefault(phase, []).append(clock.seconds(begin, end))
+    return {phase: PhaseTime.of(taken) for phase, taken in seconds.items()}
+
+
 def measure(case: Case, division: Division, repeats: int, seconds: float) -> dict[str, Any]:
     """An epoch under ``division``, measured and simulated, of as many batches as take about ``seconds``.
 
@@ -241,9 +249,10 @@ def measure(case: Case, division: Division, repeats: int, seconds: float) -> dic
     case.source.divide(division)
     count = batches_of_cell(case, division, seconds)
     train_batches(case.group, count if division.elastic else min(WARM, count))
-    case.source.phases()
+    case.source.divided.log = log = []
     found = [train_batches(case.group, count) for _ in range(repeats)]
-    phases, took = case.source.phases(), sorted(found)[(len(found) - 1) // 2]
+    phases, took = phase_times(log), sorted(found)[(len(found) - 1) // 2]
+    case.source.divided.log = None
     case.source.close()
     memory, device = {}, case.group.device
     if device.type == "cuda":  # since the case was made: what tensors needed at once, and what torch reserved for them

@@ -38,6 +38,7 @@ from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.estimator import Estimator
+from weft.engine.learning import with_runs
 from weft.engine.merger import merger_for
 from weft.engine.probe import probe
 from weft.graph.graph import Graph
@@ -79,7 +80,7 @@ def calibrated(cells: Sequence[Cell]) -> list[float | None]:
     """Seconds of every cell with factors fitted to the other half of the cells."""
     run = timed(cells)
     seen = [Observation(cell["families"], cell["seconds"], cell["name"]) for cell in run]
-    halves = [Calibration().with_observations(seen[1 - half :: 2]) for half in (0, 1)]
+    halves = [with_runs(Calibration(), seen[1 - half :: 2]) for half in (0, 1)]
     found = {
         id(cell): sum(halves[place % 2].factor(name) * seconds for name, seconds in cell["families"].items())
         for place, cell in enumerate(run)

@@ -30,6 +30,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def write_graphs(folder: Path, names: Sequence[str], device: torch.device, args:
 
 def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """The figures of a run as plain data."""
-    metrics = outcome.metrics().to_dict()
+    metrics = asdict(outcome.metrics())
     kept = {
         key: metrics[key] for key in ("makespan", "mean_jct", "p95_jct", "mean_queuing", "p95_queuing", "peak_bytes")
     }
@@ -254,11 +255,11 @@ def run_weft(
                 wanted = [mode for mode in modes if mode in chosen]
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
-                    if warmed.get(name) != server.supervisor.counters.workers_lost:
+                    if warmed.get(name) != server.supervisor.state.counters["workers_lost"]:
                         seconds = min(args.warm_seconds, max(recorder.left, 0.0))
                         make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
                         recorder.prepare(f"warm {name}", make)
-                        warmed[name] = server.supervisor.counters.workers_lost
+                        warmed[name] = server.supervisor.state.counters["workers_lost"]
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 
 

@@ -7,9 +7,9 @@ run as they are launched and replayed from a CUDA graph; samples are compared wi
     python -m benchmarks.suites.sampling --works "one hop" --cell-seconds 0.2 --out sampling.json
 
 Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; the
-paper's sampler as published (``paper``), with a counting sort by degree class (``paper, classes``), and with one thread
-per row of low degree as well (``paper, threads N``, N the threshold; ``x 4``: four threads per row). ``picks alone``
-only reads the neighbours at picked places that are known before: what no sampler of this graph can be faster than.
+paper's sampler as published (``paper``), and with a counting sort by degree class and one thread per row of low degree
+(``paper, threads N``, N the threshold). ``picks alone`` only reads the neighbours at picked places that are known
+before: what no sampler of this graph can be faster than.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_cpu, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     ThreadsLaunch,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -45,13 +44,12 @@ from weft.ops.sampling.sample_triton import sample_triton
 SAMPLERS = {
     "default": (sample_triton, sample_torch),
     "paper": (sample_paper_triton, sample_reservoir_torch),
-    "paper, classes": (sample_classes_triton, sample_reservoir_torch),
     **{
-        f"paper, threads {degree}" + f" x {each}" * (each > 1): (
-            partial(sample_threads_triton, launch=ThreadsLaunch(degree, each)),
+        f"paper, threads {degree}": (
+            partial(sample_threads_triton, launch=ThreadsLaunch(degree)),
             sample_reservoir_torch,
         )
-        for degree, each in ((128, 1), (256, 1), (256, 2), (256, 4), (512, 4))
+        for degree in (128, 256)
     },
     "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
     "reservoir, DGL's layout": (partial(sample_reservoir_triton, edges=True, launch=AS_DGL), sample_reservoir_torch),

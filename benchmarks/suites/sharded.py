@@ -43,7 +43,6 @@ from weft.ops.sharded.sharded_spmm import (
     ShardedCSR,
     ShardedLaunch,
     address_table,
-    pipelined_seconds,
     sharded_spmm_triton,
 )
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
@@ -52,6 +51,19 @@ from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
 from weft.planner.partition import split_by_edges
 
 FLOAT = 4
+
+
+def pipelined_seconds(link: float, local: float, sums: Sequence[float], shares: Sequence[float]) -> float:
+    """Seconds until the last tile is summed.
+
+    ``link``: of all remote rows, of which a tile has its share; ``local`` and ``sums``: of summing the local edges, and
+    those of each tile, with reading and writing the sums so far.
+    """
+    arrived, done = 0.0, local
+    for share, summed in zip(shares, sums, strict=True):
+        arrived += link * share
+        done = max(done, arrived) + summed
+    return done
 
 
 class HalfOfAGraph:
@@ -426,7 +438,7 @@ def _other_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGrap
         if shape == args.shapes[0] and features == args.features[0]:
             work = partial(tune, recorder, half, features, args.cell_seconds)
             recorder.cell({"shape": shape, "features": features, "side": "tuner"}, work, free=False)
-        for side in (PIPELINED, APART, "fetch_interleaved", *(PER_EDGE if features <= args.per_edge else ())):
+        for side in (PIPELINED, APART, *(PER_EDGE if features <= args.per_edge else ())):
             work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
             recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
         whole = ShardedLaunch(0, args.dist, args.warps)
@@ -489,14 +501,14 @@ def _print_others(cells: list[dict[str, Any]], args: Namespace) -> None:
             )
 
 
-RATIOS = ("fetch, then spmm", "no interleaving", "pipelined", "one kernel", "per edge", "per edge apart")
+RATIOS = ("fetch, then spmm", "no interleaving", "pipelined", "per edge", "per edge apart")
 
 
 def _ratios(times: dict[str, float | None]) -> tuple[float | None, ...]:
     """The streamed milliseconds, and how many times as long the others take; of the two fetches the faster one."""
     first = times.get(STREAMED)
     fetched = min((times[side] for side in FETCHED if times.get(side)), default=None)
-    others = [fetched, *(times.get(side) for side in (STREAMED_APART, PIPELINED, "fetch_interleaved", *PER_EDGE))]
+    others = [fetched, *(times.get(side) for side in (STREAMED_APART, PIPELINED, *PER_EDGE))]
     return first, *(None if first is None or other is None else other / first for other in others)
 
 

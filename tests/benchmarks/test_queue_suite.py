@@ -87,8 +87,8 @@ def test_warming_up_does_not_wait_for_workers_that_are_lost_or_hang(tmp_path, mo
         begin = time.monotonic()
         server.warm_up([task, task], 2.0)
         assert time.monotonic() - begin < 15
-        lost = server.supervisor.counters
-        server._until(lambda: lost.workers_lost == 2 and len(server._ready()) == 3, 60.0, "for other workers")
+        lost = server.supervisor.state.counters
+        server._until(lambda: lost["workers_lost"] == 2 and len(server._ready()) == 3, 60.0, "for other workers")
         assert server.warm_up([task], 60.0) == 2
         assert server.run("backfill", {"a": task}).outcome.tasks
 

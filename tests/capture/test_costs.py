@@ -142,7 +142,7 @@ def test_operators_in_one_launch_cost_the_sum():
 
 
 def test_what_nobody_knows_is_charged_for_its_tensors():
-    call = ObservedCall("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
+    call = ObservedCall("other.op", (), {}, (), (), (), (), one(lambda: empty(3)).inside)
     call.args = one(lambda: empty(10) + 1).args
     assert work_of(call).stream == 40
 

@@ -64,6 +64,8 @@ def test_the_machine_at_hand_and_a_file(weft, here):
     code, out, _ = weft("plan", "spec.toml", "--set", "graph=demo")
     assert code == 0
     assert "on cpu" in out
+    assert "(profile)" in out  # it was not measured
+    assert "come from a named profile, not from that machine: `weft probe` measures one" in " ".join(out.split())
     (here / "lab.json").write_text(profile("v100-32g").to_json())
     code, out, _ = weft("plan", "spec.toml", "--machine", "lab.json")
     assert code == 0
@@ -158,6 +160,13 @@ def test_a_probe_is_told_kept_and_written(weft, here, quick):
     code, out, _ = weft("plan", "spec.toml", "--machine", "sub/lab.json", "--set", "graph=demo")
     assert code == 0
     assert "machine   lab cpu (measured)" in out
+
+
+def test_a_run_at_a_terminal_measures_nothing(weft, here, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", None)  # nor does it start a process that would
+    code, _, _ = weft("run", "spec.toml", "--set", "graph=demo", "--set", "train.epochs=1", "--progress", "live")
+    assert code == 0
+    assert not list((here / "home").rglob("probe*"))
 
 
 def test_a_probe_as_json(weft, quick):

@@ -15,7 +15,6 @@ from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_trit
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -73,10 +72,8 @@ LAUNCHES = [
     (sample_reservoir_triton, {"edges": True, "launch": AS_DGL}),
     (sample_paper_triton, {}),
     (sample_paper_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
-    (sample_classes_triton, {}),
-    (sample_classes_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
     (sample_threads_triton, {}),
-    *((sample_threads_triton, {"launch": ThreadsLaunch(16, each, high_programs=40)}) for each in (1, 2, 4)),
+    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
 ]
 
 

@@ -158,7 +158,7 @@ def test_a_woven_group_trains_as_its_stacks_do_apart(replay):
     theirs.advance(EPOCHS)
     assert mine.merged is not None, mine.notes
     assert mine.recorded == replay, mine.notes
-    assert len(mine.merged.table.fused) >= 5
+    assert len(mine.merged.woven.fused) >= 5
     for one, other in zip(mine.stacks, theirs.stacks, strict=True):
         for name, tensor in one.state.tensors().items():
             torch.testing.assert_close(

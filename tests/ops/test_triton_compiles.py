@@ -224,8 +224,8 @@ def test_epilogue(launches, dtype):
         bias_act_dropout_backward_bias_triton,
         bias_act_dropout_backward_triton,
         bias_act_dropout_triton,
+        column_sum_triton,
     )
-    from weft.ops.dense.column_sum import column_sum_triton
 
     x, bias, random = numbers(3, 50, 16, dtype=dtype), numbers(3, 16, dtype=dtype), (*dropout_of(3), 3)
     for act in ("relu", "elu"):

@@ -129,7 +129,7 @@ def test_stacks_are_taken_apart_by_what_the_clock_says(as_on_a_gpu, clock, looks
     run = GroupRun(tasks_of(graph), graph, plan, CPU, measure=True)
     assert clock.looks == looks
     assert len(run.stacks) == (4 if apart else 1)
-    assert run.plan.join == ("in turn" if apart else "stacked")
+    assert run.plan is plan
     assert all(stack.members.alone is None for stack in run.stacks)  # nothing of the trial is kept
 
 
@@ -150,9 +150,9 @@ def test_a_run_that_is_taken_apart_has_the_same_numbers_says_why_and_is_resumed_
     assert f"4 tasks train side by side, not as one stack: {why}" in notes
     (plan,) = apart.plan
     assert (plan.join, plan.stack_members) == ("in turn", ((0,), (1,), (2,), (3,)))
-    assert f"side by side: {why}" in plan.why
+    assert f"as it ran: 4 tasks train side by side, not as one stack: {why}" in plan.why
     (saved,) = json.loads((tmp_path / "run" / "sweep.json").read_text())["groups"]
-    assert (saved["plan"]["join"], saved["plan"]["stacks"]) == ("in turn", [[0], [1], [2], [3]])
+    assert (saved["plan"]["join"], saved["plan"]["stacks"]) == ("stacked", [])  # as it was decided
     as_on_a_gpu(Given(1.0, 1.0))  # what is resumed is not timed again
     longer = weft.run(tasks_of(graph, epochs=9), device="cpu", progress=False, out=tmp_path / "run", extend=True)
     assert longer.plan[0].join == "in turn"

@@ -12,7 +12,7 @@ from weft.planner.machine_profiles import profile
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import GroupStart, MachineState, QueueDecision
-from weft.sched.queues import PAPER_QUEUES, Mixture, paper_queue, random_queue
+from weft.sched.queues import PAPER_QUEUES, paper_queue, random_queue
 from weft.sched.simulator import MOST_RESTLESS, Conditions, percentile, simulate
 
 NO_CONTENTION = Conditions(Interference(contention=0.0))
@@ -216,7 +216,7 @@ def test_the_default_policy_on_the_queues_of_the_paper(name):
 
 
 def test_ten_thousand_tasks_of_all_kinds():
-    tasks = random_queue(10_000, seed=1, machine=V100, mixture=Mixture(gap_seconds=4.0))
+    tasks = random_queue(10_000, seed=1, machine=V100, gap_seconds=4.0)
     run = simulate(find_policy("backfill"), tasks, [device(workers=4)])
     assert len(run.tasks) + len(run.refused) == 10_000
     assert run.peak_bytes <= 26 * GIB

@@ -118,7 +118,7 @@ def test_a_second_try_after_memory_ran_out_is_not_lost_on_a_full_disk(tmp_path):
     end_twice(bench, endings, {"error": "ran out of memory", "kind": "memory", "leftover": 0})
     task = bench.db.get(name)
     assert (task.state, task.plan["memory_errors"]) == ("queued", 1)
-    assert bench.state.counters.memory_errors == 1
+    assert bench.state.counters["memory_errors"] == 1
 
 
 def test_a_second_try_after_a_device_broke_is_not_lost_on_a_full_disk(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from weft.engine.machine import find_machine, load_calibration
 from weft.sched.queue_state import QueuedTask
 from weft.serve import estimates
 from weft.serve.estimates import estimate_of, quick_estimate, turn_seconds
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask
 from weft.serve.state import queued_task
 
 

@@ -40,7 +40,7 @@ def longest_chain(woven: Woven) -> int:
     for node in woven.graph.calls:
         before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
         stream = node.meta["stream"]
-        fused = not 0 < stream <= len(woven.table.members)
+        fused = not 0 < stream <= len(woven.graph.returns.args[0])
         length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
         if fused:
             last[stream] = length[node]

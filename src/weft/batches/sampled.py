@@ -5,7 +5,7 @@ Shapes: N nodes, S seeds of a batch, M nodes of a batch, T members, H features o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,37 +40,14 @@ EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 # ---- Batches that are made on the GPU.
 #
 # One CUDA graph samples, gathers, builds and trains: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
-# Or two graphs: one fetches into buffers and one trains on them, so that the next batch is fetched meanwhile
-# (:mod:`weft.runtime.epoch`).
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """What a batch is built from: padded hops, seeds outwards, features ``x [M, F]`` and the seeds' labels."""
-
-    hops: tuple[DeviceHop, ...]
-    x: Tensor
-    y: Tensor
 
 
 @dataclass(frozen=True)
 class DeviceBatch(Batch):
-    """A batch that is made on the GPU; ``fetch(batch, buffer)`` and ``build(batch, fetched)`` are its source's."""
+    """A batch that is sampled and gathered on the GPU as a part of the step."""
 
     seeds: Tensor | None = None
     clock: Tensor | None = None
-    fetch: Callable[[DeviceBatch, int], Fetched] | None = None
-    build: Callable[[DeviceBatch, Fetched], Batch] | None = None
-
-    def fetched(self, buffer: int) -> Fetched:
-        """Sample and gather into buffers number ``buffer``."""
-        assert self.fetch is not None
-        return self.fetch(self, buffer)
-
-    def built(self, fetched: Fetched) -> Batch:
-        """The padded batch."""
-        assert self.build is not None
-        return self.build(self, fetched)
 
 
 class DeviceSeeds:
@@ -90,10 +67,10 @@ class DeviceSeeds:
         size = self._order.batch_size
         return ids[batch * size : (batch + 1) * size], clocks[batch]
 
-    def on_host(self, epoch: int, first: int = 0) -> list[SeedBatch]:
-        """The batches of an epoch from ``first`` on in host memory; the device sorts them, a host takes longer."""
+    def on_host(self, epoch: int) -> list[SeedBatch]:
+        """The batches of an epoch in host memory; the device sorts them, a host takes longer."""
         batches = self._of_epoch(epoch)[0].cpu().long().split(self._order.batch_size)
-        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches) if number >= first]
+        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches)]
 
     def _of_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -116,12 +93,9 @@ class FeatureBuffer:
         self.rows = torch.zeros(rows, x.shape[1], dtype=x.dtype, device=device)
         self.filled = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor, concurrent: bool = False) -> Tensor:
-        """The features ``[M, F]`` of the first ``count [1]`` of ``nodes [M]``, zeros behind them; nothing is read back.
-
-        ``concurrent``: other work runs on the device at the same time.
-        """
-        features = store.read_padded(nodes, count, self.rows[: nodes.numel()], concurrent=concurrent)
+    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor) -> Tensor:
+        """The features ``[M, F]`` of the first ``count [1]`` of ``nodes [M]``, zeros behind them, nothing read back."""
+        features = store.read_padded(nodes, count, self.rows[: nodes.numel()])
         clear_rows_triton(features, count, self.filled)
         return features
 
@@ -131,18 +105,15 @@ class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
     ``captured``: sample, gather and train as CUDA graphs where the GPU reaches everything.
-    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
-    on a CPU. ``device``: where batches are trained on (None: as requested). ``placement``: what a plan says of where
-    things lie, and ``policy`` a cache policy of the user's own.
+    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``placement``: what a plan says of
+    where things lie, and ``policy`` a cache policy of the user's own.
     """
 
     fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
-    workers: int = 1
     captured: bool = True
-    device: torch.device | None = None
     placement: DataPlacement | None = None
     policy: Any = None
 
@@ -184,7 +155,7 @@ class Sampled:
         self._x, self._graph, self._placement = x, graph, placement
         self._fanouts = resolved(sampling.fanout, graph)
         self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
-        self._device = exact_device(sampling.device or request.device or graph.device)
+        self._device = exact_device(request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
@@ -209,7 +180,7 @@ class Sampled:
             cached = choose_cache(placement, policy, graph, x)
         self._sampler = make_sampler(cached=cached.topology)
         self.store = FeatureStore(x, self._device, cached=cached.features)
-        stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
+        stages = training_stages(self._sampler, self.store, device=self._device)
         # A GPU that samples and gathers works ahead of the host by itself; threads of stages would only take the
         # interpreter from each other (H200, products shape: 61 ms per step with them, 16 without).
         overlaps = self._sampler.backend == "cpu" or self.store.tier == "host"
@@ -219,8 +190,7 @@ class Sampled:
         capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
         loops = capturable and adj.derived("has loops", lambda: _has_loops(adj, self._device))
         self._captured = sampling.captured and capturable and not loops
-        self.overlaps = self._captured and placement is not None and placement.overlap
-        self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
+        self._buffer: FeatureBuffer | None = None  # features of captured batches, at fixed addresses
         # Evaluated layer by layer if the plan says so; else if the graph is not on the device as a whole.
         layered = placement is not None and placement.evaluation == "layers"
         here = graph.device == self._device and x.device == self._device
@@ -280,26 +250,22 @@ class Sampled:
             varies=("seeds", "clock", "share"),
             seeds=ids,
             clock=clock,
-            fetch=self._fetch,
-            build=self._build,
+            make=self._make_on_device,
         )
 
-    def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
+    def _make_on_device(self, batch: DeviceBatch) -> Batch:
         """Sample and gather; nothing of it is read back by the host."""
         assert batch.seeds is not None
         assert batch.clock is not None
-        if buffer not in self._buffers:  # for the features of the largest batch; CUDA graphs keep the address
+        if self._buffer is None:  # for the features of the largest batch; CUDA graphs keep the address
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:
                 rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
-            self._buffers[buffer] = FeatureBuffer(rows, self._x, self._device)
+            self._buffer = FeatureBuffer(rows, self._x, self._device)
         hops = self._sampler.sample_padded(batch.seeds, batch.clock)
-        x = self._buffers[buffer].read(self.store, hops[-1].nodes, hops[-1].num_nodes, concurrent=self.overlaps)
-        return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
-
-    def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
-        blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
-        return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
+        x = self._buffer.read(self.store, hops[-1].nodes, hops[-1].num_nodes)
+        y = self._graph.y.index_select(0, batch.seeds.long())
+        return Batch(x, tuple(self._padded(hop) for hop in reversed(hops)), y, batch.rows, batch.share)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
         def full() -> tuple[Tensor, Tensor]:

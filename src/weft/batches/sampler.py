@@ -459,12 +459,12 @@ class SeedBatch:
 class SeedOrder:
     """Batches of ``batch_size`` seeds in an order that depends on (seed, epoch) alone; the last one may be smaller."""
 
-    def __init__(self, seeds: Tensor, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(self, seeds: Tensor, batch_size: int, seed: int = 0) -> None:
         if batch_size < 1:
             raise InputError(f"batch={batch_size} must be at least 1 seed per batch")
         if seeds.numel() == 0:
             raise InputError("there are no training seeds; give the graph a train split")
-        self.seeds, self.batch_size, self.seed, self.shuffle = seeds, batch_size, seed, shuffle
+        self.seeds, self.batch_size, self.seed = seeds, batch_size, seed
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -472,10 +472,7 @@ class SeedOrder:
 
     def permutation(self, epoch: int) -> Tensor:
         """The order ``[S]`` int64 of the seeds in an epoch: sorted by random 64-bit keys."""
-        count = self.seeds.numel()
-        positions = torch.arange(count, device=self.seeds.device)
-        if not self.shuffle:
-            return positions
+        positions = torch.arange(self.seeds.numel(), device=self.seeds.device)
         key = torch.tensor([signed64(self.seed), signed64(epoch)], device=self.seeds.device)
         key = splitmix(splitmix(splitmix(key[0]) + key[1]) + ORDER_STREAM)
         # A sort by full 64-bit keys: equal ones are too rare to matter and keep their order.

@@ -67,12 +67,12 @@ class ObservedCall:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     made: tuple[int, ...]
-    in_backward: bool
     inside: Inside
-    frees: list[int] = field(default_factory=list)
-    grad_enabled: bool = True
     phase: str | None = None
     stream: int = 0
+    in_backward: bool = field(default_factory=lambda: in_backward())
+    grad_enabled: bool = field(default_factory=torch.is_grad_enabled)
+    frees: list[int] = field(default_factory=list)
 
     def argument(self, name: str) -> Any:
         """The argument of that name in the operator's schema; None if it is None or the operator has none."""
@@ -227,45 +227,20 @@ class Observer(TorchDispatchMode):
         written = [self._know(t)[0] for t in tensors_in(list(changed)) if self._counts(t)]
         if not any(self.storages[number].bytes for number in (*made, *written)):
             return out  # a view, or nothing at all: nothing happens on the device
-        inside = self._inside(func, args, kwargs)
-        self.calls.append(
-            ObservedCall(
-                name=func._schema.name.replace("::", "."),  # "aten.mm", "weft.spmm"
-                args=seen_args,
-                kwargs=seen_kwargs,
-                outs=self._seen(out if isinstance(out, (list, tuple)) else (out,)),
-                reads=reads,
-                writes=_unique([*made, *written]),
-                made=made,
-                in_backward=in_backward(),
-                inside=inside,
-                grad_enabled=torch.is_grad_enabled(),
-                phase=self.phase,
-                stream=self.stream,
-            )
-        )
+        name = func._schema.name.replace("::", ".")  # "aten.mm", "weft.spmm"
+        outs = self._seen(out if isinstance(out, (list, tuple)) else (out,))
+        inside, writes = self._inside(func, args, kwargs), _unique([*made, *written])
+        call = ObservedCall(name, seen_args, seen_kwargs, outs, reads, writes, made, inside, self.phase, self.stream)
+        self.calls.append(call)
         return out
 
     def _launch(self, kernel: str, tensors: list[Tensor]) -> None:
         """Record a kernel that is launched outside of any operator."""
         self.settle()
         counted = [t for t in tensors if self._counts(t)]
-        self.calls.append(
-            ObservedCall(
-                name="triton." + kernel.strip("_"),
-                args=tuple(self._seen(t) for t in counted),
-                kwargs={},
-                outs=(),
-                reads=_unique(self._know(t)[0] for t in counted),
-                writes=(),
-                made=(),
-                in_backward=in_backward(),
-                inside=Inside(launches=1),
-                grad_enabled=torch.is_grad_enabled(),
-                phase=self.phase,
-                stream=self.stream,
-            )
-        )
+        args, reads = tuple(self._seen(t) for t in counted), _unique(self._know(t)[0] for t in counted)
+        name, inside = "triton." + kernel.strip("_"), Inside(launches=1)
+        self.calls.append(ObservedCall(name, args, {}, (), reads, (), (), inside, self.phase, self.stream))
 
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:
         if not self._look_inside or func.namespace != "weft":
@@ -364,8 +339,7 @@ def _accumulates(func: Any, args: Any) -> bool:
     if not isinstance(right, Tensor) or left.shape != right.shape or not left.is_contiguous():
         return False
     storage = torch._C._storage_Use_Count(left.untyped_storage()._cdata)
-    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch has it
-    return held <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
+    return left._use_count() <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
 
 
 def _from_engine() -> bool:

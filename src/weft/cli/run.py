@@ -101,14 +101,14 @@ def run(
         return
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
-        from weft.engine.background_probe import is_wanted, start_probe
-        from weft.engine.run import is_first_rank
         from weft.engine.run import run as train
         from weft.engine.sweep_result import SweepResult
 
-    shown = shown if options.ranks == 1 or is_first_rank() else "none"
+    if options.ranks > 1:
+        from weft.dist.launch import is_first_rank
+
+        shown = shown if is_first_rank() else "none"
     live = shown in ("live", "plain")
-    probes = shown == "live" and is_wanted()  # for a person at a terminal; scripts are left no process behind
     if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
     try:
@@ -134,8 +134,6 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
-    if probes and (probing := start_probe(options.device)):
-        print(probing, file=sys.stderr)
 
 
 def _read(spec: Path, changes: list[str], options: RunOptions) -> Task | Sweep | PlanReport:

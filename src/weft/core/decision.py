@@ -1,13 +1,11 @@
-"""Updates and decisions: what a session reports, and what its driver answers. Plain data, JSON in and out.
+"""Progress and decisions: how far a session is, and what its driver answers. Plain data.
 
-A session lives where the tensors are; its driver may be elsewhere (on rank 0, in another process) and knows what it is
-told. Everything is counted in epochs and steps. Measured seconds are numbers in an update, so that one driver decides
-for all who follow it.
+Everything is counted in epochs. Measured seconds are numbers in the progress, and a decision is sent to all ranks, so
+that one driver decides for all who follow it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,23 +34,11 @@ class MemberOutline(PlainData):
 
 
 @dataclass(frozen=True)
-class GroupOutline(PlainData):
-    """What a driver needs to know about a group before the first update."""
-
-    members: tuple[MemberOutline, ...]
-    device: str = "cpu"
-    compiled: bool = False
-
-
-@dataclass(frozen=True)
-class Update(PlainData):
+class Update:
     """What became of one member since the last update.
 
     ``rows`` are those of the epochs from ``first`` (counted from 0) on, one number per column; ``end``: the epoch it is
-    to end at; ``best_epoch`` counts from 0, -1: none. ``epochs`` and ``steps`` are those that its group has trained.
-    ``seconds`` is what the group took for the epochs of this update, ``prepare_seconds`` what preparing its step took
-    before. ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
-    ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
+    to end at; ``best_epoch`` counts from 0, -1: none.
     """
 
     member: str
@@ -62,13 +48,18 @@ class Update(PlainData):
     best_epoch: int = -1
     best_score: float = -math.inf
     diverged: bool = False
-    epochs: int = 0
-    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many epochs a group has trained.
+
+    ``seconds`` is what those since the last time took, ``prepare_seconds`` what preparing the step took before.
+    """
+
+    epochs: int
     seconds: float = 0.0
     prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
-    present: bool = True
-    status: str = RUNNING
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class Decision(PlainData):
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
+    ``rates``: factors for the learning rates of members from now on. ``finish``:
     this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -98,7 +89,6 @@ class Decision(PlainData):
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,15 +98,6 @@ class Decision(PlainData):
             raise SpecError(f"decision: reason={self.reason!r} must be one of {', '.join(map(repr, REASONS))}")
         if self.advance and (self.pause or self.finish):
             raise SpecError(f"decision: advance={self.advance} must be 0 for a session that pauses or finishes")
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> Decision:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
 
 
 @dataclass(frozen=True)

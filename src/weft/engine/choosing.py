@@ -163,7 +163,8 @@ class _Listing:
 
     def _estimate(self, task: Task, plan: Plan | None, placement: DataPlacement | None) -> Estimate:
         if plan is not None and len(plan.members) > 1:
-            return self.estimator.together(list(self.tasks), plan, placement)
+            placed = plan if placement is None else replace(plan, placement=placement)
+            return self.estimator.together(list(self.tasks), placed)
         return self.estimator.alone(task, placement)
 
     def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[DataPlacement]) -> list[Way]:
@@ -173,7 +174,7 @@ class _Listing:
         """
         ways: list[Way] = []
         for placement in placements:
-            tier = replace(placement, features="host", topology="host", cache_bytes=0, overlap=False)
+            tier = replace(placement, features="host", topology="host", cache_bytes=0)
             key = (task.mode, task.precision, tier)
             similar = self._dry_runs.get(key)
             if similar is not None and placement is not placements[-1]:
@@ -268,7 +269,7 @@ def _with_division(
         why.append(f"batches: {best.division.words()} ({best.figures()}), until phases are measured")
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
     moved = replace(plan, placement=best.placement, division=best.division, phases=phases, why=tuple(why))
-    estimate = estimator.together(members, moved, replace(best.placement, cache_bytes=0))
+    estimate = estimator.together(members, replace(moved, placement=replace(best.placement, cache_bytes=0)))
     # A profile leaves no batch to a side that only slows the other down.
     there = [way for way in fitting if way.division is None and way.placement == best.placement]
     whole, training = min(way.seconds for way in (best, *there)), best.training
@@ -317,8 +318,8 @@ def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: 
 # ---- Where the features and edges of sampled tasks lie: the first placement that fits into the budget.
 
 
-def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> None:
-    """Set in ``estimator`` where the things of sampled ``tasks`` lie; the least that was tried if nothing fits."""
+def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> Estimator:
+    """``estimator`` with where the things of sampled ``tasks`` lie; the least that was tried if nothing fits."""
     for name, value in options.placement.given.items():
         if not any(task.sampled for task in tasks):
             raise SpecError(
@@ -329,19 +330,24 @@ def with_placements(tasks: Sequence[Task], estimator: Estimator, room: int, opti
     for task in tasks:
         if task.sampled:
             sharing.setdefault(group_key(task, estimator.stats(task).multilabel), []).append(task)
-    for similar in sharing.values():
-        if place_one(similar[0], estimator, room, options):
-            evaluate_by_layers(similar[0], len(similar), estimator, room - (options.placement.cache or 0))
+    placements = {}
+    for key, similar in sharing.items():
+        placement, fits = place_one(similar[0], estimator, room, options)
+        if fits and len(similar) > 1:
+            free = room - (options.placement.cache or 0)
+            placement = evaluate_by_layers(similar[0], len(similar), placement, estimator, free)
+        placements[key] = placement
+    return estimator.with_placements(placements) if placements else estimator
 
 
-def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) -> None:
+def evaluate_by_layers(task: Task, count: int, best: DataPlacement, estimator: Estimator, room: int) -> DataPlacement:
     """Evaluate ``count`` tasks like ``task`` layer by layer if more of them then share every batch, and that is faster.
 
-    An evaluation on the whole graph may take many times what training does, for every task of a stack.
+    An evaluation on the whole graph may take many times what training does, for every task of a stack. ``best``: the
+    placement so far.
     """
-    best = estimator.placement(task)
-    if count < 2 or best.evaluation != "whole" or task.traits is None or estimator.machine.device != "cuda":
-        return
+    if best.evaluation != "whole" or task.traits is None or estimator.machine.device != "cuda":
+        return best
     sizes = sorted({count, *(1 << power for power in range(count.bit_length()))}, reverse=True)
 
     def stacked(placement: DataPlacement) -> tuple[int, float]:
@@ -358,42 +364,42 @@ def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) 
         other_size, other_seconds = stacked(layered)
         if other_seconds < seconds:
             best, size, seconds = layered, other_size, other_seconds
-    estimator.place(task, best)
+    return best
 
 
-def place_one(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
-    """Place the things of ``task`` and of those that share its batches; returns whether it then fits."""
-    cache, needed = options.placement.cache or 0, 0
+def place_one(task: Task, estimator: Estimator, room: int, options: RunOptions) -> tuple[DataPlacement, bool]:
+    """Where the things of ``task`` and of those that share its batches lie, and whether it then fits."""
+    cache, needed, placement = options.placement.cache or 0, 0, estimator.placement(task)
     if cache > room:
         raise SpecError(f"cache={show_bytes(cache)} is larger than the budget of {show_bytes(room)}")
     for placement in candidates(task, estimator.stats(task), estimator.machine, options.placement):
-        estimator.place(task, placement)
-        needed = estimator.alone(task).cost.total_bytes
+        needed = estimator.alone(task, placement).cost.total_bytes
         if needed + cache <= room:
-            return True
+            return placement, True
     if cache and needed <= room:
         raise SpecError(
             f"cache={show_bytes(cache)} leaves {show_bytes(room - cache)} of the budget of {show_bytes(room)}, but "
             f"task {task.label!r} needs {show_bytes(needed)} more"
         )
-    return False
+    return placement, False
 
 
 # ---- Sampled training for tasks that leave the mode open and do not fit as a whole.
 
 
-def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE) -> list[Task]:
+def with_modes(
+    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
+) -> tuple[list[Task], Estimator]:
     """``tasks``, with ``mode="sampled"`` if ``mode="auto"`` needs more than ``room`` on the whole graph.
 
     A task that would not fit sampled either is left as it is, and refused with what it needs as a whole. The estimator
-    then has the placements; ``options`` select those of sampled tasks, and are refused if there is none.
+    that is returned has the placements of sampled tasks; ``options`` select them, and are refused if there is none.
     """
     moded = [
         in_mode(task, "sampled") if may_sample(task) and needs_sampling(task, estimator, room, options) else task
         for task in tasks
     ]
-    with_placements(moded, estimator, room, options)
-    return moded
+    return moded, with_placements(moded, estimator, room, options)
 
 
 def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOptions = NONE) -> bool:
@@ -404,7 +410,7 @@ def needs_sampling(task: Task, estimator: Estimator, room: int, options: RunOpti
     try:
         if estimator.alone(task).cost.total_bytes <= room:
             return False
-        return place_one(in_mode(task, "sampled"), estimator, room, options)
+        return place_one(in_mode(task, "sampled"), estimator, room, options)[1]
     except WeftError:
         if options.placement.given:  # what is wrong with them
             raise

@@ -1,13 +1,14 @@
-"""Divide the batches of a group between the host and the trainer: profile, partition, and watch for drift."""
+"""Divide the batches of a group between the host and the trainer: profile and partition."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from weft.batches.division.preparers import Hardware
 from weft.batches.division.profiler import LIMIT_SECONDS
-from weft.batches.division.source import DividedSampling
+from weft.batches.division.source import DividedSampled, DividedSampling
 from weft.batches.sampled import Sampling
 from weft.batches.source import MakeSource
 from weft.core.cost import Cost
@@ -18,11 +19,10 @@ from weft.core.plan import Plan
 from weft.core.run_options import Placement
 from weft.core.units import show_seconds
 from weft.engine.machine import load_calibration, update_calibration
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.ways import MOST_WORKERS, PINNED_SHARE, RESERVED_CORES, SPARE_SLOTS, strategy_of
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source, profile_group
+from weft.runtime.profile_division import profile_group
 
 PROFILE_EPOCHS, SHORTEST_PROFILE = 1.7, 1.0  # a profile ends a little later than its limit: within two epochs
 DEVICE_BUFFER = 4
@@ -52,11 +52,9 @@ class Dividing:
             division = Division(1, 1, self.workers, self.workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
         return DividedSampling(source, division, self.hardware)
 
-    def divide(self, group: GroupRun, key: str) -> tuple[Plan, PhaseDrift | None, str]:
-        """Choose a division for ``group``: its plan with it, what watches its phases, and a note for the journal."""
-        source, plan = divided_source(group), group.plan
-        if source is None:
-            return plan, None, ""
+    def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[dict[str, Any], str]:
+        """Choose a division for ``group``: the fields of its plan as they turned out, and a note for the journal."""
+        plan = group.plan
         times = PhaseTimes.from_dict(plan.phases) if plan.phases else self._times(group, key)
         registry, batches = source.hardware.registry(), source.steps_per_epoch
         fixed = plan.division is not None and plan.division.strategy == "fixed" and self.options.division is None
@@ -77,8 +75,7 @@ class Dividing:
             seconds = show_seconds(chosen.simulation.seconds)
             words = f"{division.words()}: {seconds} predicted per epoch; per batch {', '.join(sides)} alone"
         source.divide(division)
-        drift = PhaseDrift(source.division, times, batches, registry)
-        return replace(plan, division=source.division, phases=times.to_dict()), drift, words
+        return {"division": source.division, "phases": times.to_dict()}, words
 
     def _times(self, group: GroupRun, key: str) -> PhaseTimes:
         """Phase times from the calibration of the machine, or from a profile, which is kept there."""

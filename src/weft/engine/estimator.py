@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
-from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
+from weft.planner.cost.roofline import RunMode, epoch_clocks, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
@@ -125,8 +126,8 @@ class Estimate:
 class Estimator:
     """Estimates for one machine; holds the steps it has captured. ``graphs``: provides the graphs of tasks.
 
-    Methods with a ``placement`` answer for tasks whose features and batches lie there; None: where :meth:`place` has
-    put them, else on the device.
+    Methods with a ``placement`` answer for tasks whose features and batches lie there; None: where
+    :meth:`with_placements` has decided, else on the device.
     """
 
     def __init__(
@@ -144,20 +145,18 @@ class Estimator:
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
         self._bytes: dict[Hashable, float] = {}
-        self._places: dict[Hashable, DataPlacement] = {}
+        self._places: Mapping[Hashable, DataPlacement] = {}
 
-    def place(self, task: Task, placement: DataPlacement) -> None:
-        """From now on ``task`` and those that share its batches have their things there."""
-        self._places[group_key(task, self.stats(task).multilabel)] = placement
+    def with_placements(self, placements: Mapping[Hashable, DataPlacement]) -> Estimator:
+        """The same estimator for sampled tasks whose things lie where ``placements`` say, by their group keys."""
+        other = copy(self)  # what was estimated is shared
+        other._places = placements
+        return other
 
     def placement(self, task: Task) -> DataPlacement:
-        """Where the things of ``task`` lie: on the device, unless :meth:`place` has said otherwise."""
+        """Where the things of ``task`` lie: on the device, unless it was decided otherwise."""
         placed = self._places.get(group_key(task, self.stats(task).multilabel)) if task.sampled else None
         return placed or on_device(self.machine.device)
-
-    def placed(self, plan: Plan, task: Task, placement: DataPlacement | None = None) -> Plan:
-        """``plan``, whose first task is ``task``, with its placement."""
-        return replace(plan, placement=placement or self.placement(task))
 
     def stats(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -166,31 +165,31 @@ class Estimator:
 
     def plan(self, task: Task, placement: DataPlacement | None = None) -> Plan:
         """How ``task`` would run alone."""
-        return self.placed(group([task], self.stats(task), self.machine.device)[0], task, placement)
+        plan = plan_as_one_group([task], self.stats(task), self.machine.device)
+        return replace(plan, placement=placement or self.placement(task))
 
     # ---- Estimates
 
     def alone(self, task: Task, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``task`` by itself."""
-        key = self._key(task, placement)
+        key = self._key(task, placement or self.placement(task))
         if key not in self._estimates:
-            steps, plan = self.steps(task, placement=placement), self.plan(task, placement)
-            self._estimates[key] = self._estimate(steps, [task], plan)
+            plan = self.plan(task, placement)
+            self._estimates[key] = self._estimate(self._captured([task], plan), [task], plan)
         return self._estimates[key]
 
-    def together(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Estimate:
+    def together(self, tasks: Sequence[Task], plan: Plan) -> Estimate:
         """The estimate of ``tasks`` as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
-            return self.alone(tasks[0], placement)
-        plan = plan if placement is None else replace(plan, placement=placement)
-        key = self._group_key(tasks, plan, placement)
+            return self.alone(tasks[0], plan.places)
+        key = self._group_key(tasks, plan)
         if key not in self._estimates:
-            self._estimates[key] = self._estimate(self._captured(tasks, plan, placement), tasks, plan)
+            self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
 
     def alike(self, task: Task, tasks: int, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``tasks`` tasks like ``task`` as one stack, computed from the step of two."""
-        key = ("alike", self._key(task, placement), tasks)
+        key = ("alike", self._key(task, placement or self.placement(task)), tasks)
         if key not in self._estimates:
             steps, plan = self.steps(task, min(tasks, 2), placement), self.plan(task, placement)
             if tasks > 2:  # the preparation is that of two
@@ -204,9 +203,9 @@ class Estimator:
         steps = None if keys is None else step_store().read(keys[0], Steps.from_dict)
         return None if steps is None else self._estimate(steps, tasks, plan)
 
-    def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
-        """True if :meth:`alone` or :meth:`together` would answer at once."""
-        key = self._key(tasks[0]) if plan is None or len(tasks) == 1 else self._group_key(tasks, plan)
+    def knows(self, tasks: Sequence[Task], plan: Plan) -> bool:
+        """True if :meth:`together` would answer at once."""
+        key = self._key(tasks[0], plan.places) if len(tasks) == 1 else self._group_key(tasks, plan)
         return key in self._estimates
 
     def group_bytes(self, tasks: Sequence[Task]) -> float:
@@ -221,7 +220,7 @@ class Estimator:
             stacks.setdefault(tuple(stack_key(task).items()), []).append(task)
         # A stack is as wide as its widest member: the others are padded.
         sizes = [(max(part, key=width), len(part)) for part in stacks.values()]
-        key = frozenset((self._key(widest), count) for widest, count in sizes)
+        key = frozenset((self._key(widest, self.placement(widest)), count) for widest, count in sizes)
         if key not in self._bytes:
             parts = [stacked(self.steps(widest, min(count, 2)).step, count) for widest, count in sizes]
             execution = Execution(stepped=tasks[0].sampled, **_trial_calls(tasks))
@@ -242,8 +241,9 @@ class Estimator:
             return None
         stats = self.stats(task)
         mode = _run_mode(estimate.program, task, plan, stats)
-        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, stats, mode)
-        return compiling(estimate.program, costs, costs.waiting)
+        return compiling(
+            estimate.program, epoch_clocks(estimate.program, self.machine, self.calibration, stats, mode)[1]
+        )
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         task, stats = tasks[0], self.stats(tasks[0])
@@ -272,16 +272,13 @@ class Estimator:
 
     def steps(self, task: Task, tasks: int = 1, placement: DataPlacement | None = None) -> Steps:
         """The captured step of ``task`` alone, or stacked with its like; tasks that differ in numbers share one."""
-        key = (self._key(task, placement), tasks)
-        if key not in self._captures:
-            alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
-            plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
-            self._captures[key] = self._captured(alike, self.placed(plan, task, placement), placement)
-        return self._captures[key]
+        alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
+        plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
+        return self._captured(alike, replace(plan, placement=placement or self.placement(task)))
 
-    def _captured(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Steps:
+    def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
         """As an earlier process captured it, or captured now and kept for later ones."""
-        key = self._capture_key(tasks, plan, placement)
+        key = self._capture_key(tasks, plan)
         if key in self._captures:
             return self._captures[key]
         keys, store = step_keys(tasks, self.stats(tasks[0]), plan, self._limits), step_store()
@@ -343,23 +340,23 @@ class Estimator:
 
     # ---- Keys: equal for tasks and groups whose steps differ in numbers alone
 
-    def _key(self, task: Task, placement: DataPlacement | None = None) -> Hashable:
+    def _key(self, task: Task, placement: DataPlacement) -> Hashable:
         batches = group_key(task, self.stats(task).multilabel)
         numbers = (width(task), task.epochs, *switches(task))
-        return (batches, placement or self.placement(task), tuple(stack_key(task).items()), *numbers)
+        return (batches, placement, tuple(stack_key(task).items()), *numbers)
 
-    def _group_key(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Hashable:
+    def _group_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
         key: list[Hashable] = [plan.join, plan.first_layer]
         for slots in plan.stack_members:  # narrower members are padded
             members = [tasks[slot] for slot in slots]
             widest, longest = max(members, key=width), max(task.epochs for task in members)
             kinds = tuple(sorted({switches(task) for task in members}))
             widths = len({width(task) for task in members})
-            key.append((self._key(widest, placement), widths, kinds, longest, len(members)))
+            key.append((self._key(widest, plan.places), widths, kinds, longest, len(members)))
         return tuple(key)
 
-    def _capture_key(self, tasks: Sequence[Task], plan: Plan, placement: DataPlacement | None = None) -> Hashable:
-        return (self._group_key(tasks, plan, placement), plan.replay, plan.row_order, plan.mode, plan.places)
+    def _capture_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
+        return (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode)
 
 
 def _as_list(data: Any) -> list[Any]:
@@ -455,18 +452,20 @@ def group_estimates(
     plans: Sequence[Plan], tasks: Mapping[str, Task], estimator: Estimator, room: int
 ) -> list[Estimate]:
     """The estimate of every group, in the order of ``plans``."""
+    if len(tasks) <= MAX_TASKS_TO_DRY_RUN:
+        return [estimator.together([tasks[name] for name in plan.members], plan) for plan in plans]
     groups = [RoughEstimate.of([tasks[name] for name in plan.members], plan, estimator) for plan in plans]
     by_size = sorted(range(len(groups)), key=lambda index: -groups[index].bytes)
     largest: dict[Hashable, int] = {}  # of every kind
     for index in by_size:
         largest.setdefault(groups[index].kind, index)
     estimates: dict[int, Estimate] = {}
-    spent, most = 0, MAX_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
+    spent = 0
     for index in dict.fromkeys([*largest.values(), *by_size]):
         rough = groups[index]
         estimated = estimator.knows(rough.tasks, rough.plan)
         surely_fits = all(task.traits is not None for task in rough.tasks) and rough.most <= room
-        if estimated or spent + len(rough.tasks) <= most or not estimates or not surely_fits:
+        if estimated or spent + len(rough.tasks) <= MAX_DRY_RUNS or not estimates or not surely_fits:
             estimates[index] = estimator.together(rough.tasks, rough.plan)
             spent += 0 if estimated else len(rough.tasks)
     return [
@@ -500,12 +499,14 @@ def _extrapolated(group: RoughEstimate, groups: Sequence[RoughEstimate], estimat
 
 def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
     """The estimate of every task by itself; of very many, None beyond :data:`MAX_SOLO_DRY_RUNS` structures."""
-    budget = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
+    if len(tasks) <= MAX_TASKS_TO_DRY_RUN:
+        return [estimator.alone(task) for task in tasks]
+    remaining = MAX_SOLO_DRY_RUNS
     estimates: list[Estimate | None] = []
     for task in tasks:
-        estimated = estimator.knows([task])
-        budget -= not estimated
-        estimates.append(estimator.alone(task) if estimated or budget >= 0 else None)
+        estimated = estimator.knows([task], estimator.plan(task))
+        remaining -= not estimated
+        estimates.append(estimator.alone(task) if estimated or remaining >= 0 else None)
     return estimates
 
 
@@ -529,7 +530,7 @@ def groups_within_budget(
     for _ in range(ATTEMPTS):
         limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
-        plans = [estimator.placed(plan, by_name[plan.members[0]]) for plan in plans]
+        plans = [replace(plan, placement=estimator.placement(by_name[plan.members[0]])) for plan in plans]
         groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
         if not totals or max(totals) <= without_cache:
@@ -569,10 +570,12 @@ def _decided(
 ) -> Plan:
     """The plan with its cost, and whether it is compiled."""
     epochs = max(tasks[name].epochs for name in plan.members)
-    gain = estimator.compiling(estimate, tasks[plan.members[0]], plan)
-    compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
     if plan.mode == "sampled":
         compiled = False
         why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
+    else:
+        open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
+        gain = estimator.compiling(estimate, tasks[plan.members[0]], plan) if open_choice else None
+        compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
     why = (*plan.why, *estimate.notes, *why)
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)

@@ -26,6 +26,7 @@ from weft.core.units import show_bytes
 from weft.engine.memory import DevicePool, arrays_of, into_pool
 from weft.graph.catalog import names as catalog
 from weft.graph.graph import Graph, check_ids
+from weft.planner.cost.calibration import Observation
 from weft.runtime.device.cuda_graph import no_capture
 from weft.sched.two_ended_pool import padded
 
@@ -57,7 +58,7 @@ class GraphStore:
     ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
     buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
     and the state of a group. ``around``: bytes that the process holds besides graphs between runs, as last counted: the
-    next run is not charged for them.
+    next run is not charged for them. ``observations``: what epochs took of the runs that shared it last.
     """
 
     device: torch.device
@@ -65,6 +66,7 @@ class GraphStore:
     host_bytes: int
     pool: DevicePool | None = None
     around: int = 0
+    observations: list[Observation] = field(default_factory=list)
     _on_change: Changed | None = None
     _in_use: frozenset[str] = frozenset()
     _placed: OrderedDict[Hashable, _StoredGraph] = field(default_factory=OrderedDict)
@@ -265,11 +267,14 @@ class GraphStore:
 
 
 @contextmanager
-def sharing(store: GraphStore) -> Iterator[None]:
-    """Runs inside take their graphs from ``store``, and leave them there."""
-    token = _SHARED.set(store)
+def sharing(store: GraphStore) -> Iterator[list[Observation]]:
+    """Runs inside take their graphs from ``store``, and leave them there; yields what their epochs took.
+
+    That is not learned from here: they may not have had the device alone.
+    """
+    token, store.observations = _SHARED.set(store), []
     try:
-        yield
+        yield store.observations
     finally:
         _SHARED.reset(token)
 

@@ -22,7 +22,6 @@ HOME_VARIABLE = "WEFT_HOME"
 STEPS, KERNELS = "steps", "kernels"
 MAX_STEP_BYTES = 20 << 20  # about 20 KB per step
 PROBE, CALIBRATION = "probe.json", "calibration.json"
-STARTED = "probe.started"  # next to the probe: one is under way in the background
 COMPILE_SECONDS = 1.1  # of a version of a kernel that was never compiled here; H200 host, Triton 3.6
 
 

@@ -200,13 +200,8 @@ def update_calibration(machine: Machine, change: Callable[[Calibration], Calibra
     store = _calibrations(machine)
     with store.lock(CALIBRATION):
         calibration = change(load_calibration(machine) or Calibration())
-        keep_calibration(machine, calibration)
+        _keep(store, CALIBRATION, calibration.to_dict())
     return calibration
-
-
-def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
-    """Keep the calibration of ``machine``."""
-    return _keep(_calibrations(machine), CALIBRATION, calibration.to_dict())
 
 
 def _calibrations(machine: Machine) -> KeyedStore:

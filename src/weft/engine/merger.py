@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.core.plan import Plan
-from weft.runtime.group import StepMerger
 
 
-def merger_for(plan: Plan) -> StepMerger | None:
+def merger_for(plan: Plan) -> Any:
     """What merges the steps of a woven plan; None for every other plan."""
     if plan.join != "woven":
         return None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from weft.core.compatibility import graph_key
-from weft.core.cost import Cost
 from weft.core.division import built_in
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
@@ -77,7 +76,8 @@ def plan(
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))
-    report = report_on(with_modes(tasks, estimator, room, options), name, estimator, room, options)
+    moded, estimator = with_modes(tasks, estimator, room, options)
+    report = report_on(moded, name, estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     by_name, groups = {task.label: task for task in tasks}, []
@@ -177,9 +177,6 @@ def _graph_words(stats: GraphStats, task: Task) -> str:
     kind = "sparse features" if stats.sparse_features else "features"
     name = graph_key(task) if isinstance(task.graph, str) else stats.name
     return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"
-
-
-# ---- Read a plan that ``weft plan --out FILE`` wrote.
 
 
 # ---- What an order of the nodes changes: how many edges and nodes cross between ranks.
@@ -299,25 +296,58 @@ class Explained:
         return lines
 
 
-def explained(report: PlanReport) -> dict[str, Explained]:
-    """Each of the first groups by its name, searched again under the options that it was planned with."""
+def explained(report: PlanReport, divided: bool = False) -> dict[str, Explained]:
+    """Each of the first groups by its name, searched again under the options that it was planned with.
+
+    ``divided``: only those whose batches are divided, without ways that need other settings.
+    """
+    numbered = list(enumerate(report.groups[:MOST_GROUPS], 1))
+    groups = {f"group {i}": group for i, group in numbered if not divided or group.plan.division is not None}
+    if not groups:
+        return {}
+    modes = {name: plan.mode for plan in report.plans for name in plan.members}
+    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
+    estimator = Estimator(report.machine, load_calibration(report.machine))
+    estimator = with_placements(list(tasks.values()), estimator, report.budget, report.options)
     explanations = {}
-    for searched in _searched(report):
-        ways = [way for way in searched.ways if not _same(way, searched.plan)]
+    for name, group in groups.items():
+        members, undivided = [tasks[member] for member in group.plan.members], replace(group.plan, division=None)
+        begin = time.perf_counter()
+        ways = ways_to_train(members, undivided, estimator, report.budget, report.options, settings=not divided)
+        seconds = time.perf_counter() - begin
         # Batches of a task that trains on the whole graph need a setting.
-        sampled = searched.tasks[0].sampled
-        ways = [
-            way if way.condition or way.task.sampled == sampled else replace(way, condition="mode='sampled'")
-            for way in ways
+        others = [
+            way if way.condition or way.task.sampled == members[0].sampled else replace(way, condition="mode='sampled'")
+            for way in sorted(ways, key=lambda way: way.seconds_per_task)
+            if not _same(way, group.plan)
         ]
-        ways.sort(key=lambda way: way.seconds_per_task)
         # At least half of them could be taken: ways that do not fit or need a setting may be many.
-        free = [way for way in ways if way.device_bytes <= report.budget and not way.condition]
-        shown = free[: RUNNERS_UP // 2]
-        shown += [way for way in ways if way not in shown][: RUNNERS_UP - len(shown)]
+        shown = [way for way in others if way.device_bytes <= report.budget and not way.condition][: RUNNERS_UP // 2]
+        shown += [way for way in others if way not in shown][: RUNNERS_UP - len(shown)]
         shown.sort(key=lambda way: way.seconds_per_task)
-        explanations[searched.name] = Explained(searched.taken(), tuple(shown), searched.seconds)
+        explanations[name] = Explained(_taken(group, members, ways, estimator), tuple(shown), seconds)
     return explanations
+
+
+def _taken(group: GroupEstimate, tasks: Sequence[Task], ways: Sequence[Way], estimator: Estimator) -> Way:
+    """The plan of ``group`` as a way, with the seconds and bytes that were printed."""
+    plan, printed = group.plan, {"seconds": group.cost.epoch_seconds, "device_bytes": group.cost.total_bytes}
+    way = next((way for way in ways if _same(way, plan)), None)
+    if way is not None:
+        return replace(way, rough=False, **printed)
+    way = Way(tasks[0], plan.places, group.cost, members=len(plan.members), **printed)
+    if plan.division is None:
+        return way
+    stats = estimator.stats(way.task)
+    steps = steps_per_epoch(way.task, stats)
+    times = predicted_times(way.task, stats, estimator.machine, way.placement, way.training, steps)
+    return replace(
+        way,
+        division=plan.division,
+        host_bytes=plan.division.pinned_batches * batch_bytes(way.task, stats),
+        simulation=simulate(plan.division, times, steps, built_in()),
+        times=times,
+    )
 
 
 def explanation(report: PlanReport) -> str:
@@ -327,70 +357,14 @@ def explanation(report: PlanReport) -> str:
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
-    simulations = {}
-    for searched in _searched(report, divided=True):
-        simulation = searched.taken().simulation
-        if simulation is not None:
-            simulations[f"{searched.name}: {simulation.division.words()}"] = simulation
+    found = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
+    simulations = {f"{name}: {each.division.words()}": each for name, each in found.items() if each is not None}
     if not simulations:
         raise SpecError(
             "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "
             "machine with a GPU, features or edges in host memory, and room for batches on the GPU"
         )
     return simulations
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """A group, its tasks in the mode of its plan, and all ways to train them."""
-
-    name: str
-    plan: Plan
-    cost: Cost
-    tasks: Sequence[Task]
-    estimator: Estimator
-    ways: Sequence[Way]
-    seconds: float
-
-    def taken(self) -> Way:
-        """The plan as a way, with the seconds and bytes that were printed."""
-        plan, printed = self.plan, {"seconds": self.cost.epoch_seconds, "device_bytes": self.cost.total_bytes}
-        way = next((way for way in self.ways if _same(way, plan)), None)
-        if way is not None:
-            return replace(way, rough=False, **printed)
-        way = Way(self.tasks[0], plan.places, self.cost, members=len(plan.members), **printed)
-        if plan.division is None:
-            return way
-        stats = self.estimator.stats(way.task)
-        steps = steps_per_epoch(way.task, stats)
-        times = predicted_times(way.task, stats, self.estimator.machine, way.placement, way.training, steps)
-        return replace(
-            way,
-            division=plan.division,
-            host_bytes=plan.division.pinned_batches * batch_bytes(way.task, stats),
-            simulation=simulate(plan.division, times, steps, built_in()),
-            times=times,
-        )
-
-
-def _searched(report: PlanReport, divided: bool = False) -> Iterator[_Searched]:
-    """The first groups; ``divided``: only those whose batches are divided."""
-    groups = report.groups[:MOST_GROUPS]
-    if divided and all(group.plan.division is None for group in groups):
-        return
-    estimator = Estimator(report.machine, load_calibration(report.machine))
-    modes = {name: plan.mode for plan in report.plans for name in plan.members}
-    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
-    with_placements(list(tasks.values()), estimator, report.budget, report.options)
-    for number, group in enumerate(groups, 1):
-        if divided and group.plan.division is None:
-            continue
-        members, undivided = [tasks[name] for name in group.plan.members], replace(group.plan, division=None)
-        begin = time.perf_counter()
-        # Schedules need no ways that need other settings.
-        ways = ways_to_train(members, undivided, estimator, report.budget, report.options, settings=not divided)
-        seconds = time.perf_counter() - begin
-        yield _Searched(f"group {number}", group.plan, group.cost, members, estimator, ways, seconds)
 
 
 def _same(way: Way, plan: Plan) -> bool:

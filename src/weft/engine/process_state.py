@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from torch import Tensor
 from weft.core.errors import SpecError
 from weft.core.startup import collects, gc_paused, let_collect, start_in_background
 from weft.core.task import Task
-from weft.engine.background_probe import LoadSample
 from weft.engine.memory import memory_fraction, set_memory_fraction
 from weft.ops.launch.backend import have_triton
 from weft.planner.grouping.step_options import free_threads
@@ -146,6 +146,41 @@ def start_device(device: torch.device) -> None:
         start_in_background(partial(torch.cuda.synchronize, device), "start of the device")
         with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
             import_module("triton")
+
+
+# ---- The load of the machine
+
+STAT = Path("/proc/stat")
+TICKS = 100.0  # of a second, as Linux counts them for every program
+MOST_BUSY = 0.15  # of all cores that others may take while something is measured
+
+
+@dataclass(frozen=True)
+class LoadSample:
+    """CPU seconds until the moment ``time`` of the clock: of this process and of all, on ``cores`` cores."""
+
+    time: float
+    process: float
+    all: float
+    cores: int
+
+    @classmethod
+    def now(cls) -> LoadSample | None:
+        """The load now, on the cores that this process may use; None where the system does not say."""
+        try:
+            usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+            lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
+            busy = [sum(map(int, [*words[1:4], *words[6:9]])) for words in lines if words and words[0] in usable]
+        except (OSError, ValueError, AttributeError):
+            return None
+        times = os.times()
+        process = times.user + times.system + times.children_user + times.children_system
+        return cls(time.monotonic(), process, sum(busy) / TICKS, len(busy)) if busy else None
+
+    def others(self, before: LoadSample) -> float:
+        """Cores that other processes took since ``before``."""
+        seconds = max(self.time - before.time, 1e-9)
+        return max((self.all - before.all) - (self.process - before.process), 0.0) / seconds
 
 
 # ---- FreeThreads: compute with as many threads as there are free cores, chosen again while a run on a CPU trains.

@@ -27,12 +27,13 @@ from weft.engine.choosing import with_divisions, with_modes, with_reason
 from weft.engine.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.graphs import Graphs
 from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
-from weft.engine.learning import label_of, observe
+from weft.engine.learning import keep, label_of
 from weft.engine.machine import choose_device, load_calibration, machine_with
 from weft.engine.memory import room
 from weft.engine.plan import report_on
 from weft.ops.launch.backend import have_triton, limits_of
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions, keep_triton_key
+from weft.planner.cost.calibration import Observation
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
@@ -77,7 +78,8 @@ class RunPlanner:
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with their modes chosen: sampled if that is open and the whole graph does not fit."""
         self._before_modes = {task.label: task for task in tasks}
-        return with_modes(tasks, self._estimator, self.room, self._options)
+        moded, self._estimator = with_modes(tasks, self._estimator, self.room, self._options)
+        return moded
 
     def weights(self, task: Task) -> tuple[str, ...]:
         """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""
@@ -155,9 +157,10 @@ class RunPlanner:
         except Exception:  # a model that cannot be dry-run, a full disk
             return 0
 
-    def learn(self, plan: Plan, folder: Path | None) -> None:
+    def learn(self, plan: Plan, folder: Path | None, aside: list[Observation] | None = None) -> None:
         """Keep measured and predicted costs of a group for later plans; a failure to do so is ignored.
 
+        ``aside``: the list to add them to instead, for a worker that may not have had the device alone.
         Nothing is learnt from stacks that overlap (they take less than their predicted sum), from one that was taken
         apart (it was predicted as a whole), from compiled steps (they take less than their operators) and from batches
         that come from elsewhere (they take the link's time).
@@ -165,8 +168,13 @@ class RunPlanner:
         enough = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.places == on_device(plan.device)
         if enough and plan.join not in ("concurrent", "in turn") and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
-            with suppress(WeftError, OSError):
-                observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)
+            families = dict(plan.cost.get("uncorrected", {}))
+            observation = Observation(families, plan.measured["epoch_seconds"], label)
+            if aside is not None:
+                aside.append(observation)
+            elif observation.usable:
+                with suppress(WeftError, OSError):
+                    keep(self.machine, [observation])
 
 
 def not_predicted(error: Exception, label: str = "") -> str:

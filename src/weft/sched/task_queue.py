@@ -167,10 +167,6 @@ class TaskQueue:
         """The dependencies of a queued task that are not done."""
         return tuple(name for name in self._tasks[task].after if name in self._position)
 
-    def blocked(self) -> Iterator[str]:
-        """The queued tasks that wait for others."""
-        return iter(self._open_dependencies)
-
     def dependents(self, task: str) -> list[str]:
         """The queued tasks that wait for ``task``, directly or through others, nearest first."""
         reached: dict[str, None] = {}

@@ -62,7 +62,7 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     }
     made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
     compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
-    return estimate, replace(estimator.placed(made, task), compiled=compiled, cost={"total_bytes": most})
+    return estimate, replace(made, compiled=compiled, cost={"total_bytes": most})
 
 
 def turn_seconds(task: Task, estimator: Estimator) -> float:
@@ -84,16 +84,12 @@ MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, wha
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
-def ignore(**_: Any) -> None:
-    """Do nothing."""
-
-
 def estimate_of(
     task: Task,
     device: str,
     store: GraphStore | None = None,
     bounds: bool = True,
-    loading: Callable[..., None] = ignore,
+    loading: Callable[..., None] = lambda **_: None,
 ) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
@@ -108,7 +104,7 @@ def estimate_of(
         loading(begins=True)
         graphs.summary(task)
         loading(begins=False)
-        tasks = with_modes([task], estimator, machine.memory_bytes)
+        tasks, estimator = with_modes([task], estimator, machine.memory_bytes)
         quick = quick_estimate(tasks[0], estimator) if bounds else None
         if quick is not None:
             return {**quick[0], **_common(task), "runnable": _runnable(quick[1], estimator, task)}
@@ -165,8 +161,7 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     """
     plan, machine = replace(plan, why=()), estimator.machine
     data = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
-    runnable: dict[str, Any] = finite(data)
-    return runnable
+    return finite(data)
 
 
 def _guess(reason: str) -> dict[str, Any]:

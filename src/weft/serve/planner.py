@@ -14,7 +14,7 @@ from weft.core.errors import WeftError
 from weft.core.files import write_json
 from weft.core.units import show_bytes
 from weft.serve.groups import with_seconds_left
-from weft.serve.queue_file import QueueError, QueueTask
+from weft.serve.queue_db import QueueError, QueueTask
 from weft.serve.state import (
     SupervisorState,
     estimate_key,

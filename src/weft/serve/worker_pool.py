@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
+from weft.core.host_memory import cpu_count
 from weft.core.units import show_bytes
 from weft.serve.state import SupervisorState
 from weft.serve.worker_process import Inbox, Spawner, WorkerOptions, WorkerProcess
@@ -104,12 +105,6 @@ class NoWorkersError(WeftError):
     """Workers end before they are ready: the server cannot work here."""
 
 
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
 def threads_each(cores: int, workers: int) -> int:
     """The threads of each of ``workers`` on a host: three starts with all 16 cores each took 1.8 s, not 0.3."""
     return max(1, cores // max(workers, 1))
@@ -129,7 +124,7 @@ class WorkerPool:
         self._not_before: dict[str, float] = {}  # when to try those again that could not be started
         self._mps: MPS | None = None
         here = sum("@" not in name for name in options.device_names()) * options.workers
-        self._cores = usable_cores()
+        self._cores = cpu_count()
         self._threads = threads_each(self._cores, here)
         self._spawner = Spawner(options.runs / "workers.log", options.environment, self._threads)
 

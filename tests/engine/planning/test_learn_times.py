@@ -9,10 +9,10 @@ import pytest
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.core.cost import Cost
 from weft.core.sweep import Sweep
-from weft.engine.learning import learn, observe
+from weft.engine.learning import keep, learn
 from weft.engine.machine import load_calibration
+from weft.planner.cost.calibration import Observation
 from weft.planner.machine_profiles import profile
 
 CPU = profile("cpu")
@@ -87,18 +87,16 @@ def test_files_that_are_no_results_are_skipped(tmp_path):
 
 
 def test_one_run_at_a_time():
-    cost = Cost(uncorrected={"spmm": 0.5, "matmul": 0.5}).to_dict()
     for index in range(3):
-        observe(CPU, cost, 3.0, f"run {index}")
+        keep(CPU, [Observation({"spmm": 0.5, "matmul": 0.5}, 3.0, f"run {index}")])
     assert load_calibration(CPU).factor("spmm") == pytest.approx(3.0, rel=0.05)
-    assert observe(CPU, {}, 3.0, "nothing was predicted") is None
+    keep(CPU, [Observation({}, 3.0, "nothing was predicted")])
     assert len(load_calibration(CPU).observations) == 3
 
 
 def _observe(place, count):
     for number in range(count):
-        cost = {"uncorrected": {"spmm": 0.001, "launch": 0.0001}}
-        observe(CPU, cost, 0.002, f"run {place}.{number}")
+        keep(CPU, [Observation({"spmm": 0.001, "launch": 0.0001}, 0.002, f"run {place}.{number}")])
 
 
 def test_processes_that_learn_at_once_lose_nothing():

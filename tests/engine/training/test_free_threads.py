@@ -8,8 +8,7 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.engine import process_state as module
-from weft.engine.background_probe import LoadSample
-from weft.engine.process_state import FreeThreads
+from weft.engine.process_state import FreeThreads, LoadSample
 from weft.planner.grouping.step_options import free_threads
 
 

@@ -5,7 +5,7 @@ Shapes: S seeds, M node capacity, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from weft.batches.division.preparers import Gpu, Hardware, PaddedItem, Parts
 from weft.batches.sampled import DeviceBatch, Sampled, Sampling
 from weft.batches.sampler import SeedBatch
 from weft.batches.source import Batch, SourceRequest
-from weft.core.division import Division, PhaseTime
+from weft.core.division import Division
 
 SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
 
@@ -47,19 +47,12 @@ class PreparedBatch(Batch):
     nodes: Tensor | None = None
     features: Tensor | None = None
     hops: tuple[tuple[Tensor, Tensor], ...] = ()
-    make: Callable[[PreparedBatch], Batch] | None = None
-
-    def prepared(self) -> Batch:
-        """With blocks, labels and features."""
-        assert self.make is not None
-        return self.make(self)
 
 
 class DividedSampled(Sampled):
     """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs."""
 
     def __init__(self, request: SourceRequest, divided: DividedSampling) -> None:
-        self._overlaps = False
         self._expected: int | None = None
         self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
@@ -80,15 +73,6 @@ class DividedSampled(Sampled):
         return self.divided.division
 
     @property
-    def overlaps(self) -> bool:  # type: ignore[override]
-        """Whether the device, preparing all batches by itself, makes the next one while one trains."""
-        return self._overlaps and self._alone
-
-    @overlaps.setter
-    def overlaps(self, overlaps: bool) -> None:
-        self._overlaps = overlaps
-
-    @property
     def _alone(self) -> bool:
         """Whether the GPU prepares all batches by itself, in captured steps."""
         return self._captured and self.division.kind == "sequential"
@@ -96,10 +80,6 @@ class DividedSampled(Sampled):
     def divide(self, division: Division) -> None:
         """Divide batches otherwise from the next epoch on; host memory stays within what was reserved."""
         self.divided.division = replace(division, host_buffer=min(division.host_buffer, self.slots - 1))
-
-    def phases(self) -> Mapping[str, PhaseTime]:
-        """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
-        return self.divided.log.times()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""

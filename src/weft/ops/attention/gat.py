@@ -40,9 +40,8 @@ from weft.ops.csr.packed import (
     segment_sum,
     unpack_csr,
 )
-from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, rate_and_clock, use_triton
 from weft.ops.random_bits import keep_mask_rows
-from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 
 
 def coefficient_mask(
@@ -122,10 +121,8 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR, training: 
     """``(out, out_plus, alpha_plus, log_sum)`` by the backend of the tensors' device."""
     if use_triton(x):
         return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, csr, training)
-    x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
-    if cpu.serves(x, a_src, a_dst):
-        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, csr)
-    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr)
+    serve = cpu.attention_forward if cpu.serves(x, a_src, a_dst) else attention_forward_torch
+    return serve(x.contiguous(), a_src.contiguous(), a_dst.contiguous(), slope, rate, clock, site, csr)
 
 
 def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
@@ -141,11 +138,8 @@ def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedC
 
 @custom_op(
     "weft::graph_attention",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
+    " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
@@ -153,11 +147,8 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
 
 @custom_op(
     "weft::graph_attention_row_gradient",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor a_dst, Tensor log_sum, float slope)"
-        " -> (Tensor, Tensor)"
-    ),
+    "(Tensor grad, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor a_dst, Tensor log_sum, float slope)"
+    " -> (Tensor, Tensor)",
 )
 def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     serve = attention_row_gradient_triton if use_triton(grad) else attention_row_gradient_torch
@@ -166,11 +157,8 @@ def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
 
 @custom_op(
     "weft::graph_attention_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
-    ),
+    "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
+    " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)",
 )
 def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
     return _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
@@ -210,8 +198,7 @@ def _backward(ctx, grad, *_):
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
 batch_tasks(_row_gradient_op, contiguous=range(6))
-results_like(_backward_op, 1, 2)
-batch_tasks(_backward_op)
+batch_tasks(_backward_op, like=(1, 2))
 
 
 @supplied_by_adjacency
@@ -255,11 +242,8 @@ def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @custom_op(
     "weft::graph_attention_packed",
-    mutates_args=(),
-    schema=(
-        "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
-        " -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _packed_op(packed, heads, slope, rate, clock, site, csr, back):
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
@@ -268,11 +252,8 @@ def _packed_op(packed, heads, slope, rate, clock, site, csr, back):
 
 @custom_op(
     "weft::graph_attention_packed_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor"
-    ),
+    "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
+    " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor",
 )
 def _packed_backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
     heads = grad.shape[-2]
@@ -320,8 +301,7 @@ def _packed_backward(ctx, grad, *_):
 
 _packed_op.register_autograd(_packed_backward, setup_context=_packed_setup)
 batch_tasks(_packed_op)
-results_like(_packed_backward_op, 1)
-batch_tasks(_packed_backward_op, contiguous=range(6))
+batch_tasks(_packed_backward_op, contiguous=range(6), like=(1,))
 
 
 @supplied_by_adjacency

@@ -30,10 +30,9 @@ from weft.ops.csr.packed import (
     unpack_csr,
 )
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, light_rows
-from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, rate_and_clock, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
 from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
-from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 from weft.ops.sparse.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
@@ -382,7 +381,9 @@ def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, csr:
     return out, segment_log_sum_exp(scores, csr)
 
 
-def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR):
+def attention_v2_backward_torch(
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR | None = None
+):
     """``(grad_x_src, grad_x_dst, grad_att)``: reference for the two passes of the backward."""
     cols, rows = csr.indices.long(), csr.rows()
     argument, scores = _edge_scores(x_src, x_dst, att, slope, csr)
@@ -404,40 +405,28 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
 
 @custom_op(
     "weft::graph_attention_v2",
-    mutates_args=(),
-    schema=(
-        "(Tensor x_src, Tensor x_dst, Tensor att, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
-    ),
+    "(Tensor x_src, Tensor x_dst, Tensor att, float slope, Tensor? rate, Tensor? clock, int site,"
+    " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)",
 )
 def _op(x_src, x_dst, att, slope, rate, clock, site, csr, back):
-    opened = unpack_csr(csr)
     if use_triton(x_src):
-        return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, opened)
-    if cpu.serves(x_src, x_dst, att):
-        return cpu.attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, opened)
-    return attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, opened)
+        return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
+    serve = cpu.attention_v2_forward if cpu.serves(x_src, x_dst, att) else attention_v2_forward_torch
+    return serve(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
 
 
 @custom_op(
     "weft::graph_attention_v2_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor x_src, Tensor x_dst, Tensor att, Tensor delta, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor grad, Tensor x_src, Tensor x_dst, Tensor att, Tensor delta, Tensor log_sum, float slope,"
+    " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor)",
 )
 def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
-    opened = unpack_csr(csr)
+    matrices = unpack_csr(csr), unpack_csr(back)
     if use_triton(x_src):
-        return attention_v2_backward_triton(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
-        )
-    if cpu.serves(x_src, x_dst, att):
-        return cpu.attention_v2_backward(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
-        )
-    return attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened)
+        serve = attention_v2_backward_triton
+    else:
+        serve = cpu.attention_v2_backward if cpu.serves(x_src, x_dst, att) else attention_v2_backward_torch
+    return serve(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, *matrices)
 
 
 @_op.register_fake
@@ -467,8 +456,7 @@ def _backward(ctx, grad, _):
 
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
-results_like(_backward_op, 1, 2, 3)
-batch_tasks(_backward_op)
+batch_tasks(_backward_op, like=(1, 2, 3))
 
 
 @supplied_by_adjacency

@@ -30,9 +30,15 @@ from weft.ops.dense.norm_epilogue import (
     end_backward,
 )
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import (
+    accumulate_dtype,
+    batch_tasks,
+    custom_op,
+    limits_of,
+    next_power_of_2,
+    use_triton,
+)
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernels: the columns' moments, the pass that uses them, and the two of the backward
 #
@@ -316,8 +322,7 @@ def batch_norm_backward_torch(
 
 @custom_op(
     "weft::batch_norm_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
 def _op(x, weight, bias, eps, *epilogue):
     serve = batch_norm_triton if use_triton(x) else batch_norm_torch
@@ -326,8 +331,7 @@ def _op(x, weight, bias, eps, *epilogue):
 
 @custom_op(
     "weft::batch_norm_act_dropout_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
+    "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
     f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
 def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
@@ -337,8 +341,7 @@ def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
 
 @custom_op(
     "weft::normalise_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
+    f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
 )
 def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
     serve = normalise_triton if use_triton(x) else normalise_torch
@@ -380,8 +383,7 @@ def _backward(ctx, grad, *_):
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
 batch_tasks(_backward_op, contiguous=range(12))
-results_like(_normalise_op, 0)
-batch_tasks(_normalise_op)
+batch_tasks(_normalise_op, like=(0,))
 
 
 def batch_norm_act_dropout(

@@ -29,9 +29,8 @@ from weft.ops.dense.norm_epilogue import (
     end_backward,
 )
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks
 
 # ---- Triton kernels: a tile holds whole rows, so that each direction is one pass
 
@@ -213,8 +212,7 @@ def _serves(x: Tensor) -> bool:
 
 @custom_op(
     "weft::layer_norm_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
 def _op(x, b, weight, shift, eps, *epilogue):
     serve = layer_norm_triton if _serves(x) else layer_norm_torch
@@ -223,8 +221,7 @@ def _op(x, b, weight, shift, eps, *epilogue):
 
 @custom_op(
     "weft::layer_norm_act_dropout_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "
+    "(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "
     f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
 def _backward_op(grad, x, b, weight, shift, mean, rstd, *epilogue):

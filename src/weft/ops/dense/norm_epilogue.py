@@ -13,9 +13,9 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import ACTIVATIONS
 from weft.ops.dense.tiles_triton import activate, drop_scale
+from weft.ops.launch.backend import rate_and_clock
 from weft.ops.launch.triton_lang import per_task_stride, tl, triton
 from weft.ops.random_bits_triton import mix_key
-from weft.ops.registration import rate_and_clock
 
 EPILOGUE = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
 

@@ -14,9 +14,8 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, scatter_extreme, segment_softmax, segment_sum, unpack_csr
-from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernels: statistics of the rows, then one pass over the edges
 
@@ -166,28 +165,18 @@ def edge_softmax_backward_torch(grad: Tensor, out: Tensor, csr: PackedCSR) -> Te
     return (product - out.to(acc) * segment_sum(product, csr).index_select(-2, csr.rows())).to(out.dtype)
 
 
-@custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] csr) -> Tensor")
+@custom_op("weft::edge_softmax", "(Tensor scores, Tensor[] csr) -> Tensor")
 def _edge_softmax_op(scores, csr):
-    opened = unpack_csr(csr)
-    if use_triton(scores):
-        return edge_softmax_triton(scores, opened)
-    if cpu.serves(scores):
-        return cpu.edge_softmax(scores, opened)
-    return edge_softmax_torch(scores, opened)
+    run = edge_softmax_triton if use_triton(scores) else cpu.edge_softmax if cpu.serves(scores) else edge_softmax_torch
+    return run(scores, unpack_csr(csr))
 
 
-@custom_op(
-    "weft::edge_softmax_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor out, Tensor[] csr) -> Tensor",
-)
+@custom_op("weft::edge_softmax_backward", "(Tensor grad, Tensor out, Tensor[] csr) -> Tensor")
 def _edge_softmax_backward_op(grad, out, csr):
-    opened = unpack_csr(csr)
     if use_triton(out):
-        return edge_softmax_backward_triton(grad, out, opened)
-    if cpu.serves(grad, out):
-        return cpu.edge_softmax_backward(grad, out, opened)
-    return edge_softmax_backward_torch(grad, out, opened)
+        return edge_softmax_backward_triton(grad, out, unpack_csr(csr))
+    run = cpu.edge_softmax_backward if cpu.serves(grad, out) else edge_softmax_backward_torch
+    return run(grad, out, unpack_csr(csr))
 
 
 def _setup(ctx, inputs, output):
@@ -201,10 +190,8 @@ def _backward(ctx, grad):
 
 
 _edge_softmax_op.register_autograd(_backward, setup_context=_setup)
-results_like(_edge_softmax_op, 0)
-batch_tasks(_edge_softmax_op)
-results_like(_edge_softmax_backward_op, 1)
-batch_tasks(_edge_softmax_backward_op)
+batch_tasks(_edge_softmax_op, like=(0,))
+batch_tasks(_edge_softmax_backward_op, like=(1,))
 
 
 @supplied_by_adjacency

@@ -34,18 +34,7 @@ from weft.ops.sparse.sddmm import edge_dot
 
 @triton.jit
 def _row_sum(
-    x,
-    w,
-    col_scale,
-    indices,
-    edge,
-    inside,
-    f,
-    in_f,
-    F,
-    HAS_W: tl.constexpr,
-    HAS_CS: tl.constexpr,
-    ACC: tl.constexpr,
+    x, w, col_scale, indices, edge, inside, f, in_f, F, HAS_W: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr
 ):
     """Rows of x at the sources of a vector of edges, scaled: [len(edge), BF]."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
@@ -104,21 +93,10 @@ def _spmm_kernel(
         start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         longest = tl.max(length, 0)
         total = tl.zeros([BR, BF], ACC)
-        for first in range(0, longest, UNROLL):
+        for base in range(0, longest, UNROLL):
             for step in tl.static_range(UNROLL):
                 total += _row_sum(
-                    x,
-                    w,
-                    col_scale,
-                    indices,
-                    start + first + step,
-                    first + step < length,
-                    f,
-                    in_f,
-                    F,
-                    HAS_W,
-                    HAS_CS,
-                    ACC,
+                    x, w, col_scale, indices, start + base + step, base + step < length, f, in_f, F, HAS_W, HAS_CS, ACC
                 )
         if HAS_RS:
             total *= tl.load(row_scale + row, mask=valid, other=0.0).to(ACC)[:, None]
@@ -264,19 +242,12 @@ def spmm_torch(
 
 @custom_op(
     "weft::spmm",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, Tensor[] back,"
-        " Tensor? weight_back) -> Tensor"
-    ),
+    "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, Tensor[] back,"
+    " Tensor? weight_back) -> Tensor",
 )
 def _spmm_op(x, weight, row_scale, col_scale, csr, back, weight_back):
-    opened = unpack_csr(csr)
-    if use_triton(x):
-        return spmm_triton(x, weight, row_scale, col_scale, opened)
-    if cpu.serves(x, weight):
-        return cpu.spmm(x, weight, row_scale, col_scale, opened)
-    return spmm_torch(x, weight, row_scale, col_scale, opened)
+    serve = spmm_triton if use_triton(x) else cpu.spmm if cpu.serves(x, weight) else spmm_torch
+    return serve(x, weight, row_scale, col_scale, unpack_csr(csr))
 
 
 @_spmm_op.register_fake

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
-from typing import Any
 
 from weft.core.machine import Machine
 from weft.core.program import MARKER_KEPT, Program
@@ -66,12 +65,14 @@ class AllocatorBlock:
 
 
 class Allocator:
-    """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far.
+    """One pool of blocks, for allocations on ``stream``; the ``private`` pool of a capture keeps what it has.
 
-    ``idle``: bytes of segments with nothing in them, which are returned to the device when it runs short.
+    ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far. ``idle``: bytes of segments
+    with nothing in them, which are returned to the device when it runs short.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: int = 0, private: bool = False) -> None:
+        self.stream, self.private = stream, private
         self.allocated = self.reserved = self.peak = self.most = self.idle = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), ascending
         self._blocks: dict[int, AllocatorBlock] = {}
@@ -222,7 +223,9 @@ def replay_allocations(
                 run.keep_workspace(pool, engine, workspace)
         for _ in range(execution.tried):
             run.play(program, default, default)
-        run.release_left()
+        for owner, block in run.left:  # by the last step for the next: there is none
+            owner.free(block)
+        run.left = []
         run.trim()
 
     if preparation is None:
@@ -252,19 +255,15 @@ class _Run:
     def __init__(self, workspace: int) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
-        self._streams: list[int] = []  # of the pools
-        self._private: list[bool] = []
-        self._shares: dict[tuple[int, int], Allocator] = {}
+        self._shares: dict[tuple[Allocator, int], Allocator] = {}
         self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
-        self._left: list[tuple[Allocator, AllocatorBlock | None]] = []  # by the last step, for the next to release
+        self.left: list[tuple[Allocator, AllocatorBlock | None]] = []  # by the last step, for the next to release
         self.allocated = self.reserved = self.needed = self.library = 0
         self.evaluating: Allocator | None = None  # the pool of evaluations; None: that of the step
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
-        """A new one, for allocations on ``stream``; a ``private`` pool of a capture keeps what it has."""
-        self._pools.append(Allocator())
-        self._streams.append(stream)
-        self._private.append(private)
+        """A new one."""
+        self._pools.append(Allocator(stream, private))
         return self._pools[-1]
 
     def trim(self) -> None:
@@ -276,8 +275,8 @@ class _Run:
         self, program: Program, setup: Allocator, steps: Allocator, between: Callable[[], None] | None = None
     ) -> None:
         """Run the operators, those of the set-up in one pool and the others in another; ``between`` the two."""
-        if len(self._left) == len(program.carried):  # what the step before left for this one to release
-            held = dict(zip(program.carried, self._left, strict=True))
+        if len(self.left) == len(program.carried):  # what the step before left for this one to release
+            held = dict(zip(program.carried, self.left, strict=True))
         else:
             held = {value: (steps, self.allocate(steps, program.values[value].bytes)) for value in program.carried}
         resident, ends, carried_on = set(program.resident), program.ends(), set(program.left)
@@ -290,7 +289,10 @@ class _Run:
             pool = setup if op.phase == SETUP else steps
             if op.phase == EVALUATION and self.evaluating is not None:
                 pool = self.evaluating
-            pool = self._share(pool, op.stream)
+            if op.stream != 0:  # a side stream has a part of the pool; the caller's stream has the pool as such
+                if (pool, op.stream) not in self._shares:
+                    self._shares[pool, op.stream] = self.pool(op.stream, pool.private)
+                pool = self._shares[pool, op.stream]
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.allocate(pool, program.values[value].bytes)
@@ -305,26 +307,11 @@ class _Run:
                 if value not in carried_on:
                     owner, dead = held.get(value, (pool, None))
                     owner.free(dead)
-        self._left = [held[value] for value in program.left if value in held]
-
-    def release_left(self) -> None:
-        """Free what the last step left for the next: there is none."""
-        for owner, block in self._left:
-            owner.free(block)
-        self._left = []
-
-    def _share(self, pool: Allocator, stream: int) -> Allocator:
-        """The part of ``pool`` that a side stream has; the caller's stream, 0, has the pool as such."""
-        if stream == 0:
-            return pool
-        key = (self._pools.index(pool), stream)
-        if key not in self._shares:
-            self._shares[key] = self.pool(stream, self._private[key[0]])
-        return self._shares[key]
+        self.left = [held[value] for value in program.left if value in held]
 
     def keep_workspace(self, pool: Allocator, engine: bool, size: int) -> None:
         """Allocate the workspace of a library for good, once per stream and thread (autograd's is ``engine``)."""
-        key = (self._streams[self._pools.index(pool)], engine, size)
+        key = (pool.stream, engine, size)
         if self._workspace and key not in self._called:
             self._called.add(key)
             self.allocate(pool, size)
@@ -334,7 +321,7 @@ class _Run:
         """Allocate a block, and update the most that there has been."""
         block = pool.allocate(size)
         reserved = sum(each.reserved for each in self._pools)
-        idle = sum(each.idle for each, private in zip(self._pools, self._private, strict=True) if not private)
+        idle = sum(each.idle for each in self._pools if not each.private)
         self.allocated = max(self.allocated, sum(each.allocated for each in self._pools))
         self.reserved = max(self.reserved, reserved)
         self.needed = max(self.needed, reserved - idle)
@@ -377,8 +364,7 @@ class MemoryEstimate:
     the most it holds at any time of the run, if memory is not short; ``needed``: what it cannot do without;
     ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of Value, with ``"workspace"`` for what
     operators and libraries need inside, ``"rounding"`` for what the allocator adds, and ``"setup"`` for what the set-up
-    takes beyond the step. ``position``: the operator of the step's peak. ``training``: the most that tensors take in a
-    step without its evaluation.
+    takes beyond the step. ``training``: the most that tensors take in a step without its evaluation.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
     """
 
@@ -387,8 +373,6 @@ class MemoryEstimate:
     needed: int = 0
     context: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
-    position: int = 0
-    operator: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
     alive: tuple[LiveValue, ...] = ()
@@ -396,18 +380,9 @@ class MemoryEstimate:
     training: int = 0
 
     @property
-    def total(self) -> int:
-        """What the device must have free: the bytes that are needed, and the context."""
-        return self.needed + self.context
-
-    @property
     def safe(self) -> int:
-        """The total with the margin that makes it an upper bound."""
+        """What the device must have free: the bytes that are needed, with a margin, and the context."""
         return upper_bound(self.needed) + self.context
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "total": self.total, "safe": self.safe}
 
 
 def memory(
@@ -436,8 +411,6 @@ def memory(
         needed=held.needed,
         context=machine.context_bytes,
         kinds={kind: size for kind, size in kinds.items() if size},
-        position=position,
-        operator=program.operators[position].name if program.operators else "",
         timeline=timeline,
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
@@ -30,8 +30,30 @@ FORMAT, VERSION = "weft plan", 1
 NOT_EXECUTED = ("why", "cost", "measured")  # fields of a plan that say something, but do nothing
 
 
+class PlainData:
+    """A dataclass whose fields are plain data, tuples of it, or objects with ``to_dict``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without what is not compared."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}  # type: ignore[arg-type]
+        values = {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`."""
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        values: dict[str, Any] = {
+            name: tuple(data[name]) if isinstance(data[name], list) else data[name] for name in names if name in data
+        }
+        for name, read in (("plan", Plan.from_dict), ("cost", Cost.from_dict)):
+            if values.get(name) is not None:
+                values[name] = read(values[name])
+        return cls(**values)
+
+
 @dataclass(frozen=True)
-class TaskEstimate:
+class TaskEstimate(PlainData):
     """One task: what it would take alone, and in which group it trains (counted from 0).
 
     ``parameters`` and ``cost`` are None if not predicted: for thousands of tasks with many structures.
@@ -45,20 +67,9 @@ class TaskEstimate:
     cost: Cost | None
     group: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**data, "cost": None if self.cost is None else self.cost.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TaskEstimate:
-        """The inverse of :meth:`to_dict`."""
-        cost = None if data["cost"] is None else Cost.from_dict(data["cost"])
-        return cls(**{**{each.name: data[each.name] for each in fields(cls)}, "cost": cost})
-
 
 @dataclass(frozen=True)
-class GroupEstimate:
+class GroupEstimate(PlainData):
     """One group: its plan with the reason for every decision, and what it takes while it trains.
 
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
@@ -86,57 +97,17 @@ class GroupEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {
-            "plan": self.plan.to_dict(),
-            "cost": self.cost.to_dict(),
-            "epochs": self.epochs,
-            "run_seconds": self.run_seconds,
-            "fits": self.fits,
-            "at_peak": list(self.at_peak),
-            "advice": list(self.advice),
-            "unknown": list(self.unknown),
-            "note": self.note,
-            "extrapolated": self.extrapolated,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupEstimate:
-        """The inverse of :meth:`to_dict`."""
-        return cls(
-            plan=Plan.from_dict(data["plan"]),
-            cost=Cost.from_dict(data["cost"]),
-            epochs=data["epochs"],
-            fits=data["fits"],
-            at_peak=tuple(data["at_peak"]),
-            advice=tuple(data["advice"]),
-            unknown=tuple(data["unknown"]),
-            note=data["note"],
-            extrapolated=data.get("extrapolated", False),
-        )
+        return {**super().to_dict(), "run_seconds": self.run_seconds}
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Suggestion(PlainData):
     """The nearest plan that fits: what to change, as settings, and what it then takes."""
 
     changes: Mapping[str, Any]
     words: str
     cost: Cost
     tasks: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "changes": dict(self.changes),
-            "words": self.words,
-            "tasks": list(self.tasks),
-            "cost": self.cost.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Suggestion:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["changes"], data["words"], Cost.from_dict(data["cost"]), tuple(data["tasks"]))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ KINDS = {
     "temporary": "temporaries",
     "constant": "constants",
     "batch": "batch",
-    "queue": "queue of batches",
     "sampling": "sampling",
     "cache": "cache",
     "workspace": "workspaces",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.copying import copy_module, functions_that_hold
-from weft.runtime.modules.settings import arguments, import_callable, in_words, signature_of
+from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
+from weft.runtime.modules.state import followers, reachable
 
 
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
@@ -64,7 +70,7 @@ def _copied(task: Task) -> nn.Module:
 
 
 def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
-    factory = import_callable(task) if isinstance(task.model, str) else task.model
+    factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
     signature = signature_of(factory)
     sizes = {"in_features": in_features, "out_features": out_features}
     keywords = arguments(task, signature)
@@ -122,3 +128,93 @@ def as_written(model: nn.Module) -> nn.Module:
 
 def _by_dynamo(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or type(module).__name__ == WRAPPER
+
+
+# ---- Deep copies of users' modules, which do not fail on attributes that cannot be copied.
+#
+# Modules keep activations (``self.embedding = h``), which autograd or ``vmap`` made and which cannot be copied, and
+# locks, files or generators, which cannot be copied either. None of them is part of the model's weights.
+
+LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
+REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
+
+
+def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """A deep copy, and the names of attributes that are None in it because they cannot be copied.
+
+    Kept activations are in the copy without their history; those of a stack, which are of all members at once, are
+    None.
+    """
+    memo: dict[int, Any] = {}
+    modules = {id(module) for module in model.modules()}
+    for _, value in _attributes(model):
+        if isinstance(value, LOCKS):
+            memo[id(value)] = type(value)() if type(value) is not LOCKS[0] else threading.Lock()
+        for tensor in reachable(value, modules):
+            if not isinstance(tensor, Tensor):
+                continue
+            of_stack = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # it has no values outside of that call
+            if not tensor.is_leaf or of_stack:
+                memo[id(tensor)] = None if of_stack else tensor.detach().clone()
+    left_out: dict[str, Any] = {}
+    copies = dict(memo)
+    try:
+        copied = copy.deepcopy(model, copies)
+    except Exception:
+        left_out = {name: value for name, value in _attributes(model) if not _can_be_copied(value, memo)}
+        if not left_out:
+            raise
+        copies = memo | {id(value): None for value in left_out.values()}
+        copied = copy.deepcopy(model, copies)
+    for theirs, twin_parameter in zip(model.parameters(), copied.parameters(), strict=True):
+        if not theirs.requires_grad:  # frozen after it was hooked: nothing calls them
+            continue
+        for hook in (theirs._backward_hooks or {}).values():  # torch does not copy hooks of parameters
+            twin_parameter.register_hook(hook)
+        for hook in (theirs._post_accumulate_grad_hooks or {}).values():
+            twin_parameter.register_post_accumulate_grad_hook(hook)
+    owners = dict((*copied.named_parameters(), *copied.named_buffers()))
+    for follower in followers(model, owners.keys()):  # torch copies parameters without the views that share them
+        twin = copies.get(id(follower.tensor))
+        if isinstance(twin, Tensor) and twin is not owners[follower.owner]:
+            replace(follower, tensor=twin).follow(owners[follower.owner])
+    for module in copied.modules():
+        for key, value in vars(module).items():  # weak references to parts of the model are to those of the copy
+            if isinstance(value, weakref.ref) and isinstance(copies.get(id(value())), (nn.Module, Tensor)):
+                vars(module)[key] = weakref.ref(copies[id(value())])
+    return copied, list(left_out)
+
+
+def functions_that_hold(model: nn.Module) -> list[str]:
+    """Names of functions that a module keeps, as attributes or hooks, and that refer to parts of it.
+
+    A copy of the module keeps the same functions, which go on with the parts of the original.
+    """
+    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    hooks = {
+        name: [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
+        for name, p in model.named_parameters()
+    }
+    holding = []
+    for name, value in (*_attributes(model), *hooks.items()):
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        functions = [item for item in values if name in hooks or isinstance(item, FunctionType)]
+        if any(id(reached) in parts for item in functions for reached in reachable(item)):
+            holding.append(name)
+    return holding
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Full name and value of everything that a module keeps except parameters, buffers and submodules."""
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in REGISTERED:
+                yield f"{prefix}.{key}" if prefix else key, value
+
+
+def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception:
+        return False
+    return True

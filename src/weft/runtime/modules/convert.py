@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -38,15 +38,6 @@ class Converted:
     sparse: bool = False
     note: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"layers": dict(self.layers), "sparse": self.sparse, "note": self.note}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Converted:
-        """The inverse of :meth:`to_dict`."""
-        return cls(dict(data["layers"]), bool(data["sparse"]), data["note"])
-
 
 @dataclass(frozen=True)
 class BuiltStack:
@@ -60,32 +51,24 @@ class BuiltStack:
     converted: Converted | None = None
     unsaved: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        converted = None if self.converted is None else self.converted.to_dict()
-        return {"members": list(self.members), "converted": converted, "unsaved": self.unsaved}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> BuiltStack:
-        """The inverse of :meth:`to_dict`."""
-        converted = data.get("converted")
-        decided = None if converted is None else Converted.from_dict(converted)
-        return cls(tuple(data["members"]), decided, data.get("unsaved", ""))
-
 
 def stacks_of(saved: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
     """Those that a checkpoint holds; none in one that is older than they are."""
-    return tuple(BuiltStack.from_dict(stack) for stack in saved.get(STACKS, ()))
+    stacks = [(data, data.get("converted")) for data in saved.get(STACKS, ())]
+    return tuple(
+        BuiltStack(tuple(data["members"]), converted and Converted(**converted), data.get("unsaved", ""))
+        for data, converted in stacks
+    )
 
 
 def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
     """The inverse of :func:`stacks_of`: an entry of what a checkpoint holds."""
-    return {STACKS: [stack.to_dict() for stack in stacks]}
+    return {STACKS: [asdict(stack) for stack in stacks]}
 
 
 def stack_of_one(saved: Mapping[str, Any], member: int) -> dict[str, Any]:
     """The same entry for a member of the group that continues alone; empty if there is none."""
-    stacks = [BuiltStack((0,), stack.converted, stack.unsaved) for stack in stacks_of(saved) if member in stack.members]
+    stacks = [replace(stack, members=(0,)) for stack in stacks_of(saved) if member in stack.members]
     return described(stacks) if stacks else {}
 
 

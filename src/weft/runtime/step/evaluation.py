@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -229,32 +228,22 @@ FLOAT_MAX = torch.finfo(torch.float32).max
 NEVER = 1 << 40  # epochs of patience without a limit
 
 
-@dataclass(frozen=True)
 class Bookkeeper:
-    """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
-    of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64: what members may
-    differ in, patience in epochs, epochs between evaluations, epochs in all; ``host_rules`` is the same on the host.
+    """Writes rows of ``tasks`` into a state. ``losses``: how many leading columns must stay finite; ``watched``: the
+    column of the validation ``metric`` (None: the latest epoch is the best).
 
     A group evaluates when one of its members is due; for the other members only the training loss is recorded.
-    ``sign`` makes more of the watched metric better; ``lowest`` is below every score that is defined.
     """
 
-    losses: int
-    watched: int | None
-    rules: Tensor
-    host_rules: tuple[tuple[int, int, int], ...]
-    metric: str
-    sign: float
-    lowest: float
-
-    @classmethod
-    def of(
-        cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device, metric: str = "accuracy"
-    ) -> Bookkeeper:
-        """The bookkeeper of a stack of ``tasks``."""
-        host_rules = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
-        sign, lowest = -1.0 if metric in LOWER else 1.0, -1.0 if metric in BOUNDED else -FLOAT_MAX
-        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules, metric, sign, lowest)
+    def __init__(
+        self, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device, metric: str = "accuracy"
+    ) -> None:
+        self.losses, self.watched, self.metric = losses, watched, metric
+        # What members may differ in: patience in epochs, epochs between evaluations, epochs in all.
+        self.host_rules = [(task.patience or NEVER, task.eval_every, task.epochs) for task in tasks]
+        self.rules = torch.tensor(self.host_rules, device=device)  # [T, 3] int64
+        self.sign = -1.0 if metric in LOWER else 1.0  # makes more of the watched metric better
+        self.lowest = -1.0 if metric in BOUNDED else -FLOAT_MAX  # below every score that is defined
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""

@@ -202,23 +202,18 @@ class Inputs:
         return (*self._features.values(), *self._firsts.values())
 
     def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """The model's first aggregation of ``x``; models of one ``name`` share it (None: not shared)."""
+        """The model's first aggregation of ``x``; models of one ``name`` share it (None: not shared).
+
+        A run before this one may have left it with a graph that is kept.
+        """
         if name is None:
             return first_aggregate(model, x, self.graph.adj)
-        key = (name, id(x))
-        if key not in self._firsts:
-            self._firsts[key] = self._first(model, x, name)
-        return self._firsts[key]
-
-    def _first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """One that runs before this one have left with a graph that is kept, else a new one."""
-        there = self.graph.kept
-        if there is None or x is not self.graph.x:
-            return self._aggregated(model, x, name)
-        if name not in there:
-            there[name] = self._aggregated(model, x, name)
-        aggregation: Tensor | None = there[name]
-        return aggregation
+        kept = self.graph.kept if x is self.graph.x else None
+        table, key = (self._firsts, (name, id(x))) if kept is None else (kept, name)
+        if key not in table:
+            table[key] = self._aggregated(model, x, name)
+        self._firsts[name, id(x)] = table[key]
+        return self._firsts[name, id(x)]
 
     def _aggregated(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
         """Remembered between processes if the model is Weft's own: a user's may change under one name."""

@@ -15,7 +15,6 @@ from weft.ops.sampling.paper_triton import (
     ThreadsLaunch,
     first_low_class,
     order_by_class,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -57,7 +56,7 @@ def test_edges_beyond_32_bits(tmp_path):
     mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
     assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
     assert int(mine.edges.max()) > 2**31
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         assert_same_sample(
             sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
         )
@@ -73,31 +72,30 @@ def test_reservoir(fanout):
     assert mine.edges is not None
 
 
-@pytest.mark.parametrize("sampler", [sample_paper_triton, sample_classes_triton])
 @pytest.mark.parametrize("fanout", [1, 3, 7, 40])
-def test_paper(fanout, sampler):
+def test_paper(fanout):
     indptr, indices = random_csr()
     expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
     for few in (4, 100):
         launch = PaperLaunch(8, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
-        assert_same_sample(sampler(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
+        assert_same_sample(sample_paper_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
 
 
 @pytest.mark.parametrize("fanout", [1, 7, 40])
-@pytest.mark.parametrize(("threshold", "each"), [(1, 1), (8, 1), (64, 1), (8, 4), (64, 2), (64, 4)])
-def test_paper_with_a_few_threads_per_row(fanout, threshold, each):
+@pytest.mark.parametrize("threshold", [1, 8, 64])
+def test_paper_with_one_thread_per_row(fanout, threshold):
     """All rows above the threshold, some, and none; fewer programs than rows above it."""
     indptr, indices = random_csr(70)
     seeds = torch.cat([SEEDS, torch.arange(70, dtype=torch.int32)])
     expected = sample_reservoir_torch(indptr, indices, seeds, fanout, CLOCK, 2)
-    launch = ThreadsLaunch(threshold, each, high_programs=2, num_warps=1)
+    launch = ThreadsLaunch(threshold, high_programs=2, num_warps=1)
     assert_same_sample(sample_threads_triton(indptr, indices, seeds, fanout, CLOCK, 2, launch=launch), expected)
 
 
 def test_samplers_of_the_paper_without_work():
     indptr, indices = random_csr()
     isolated = torch.full((5,), 3, dtype=torch.int32)
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         assert sampler(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
         assert sampler(indptr, indices, isolated, 3, CLOCK).indptr.tolist() == [0] * 6
 
