@@ -14,7 +14,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 
 from weft.core.errors import GraphError
 from weft.core.keyed_store import KeyedStore
+from weft.core.plain_data import PlainData
 from weft.core.units import parse_bytes
 from weft.engine.home import code_digest, home
 from weft.graph.graph import Graph
@@ -37,7 +38,7 @@ READ_RATE = 0.5e9  # bytes per second, at worst, of files that are read, mapped 
 
 
 @dataclass(frozen=True)
-class FormEntry:
+class FormEntry(PlainData):
     """A form that is kept: of which graph, how long it took to make, and when it was last used."""
 
     graph: str
@@ -46,10 +47,6 @@ class FormEntry:
     seconds: float
     last_use: float
     path: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 class FormStore(KeyedStore):

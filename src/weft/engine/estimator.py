@@ -17,6 +17,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.models import BUILT_IN
 from weft.core.placement import DataPlacement, on_device
+from weft.core.plain_data import PlainData
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
@@ -49,7 +50,7 @@ PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(PlainData):
     """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes.
 
     ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU. ``notes``: remarks of the dry run
@@ -62,12 +63,6 @@ class Steps:
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Steps:
-        """From plain data, as ``dataclasses.asdict`` makes it."""
-        programs = Program.from_dict(data["step"]), Program.from_dict(data["preparation"])
-        return cls(*programs, tuple(data["parameters"]), tuple(data["weights"]), tuple(data["kernels"]))
 
 
 def step_keys(
@@ -289,7 +284,7 @@ class Estimator:
             steps = self.captured_now(tasks, plan)
             with suppress(OSError):  # a home that cannot be written to
                 if keys is not None:
-                    store.write(keys[0], asdict(steps))
+                    store.write(keys[0], steps.to_dict())
                 if keys is not None and steps.kernels:
                     store.write(keys[1], steps.kernels)
         self._captures[key] = steps

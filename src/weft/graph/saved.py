@@ -17,10 +17,8 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +27,7 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
+from weft.core.plain_data import PlainData
 from weft.graph.check import dtype_name
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS, Split
@@ -49,20 +48,11 @@ NUMPY_TYPES = {
 
 
 @dataclass(frozen=True)
-class ArraySpec:
+class ArraySpec(PlainData):
     """Type and shape of a stored tensor, as the description of the graph keeps them."""
 
     dtype: str
     shape: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "shape": list(self.shape)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["dtype"], tuple(data["shape"]))
 
     @property
     def numpy(self) -> np.dtype:

@@ -20,13 +20,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
+from weft.core.plain_data import PlainData
 from weft.sched.queue_state import UserShare
 
 # ---- Tasks and their states
@@ -55,7 +56,7 @@ class LostClaimError(WeftError):
 
 
 @dataclass(frozen=True)
-class QueueTask:
+class QueueTask(PlainData):
     """A task in the durable queue. ``attempts`` counts its claims; the last one is the token of the present claim."""
 
     id: str
@@ -76,10 +77,6 @@ class QueueTask:
     result: Mapping[str, Any] | None = None
     error: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "after": list(self.after)}
-
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> QueueTask:
         """The task of a database row."""
@@ -91,7 +88,7 @@ class QueueTask:
 
 
 @dataclass(frozen=True)
-class QueueEvent:
+class QueueEvent(PlainData):
     """A change of a task. ``seq`` rises by every event of the queue and is never used again."""
 
     seq: int
@@ -99,10 +96,6 @@ class QueueEvent:
     kind: str
     time: float
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 def check_change(task: str, old: str, new: str) -> None:
@@ -287,7 +280,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(PlainData):
     """Tasks that one worker trains together.
 
     ``state``: ``running``; ``preempted`` (stopped with a checkpoint, to go on as it is); ``ended``; ``dissolved``
@@ -307,10 +300,6 @@ class Group:
     state: str = "running"
     ended: float | None = None
     note: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members)}
 
 
 # ---- Users: their shares of the devices, and their waiting tasks in turn

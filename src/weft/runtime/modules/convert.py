@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from weft.core.plain_data import PlainData
 from weft.nn.pyg.convert import drawing, possible_swaps, swap
 from weft.nn.pyg.layers import TEMPLATES
 
@@ -28,7 +29,7 @@ STACKS = "stacks"  # the name in a checkpoint
 
 
 @dataclass(frozen=True)
-class Converted:
+class Converted(PlainData):
     """The ``layers`` of PyG in a module that compute with Weft's operators: names with kinds, none if none do.
 
     ``sparse``: whether features need not become dense. ``note``: one sentence for the user.
@@ -40,7 +41,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class BuiltStack:
+class BuiltStack(PlainData):
     """Tasks that train in one step: ``members``, their places among the tasks of the group, row by row.
 
     ``converted``: None for built-in models and over ranks; ``unsaved``: what keeps its training from being resumed,
@@ -54,16 +55,12 @@ class BuiltStack:
 
 def stacks_of(saved: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
     """Those that a checkpoint holds; none in one that is older than they are."""
-    stacks = [(data, data.get("converted")) for data in saved.get(STACKS, ())]
-    return tuple(
-        BuiltStack(tuple(data["members"]), converted and Converted(**converted), data.get("unsaved", ""))
-        for data, converted in stacks
-    )
+    return tuple(map(BuiltStack.from_dict, saved.get(STACKS, ())))
 
 
 def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
     """The inverse of :func:`stacks_of`: an entry of what a checkpoint holds."""
-    return {STACKS: [asdict(stack) for stack in stacks]}
+    return {STACKS: [stack.to_dict() for stack in stacks]}
 
 
 def stack_of_one(saved: Mapping[str, Any], member: int) -> dict[str, Any]:
