@@ -7,8 +7,7 @@ steps per epoch); whole epochs, without evaluation, after one that compiles and 
 
     gpu              everything on the GPU, sampling, fetching and training as one CUDA graph
     host             features in pinned host memory, read over PCIe: in stages without CUDA graphs, serial in one CUDA
-                     graph; edges there too. Recorded as *pipelined*: the next batch fetched while one trains, which
-                     was slower and was removed
+                     graph, pipelined (the next batch is fetched while one trains); edges there too
     cached           a part of the rows also on the GPU, by degree and by presampling
     sweeps           8 tasks on shared batches, in fp32, tf32 and bf16
     stages           on a CPU: one after another, and overlapped
@@ -59,7 +58,6 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("without CUDA graphs over pipelined", {"case": "host, stages without CUDA graphs"}, PIPELINED),
     ("serial over pipelined", {"case": "host, serial"}, PIPELINED),
     ("serial over cached, pipelined", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
-    ("serial over cached", {"case": "host, serial"}, {"case": "cached by degree"}),
     ("PyG over Weft, all on the GPU", {"case": "eager"}, {"case": "gpu"}),
     *(
         (
@@ -116,21 +114,25 @@ def cases(graph: Graph, args: Namespace) -> list[Case]:
             Case("stages, overlapped", None, tasks=2, sampling={"depth": 3}),
         ]
     cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
-    host, degree = DataPlacement("host"), DataPlacement("cached", cache_bytes=cache)
+    host, ahead = DataPlacement("host"), DataPlacement("host", overlap=True)
+    degree = DataPlacement("cached", cache_bytes=cache, overlap=True)
     return [
         Case("gpu", DataPlacement(), planned={}, profiled=True),
+        Case("gpu, next batch fetched meanwhile", DataPlacement(overlap=True), quick=False),
         Case("host, stages without CUDA graphs", host, sampling={"captured": False, "depth": 1}),
-        Case("host, serial", host, planned={"features": "host"}, profiled=True),
-        Case("host, edges too", DataPlacement("host", "host"), quick=False,
+        Case("host, serial", host),
+        Case("host, pipelined", ahead, planned={"features": "host"}, profiled=True),
+        Case("host, edges too, pipelined", DataPlacement("host", "host", overlap=True), quick=False,
              planned={"features": "host", "topology": "host"}),
-        Case("cached by degree", degree, planned={"cache": cache}, profiled=True),
-        Case("cached by presampling", DataPlacement("cached", cache_bytes=cache, policy="presampling"), quick=False),
+        Case("cached by degree, pipelined", degree, planned={"cache": cache}, profiled=True),
+        Case("cached by presampling, pipelined",
+             DataPlacement("cached", cache_bytes=cache, policy="presampling", overlap=True), quick=False),
         Case("gpu", DataPlacement(), tasks=8, planned={}, profiled=True),
         Case("gpu", DataPlacement(), precision="tf32"),
         Case("gpu", DataPlacement(), tasks=8, precision="tf32", profiled=True),
         Case("gpu", DataPlacement(), precision="bf16"),
         Case("gpu", DataPlacement(), tasks=8, precision="bf16", profiled=True),
-        Case("host, serial", host, tasks=8, planned={"features": "host"}, quick=False),
+        Case("host, pipelined", ahead, tasks=8, planned={"features": "host"}, quick=False),
     ]  # fmt: skip
 
 
