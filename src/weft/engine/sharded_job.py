@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Update
 from weft.core.errors import WeftError
-from weft.core.files import locked, write_text
+from weft.core.keyed_store import KeyedStore
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.settings import SHARDED_KERNELS
@@ -45,7 +46,6 @@ from weft.planner.kernel_tuner import (
     KernelConfig,
     KernelShape,
     Multiprocessors,
-    TunedKernels,
     search_for,
 )
 from weft.planner.partition import split_by_edges
@@ -117,7 +117,7 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
     while not search.finished:
         search.tell(took(search.next()))
     for other in [replace(search.best, way=way) for way in SHARDED_KERNELS if way != search.best.way]:
-        search.also(other, took(other))
+        search.trials[other] = took(other)
     return search
 
 
@@ -127,7 +127,7 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
 # stays,
 # so a run's bits do not depend on how long its steps took.
 
-FILE = "sharded_kernels.json"
+FOLDER = "sharded_kernels"
 LEAST_EDGES = 1 << 22  # of all ranks: a search compiles a dozen kernels, which small graphs do not repay
 
 
@@ -139,20 +139,15 @@ def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
 def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, machine: str) -> str:
     """Set the launch of all ranks; a sentence about it. All ranks call this together."""
     shape = shape_of(adj, max(task.hidden for task in tasks), ranks)
-    name = f"{machine}, {ranks.ranks} ranks"
-    found = ranks.share(load_tuned(machine).find(name, shape))
+    store, key = KeyedStore(machine_folder(machine) / FOLDER), f"{ranks.ranks}-ranks-{shape.key()}.json"
+    found = ranks.share(store.read(key, lambda data: KernelConfig(**data)))
     words = "found before on this machine"
     if found is None:
         search = search_launch(adj, shape, ranks)
         found, words = search.best, _words(search)
         if ranks.rank == 0:
-            path = machine_folder(machine) / FILE
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with locked(path):
-                    write_text(path, load_tuned(machine).with_found(name, shape, search).to_json())
-            except OSError:
-                pass  # the next run searches again
+            with suppress(OSError):  # the next run searches again
+                store.write(key, asdict(found))
     ranks.staging.launch = launch_of(found)
     pieces = f"ps={found.ps}, dist={found.dist}, warps per block={found.wpb}"
     ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
@@ -162,14 +157,6 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
 def _words(search: CrossIterationSearch) -> str:
     seconds = list(search.trials.values())
     return f"found in {len(seconds)} iterations, {seconds[0] / max(min(seconds), 1e-12):.2f}x as fast as the first"
-
-
-def load_tuned(machine: str) -> TunedKernels:
-    """What was found on the machine of that name; an empty table if nothing can be read."""
-    try:
-        return TunedKernels.from_json((machine_folder(machine) / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return TunedKernels()
 
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
