@@ -97,7 +97,7 @@ class FormStore(KeyedStore):
             specs = {}
             for name, array in arrays.items():
                 spec = write_array(draft / f"{name}.npy", array, flush=False)
-                specs[name] = {**spec.to_dict(), "sha256": content_digest([array])}
+                specs[name] = {**asdict(spec), "sha256": content_digest([array])}
             meta = {"graph": graph, "form": form, "bytes": size, "seconds": round(seconds, 3), "arrays": specs}
             (draft / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
 

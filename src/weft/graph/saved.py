@@ -55,13 +55,9 @@ class ArraySpec:
     dtype: str
     shape: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "shape": list(self.shape)}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """The inverse of :meth:`to_dict`."""
+        """Of what JSON makes of one."""
         return cls(data["dtype"], tuple(data["shape"]))
 
     @property
@@ -244,7 +240,7 @@ def _write(graph: Graph, draft: Path) -> None:
         parts = graph.split_rows(number)._asdict()
         arrays |= {f"{name}_{number}": ids for name, ids in parts.items() if ids.numel()}
     arrays = {name: array for name, array in arrays.items() if array is not None}
-    specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in arrays.items()}
+    specs = {name: asdict(write_array(draft / f"{name}.npy", array)) for name, array in arrays.items()}
     meta = {
         "format": FORMAT,
         "version": VERSION,
