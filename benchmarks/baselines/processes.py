@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,33 +24,6 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.timing import synchronize
 from benchmarks.harness.weft_side import group_epoch
 from weft.core.task import Task
-
-CONTROL = "nvidia-cuda-mps-control"
-SECONDS = 20.0  # for the daemon to start, and to end
-
-
-def available() -> bool:
-    """Whether the control program is installed."""
-    return shutil.which(CONTROL) is not None
-
-
-@contextmanager
-def service() -> Iterator[dict[str, str]]:
-    """A running daemon; gives the environment that its clients need."""
-    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
-        env = dict(os.environ)
-        for name, part in (("CUDA_MPS_PIPE_DIRECTORY", "pipe"), ("CUDA_MPS_LOG_DIRECTORY", "log")):
-            place = Path(folder) / part
-            place.mkdir()
-            env[name] = str(place)
-        started = subprocess.run([CONTROL, "-d"], env=env, capture_output=True, text=True, timeout=SECONDS)
-        if started.returncode:
-            raise RuntimeError(f"{CONTROL} -d failed: {(started.stderr or started.stdout).strip()}")
-        try:
-            yield env
-        finally:
-            with suppress(subprocess.TimeoutExpired):  # what was measured is worth more than a tidy end
-                subprocess.run([CONTROL], input="quit\n", env=env, capture_output=True, text=True, timeout=SECONDS)
 
 
 class Workers:

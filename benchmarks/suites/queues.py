@@ -18,9 +18,8 @@ admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the defaul
 and graphs in host memory before; planning is not counted, and reported apart.
 
 Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
-and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very
-run (``replayed``: the order of starts alone). The results file is written after every cell; whatever ended a run,
-``--resume`` goes on after its last cell, and simulations are made of the cells of both.
+and interference fitted to pairs of tasks that were measured side by side. The results file is written after every cell;
+whatever ended a run, ``--resume`` goes on after its last cell, and simulations are made of the cells of both.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from benchmarks.queue_runs.pyg import PyGWorker, run_in_order
 from benchmarks.queue_runs.pyg import warm_up as warm_up_pyg
 from benchmarks.queue_runs.server import DeviceSampler, QueueServer, peak_bytes
 from benchmarks.queue_runs.simulations import ONE, PAIRS, add_simulations, measured_alone
-from benchmarks.queue_runs.tables import print_tables
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
 from weft.sched.simulator import Simulation
@@ -287,6 +285,8 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Every queue in every mode."""
+    from benchmarks.report import runs
+
     args = arguments()
     names = listed(args.queues)
     recorder = Recorder("queues", args)
@@ -305,7 +305,7 @@ def main() -> None:
             run_weft(folder, names, chosen, recorder, graphs, args, idle)
         add_simulations(recorder.cells, names)
         recorder.save()
-    print_tables(recorder.cells, names)
+    recorder.print_tables(runs.queues, runs.queue_use, runs.queue_goals)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ steps per epoch); whole epochs, without evaluation, after one that compiles and 
 
     gpu              everything on the GPU, sampling, fetching and training as one CUDA graph
     host             features in pinned host memory, read over PCIe: in stages without CUDA graphs, serial in one CUDA
-                     graph; edges there too. Recorded as *pipelined*: the next batch fetched while one trains, which
-                     was slower and was removed
+                     graph, pipelined (the next batch is fetched while one trains); edges there too
     cached           a part of the rows also on the GPU, by degree and by presampling
     sweeps           8 tasks on shared batches, in fp32, tf32 and bf16
     stages           on a CPU: one after another, and overlapped
@@ -34,7 +33,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness.graphs import fresh, full_name, make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import Memory, profile, synchronize
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling, source_for
@@ -59,7 +58,6 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("without CUDA graphs over pipelined", {"case": "host, stages without CUDA graphs"}, PIPELINED),
     ("serial over pipelined", {"case": "host, serial"}, PIPELINED),
     ("serial over cached, pipelined", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
-    ("serial over cached", {"case": "host, serial"}, {"case": "cached by degree"}),
     ("PyG over Weft, all on the GPU", {"case": "eager"}, {"case": "gpu"}),
     *(
         (
@@ -76,14 +74,9 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def ratios(cells: Sequence[Cell]) -> Iterator[tuple[str, float]]:
     """What is compared, and how many times as long an epoch takes; of one run each, where cells are of several."""
     for words, *sides in ASKED:
-        upper, lower = (_found(cells, {**PLAIN, **wanted}) for wanted in sides)
+        upper, lower = (find(cells, **{**PLAIN, **wanted}) for wanted in sides)
         if upper is not None and lower is not None and upper.get("run") == lower.get("run"):
             yield words, upper["epoch_seconds"] / lower["epoch_seconds"]
-
-
-def _found(cells: Sequence[Cell], wanted: dict[str, Any]) -> Cell | None:
-    good = (cell for cell in cells if cell.get("status", "ok") == "ok")
-    return next((cell for cell in good if all(cell.get(key) == value for key, value in wanted.items())), None)
 
 
 SHAPE_PARTS = {"papers100m": "papers"}
@@ -116,21 +109,25 @@ def cases(graph: Graph, args: Namespace) -> list[Case]:
             Case("stages, overlapped", None, tasks=2, sampling={"depth": 3}),
         ]
     cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
-    host, degree = DataPlacement("host"), DataPlacement("cached", cache_bytes=cache)
+    host, ahead = DataPlacement("host"), DataPlacement("host", overlap=True)
+    degree = DataPlacement("cached", cache_bytes=cache, overlap=True)
     return [
         Case("gpu", DataPlacement(), planned={}, profiled=True),
+        Case("gpu, next batch fetched meanwhile", DataPlacement(overlap=True), quick=False),
         Case("host, stages without CUDA graphs", host, sampling={"captured": False, "depth": 1}),
-        Case("host, serial", host, planned={"features": "host"}, profiled=True),
-        Case("host, edges too", DataPlacement("host", "host"), quick=False,
+        Case("host, serial", host),
+        Case("host, pipelined", ahead, planned={"features": "host"}, profiled=True),
+        Case("host, edges too, pipelined", DataPlacement("host", "host", overlap=True), quick=False,
              planned={"features": "host", "topology": "host"}),
-        Case("cached by degree", degree, planned={"cache": cache}, profiled=True),
-        Case("cached by presampling", DataPlacement("cached", cache_bytes=cache, policy="presampling"), quick=False),
+        Case("cached by degree, pipelined", degree, planned={"cache": cache}, profiled=True),
+        Case("cached by presampling, pipelined",
+             DataPlacement("cached", cache_bytes=cache, policy="presampling", overlap=True), quick=False),
         Case("gpu", DataPlacement(), tasks=8, planned={}, profiled=True),
         Case("gpu", DataPlacement(), precision="tf32"),
         Case("gpu", DataPlacement(), tasks=8, precision="tf32", profiled=True),
         Case("gpu", DataPlacement(), precision="bf16"),
         Case("gpu", DataPlacement(), tasks=8, precision="bf16", profiled=True),
-        Case("host, serial", host, tasks=8, planned={"features": "host"}, quick=False),
+        Case("host, pipelined", ahead, tasks=8, planned={"features": "host"}, quick=False),
     ]  # fmt: skip
 
 
@@ -298,9 +295,7 @@ def measure_papers(graph: Graph, device: torch.device, args: Namespace) -> dict[
         made = time.perf_counter() - begin
         source = run.stacks[0].source
         steps = min(args.papers_steps, source.steps_per_epoch - WARMUP - 1)
-        clock = _Clock(device, steps)
-        run.advance(1, clock.stop)
-    step = clock.seconds / steps
+        step = timed_steps(run, steps) / steps
     places = plan.places
     return {
         "epoch_seconds": round(step * source.steps_per_epoch, 3),
@@ -325,23 +320,19 @@ def measure_papers(graph: Graph, device: torch.device, args: Namespace) -> dict[
     }
 
 
-class _Clock:
-    """``stop()`` after every step: reads the clock after some steps and after ``steps`` more, then ends."""
+def timed_steps(run: GroupRun, steps: int) -> float:
+    """Seconds of ``steps`` steps, after some that are not timed."""
+    times, places = {}, iter(range(1, WARMUP + steps + 1))
 
-    def __init__(self, device: torch.device, steps: int) -> None:
-        self._device, self._end, self._done = device, WARMUP + steps, 0
-        self._since, self.seconds = 0.0, 0.0
+    def stop() -> bool:
+        done = next(places)
+        if done in (WARMUP, WARMUP + steps):
+            synchronize(run.device)
+            times[done] = time.perf_counter()
+        return done == WARMUP + steps
 
-    def stop(self) -> bool:
-        """Whether enough has been timed."""
-        self._done += 1
-        if self._done == WARMUP:
-            synchronize(self._device)
-            self._since = time.perf_counter()
-        elif self._done == self._end:
-            synchronize(self._device)
-            self.seconds = time.perf_counter() - self._since
-        return self._done >= self._end
+    run.advance(1, stop)
+    return times[WARMUP + steps] - times[WARMUP]
 
 
 # ---- cells -------------------------------------------------------------------------------------------
@@ -387,27 +378,6 @@ def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[],
     return limited
 
 
-def print_report(recorder: Recorder) -> None:
-    """A row per cell, then what the cells say together."""
-    rows = []
-    for cell in recorder.cells:
-        if cell["status"] != "ok":
-            print(f"{cell['side']} {cell['case']}: {cell.get('reason') or cell.get('error')}")
-            continue
-        rows.append([cell["shape"], cell["side"], cell["case"], cell["tasks"], cell["precision"], cell["ms"],
-                     cell["epoch_seconds"], cell.get("predicted_seconds"), cell.get("busy"),
-                     cell.get("feature_hit_rate"), cell.get("peak_gb"), cell.get("predicted_gb")])  # fmt: skip
-    print_table(["shape", "side", "case", "T", "precision", "ms per step", "epoch s", "predicted s", "busy", "hits",
-                 "peak GB", "predicted GB"], rows)  # fmt: skip
-    for cell in recorder.cells:
-        if cell.get("kernels"):
-            longest = ", ".join(f"{name} {ms:.3g}" for name, ms in list(cell["kernels"].items())[:6])
-            print(f"{cell['case']} x {cell['tasks']} {cell['precision']}, ms per step: {longest}")
-    for words, ratio in ratios(recorder.cells):
-        print(f"{words}: {ratio:.2f}x")
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -438,10 +408,12 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("sampled_epoch", args)
     run_all(recorder, args)
-    print_report(recorder)
+    recorder.print_tables(runs.sampled_epoch)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import record_graph, time_until
 from weft.batches.sampler import CpuHops
 from weft.ops.csr.adjacency import Adjacency
@@ -251,19 +251,6 @@ def cpu_sides(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
             recorder.cell(key, partial(cpu_batches, host, workers, expand, args))
 
 
-def print_report(recorder: Recorder) -> None:
-    """The table."""
-    header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "G edges/s", "GB/s", "input nodes"]
-    rows = [
-        [c["work"], c["side"], c.get("seeds", c.get("rows")), c.get("fanout"), c.get("ms"), c.get("launched_ms"),
-         c.get("giga_edges_s") or (c["mega_edges_s"] / 1e3 if "mega_edges_s" in c else None), c.get("gb_s"),
-         c.get("input_nodes")]
-        for c in recorder.cells if c["status"] == "ok"
-    ]  # fmt: skip
-    print_table(header, rows)
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -280,10 +267,12 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import training
+
     args = arguments()
     recorder = Recorder("sampling", args)
     run(recorder, args)
-    print_report(recorder)
+    recorder.print_tables(training.sampling)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where features and edges lie on a machine with a GPU: the same bits from everywhere."""
+"""Where features and edges lie on a machine with a GPU: the same bits from everywhere, overlapped or not."""
 
 from __future__ import annotations
 
@@ -64,18 +64,20 @@ def assert_same(mine, theirs) -> None:
 
 PLACEMENTS = {
     "host": DataPlacement("host"),
+    "host, overlapped": DataPlacement("host", overlap=True),
+    "gpu, overlapped": DataPlacement(overlap=True),
     "cached": DataPlacement("cached", cache_bytes=4 * 3000 + 500 * 48),
-    "cached by presampling": DataPlacement("cached", cache_bytes=4 * 3000 + 500 * 48, policy="presampling"),
-    "all in host memory": DataPlacement("host", "host"),
-    "lists cached": DataPlacement("host", "cached", cache_bytes=4 * 3000 + 10000, policy="benefit"),
-    "both cached": DataPlacement("cached", "cached", cache_bytes=8 * 3000 + 40000, policy="benefit"),
+    "cached, overlapped": DataPlacement("cached", cache_bytes=4 * 3000 + 500 * 48, policy="presampling", overlap=True),
+    "all in host memory": DataPlacement("host", "host", overlap=True),
+    "lists cached": DataPlacement("host", "cached", cache_bytes=4 * 3000 + 10000, policy="benefit", overlap=True),
+    "both cached": DataPlacement("cached", "cached", cache_bytes=8 * 3000 + 40000, policy="benefit", overlap=True),
 }
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 @pytest.mark.parametrize("members", [1, 3])
 def test_the_same_bits_from_everywhere(graph, name, members):
-    """Training is that with everything on the GPU, bit for bit; both are replayed."""
+    """Training is that with everything on the GPU, one step after another, bit for bit; both are replayed."""
     expected = trained(run_of(graph, DataPlacement(), members=members))
     assert_same(trained(run_of(graph, PLACEMENTS[name], members=members)), expected)
 
@@ -83,35 +85,53 @@ def test_the_same_bits_from_everywhere(graph, name, members):
 @pytest.mark.parametrize("model", ["gcn", "gin", "gat", "gatv2"])
 def test_other_models(graph, model):
     expected = trained(run_of(graph, DataPlacement(), model))
-    assert_same(trained(run_of(graph, DataPlacement("host"), model)), expected)
+    assert_same(trained(run_of(graph, DataPlacement("host", overlap=True), model)), expected)
 
 
 def test_what_is_left_early_is_resumed(graph):
-    """The rest of an epoch that was left early is as if uninterrupted."""
-    expected = trained(run_of(graph, DataPlacement("host")))
-    run = run_of(graph, DataPlacement("host"))
+    """A batch on its way when training stops does no harm, and the rest of the epoch is as if uninterrupted."""
+    expected = trained(run_of(graph, DataPlacement("host", overlap=True)))
+    run = run_of(graph, DataPlacement("host", overlap=True))
     answers = iter([False, False, True])
     run.advance(EPOCHS, lambda: next(answers))
     assert (run.epoch, run.step_in_epoch) == (0, 3)
-    other = run_of(graph, DataPlacement("host"))
+    other = run_of(graph, DataPlacement("host", overlap=True))
     other.restore({name: tensor.clone() for name, tensor in run.tensors().items()})
     for one in (run, other):
         one.advance(EPOCHS)
         assert torch.equal(one.stacks[0].state.flat, expected[1])
 
 
+def test_poisoned_buffers(graph, monkeypatch):
+    """Whatever a buffer holds before a batch is fetched into it, nothing of it is trained on."""
+    expected = trained(run_of(graph, DataPlacement("host", overlap=True)))
+    run = run_of(graph, DataPlacement("host", overlap=True))
+    run.prepare()
+    (epoch,) = run._stepped
+    train_on = type(epoch).train_on
+
+    def poisoned(self, slot):
+        train_on(self, slot)
+        slot.fetched.x.fill_(1e6)  # on the stream of training, behind it: the next fetch waits for training
+        slot.fetched.y.fill_(0)
+        self._overlapped._trained[slot.buffer].record(torch.cuda.current_stream())
+
+    monkeypatch.setattr(type(epoch), "train_on", poisoned)
+    assert_same(trained(run), expected)
+
+
 @pytest.mark.parametrize("topology", ["gpu", "host"])
 @pytest.mark.parametrize("members", [1, 2])
 def test_evaluation_in_chunks(graph, topology, members):
     few = graph.with_splits(graph.train[:50], graph.val[:20], graph.test[:20])
-    placement = DataPlacement("host", topology, evaluation="layers", chunk_edges=500)
+    placement = DataPlacement("host", topology, overlap=True, evaluation="layers", chunk_edges=500)
     assert_same(
         trained(run_of(few, placement, members=members)), trained(run_of(few, DataPlacement(), members=members))
     )
 
 
 def test_hits_are_counted(graph):
-    run = run_of(graph, DataPlacement("cached", cache_bytes=4 * 3000 + 1500 * 48))
+    run = run_of(graph, DataPlacement("cached", cache_bytes=4 * 3000 + 1500 * 48, overlap=True))
     run.advance(1)
     reads = run.stacks[0].source.reads()
     assert 0.3 < reads["feature_hit_rate"] < 1.0

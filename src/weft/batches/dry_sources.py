@@ -58,6 +58,7 @@ class DrySampled(FullGraph):
         labels = graph.y.new_zeros((labelled, *graph.y.shape[1:]))  # zeros: a step on a CPU reads them
         rows = torch.arange(self._size.rows[0], device=device)
         self.batch = Batch(x, blocks, labels, rows, torch.ones(1, device=device))
+        self._waiting = self._batch() if gpu and placement is not None and placement.overlap else None
         self._sampling: list[Tensor] = []
         if gpu:  # the table of local ids; for evaluation by layers, where their nodes are; for GCN, all degrees
             nodes = graph.num_nodes
@@ -98,6 +99,7 @@ class DrySampled(FullGraph):
     def held(self) -> list[tuple[str, Tensor]]:
         """What is kept for all steps, by kind."""
         held = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
+        held += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
         held += [("input", self._dense)] if self._dense is not None else []
         return held + [("sampling", tensor) for tensor in self._sampling]
 

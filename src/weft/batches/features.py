@@ -140,17 +140,19 @@ class FeatureStore:
             return gather_rows_triton(self.x, ids.to(self.device))
         return self._read_host(ids)
 
-    def read_padded(self, ids: Tensor, count: Tensor, out: Tensor) -> Tensor:
+    def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, concurrent: bool = False) -> Tensor:
         """The rows of the first ``count [1]`` of ``ids [M]`` in ``out [M, F]``, nothing read back; the others are kept.
 
-        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory.
+        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``concurrent``: other work
+        runs on the device at the same time.
         """
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
         self._device_rows += count
         if self._slots is None:
-            return gather_rows_triton(self.x, ids, out, count=count)
-        return gather_cached_triton(self.x, self._cache, self._slots, ids, self._device_hits, out, count=count)
+            return gather_rows_triton(self.x, ids, out, count=count, concurrent=concurrent)
+        cached = (self._cache, self._slots, ids, self._device_hits)
+        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=concurrent)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""

@@ -5,7 +5,7 @@ Shapes: N nodes, S seeds of a batch, M nodes of a batch, T members, H features o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,14 +40,37 @@ EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 # ---- Batches that are made on the GPU.
 #
 # One CUDA graph samples, gathers, builds and trains: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
+# Or two graphs: one fetches into buffers and one trains on them, so that the next batch is fetched meanwhile
+# (:mod:`weft.runtime.epoch`).
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a batch is built from: padded hops, seeds outwards, features ``x [M, F]`` and the seeds' labels."""
+
+    hops: tuple[DeviceHop, ...]
+    x: Tensor
+    y: Tensor
 
 
 @dataclass(frozen=True)
 class DeviceBatch(Batch):
-    """A batch that is sampled and gathered on the GPU as a part of the step."""
+    """A batch that is made on the GPU; ``fetch(batch, buffer)`` and ``build(batch, fetched)`` are its source's."""
 
     seeds: Tensor | None = None
     clock: Tensor | None = None
+    fetch: Callable[[DeviceBatch, int], Fetched] | None = None
+    build: Callable[[DeviceBatch, Fetched], Batch] | None = None
+
+    def fetched(self, buffer: int) -> Fetched:
+        """Sample and gather into buffers number ``buffer``."""
+        assert self.fetch is not None
+        return self.fetch(self, buffer)
+
+    def built(self, fetched: Fetched) -> Batch:
+        """The padded batch."""
+        assert self.build is not None
+        return self.build(self, fetched)
 
 
 class DeviceSeeds:
@@ -93,9 +116,12 @@ class FeatureBuffer:
         self.rows = torch.zeros(rows, x.shape[1], dtype=x.dtype, device=device)
         self.filled = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor) -> Tensor:
-        """The features ``[M, F]`` of the first ``count [1]`` of ``nodes [M]``, zeros behind them, nothing read back."""
-        features = store.read_padded(nodes, count, self.rows[: nodes.numel()])
+    def read(self, store: FeatureStore, nodes: Tensor, count: Tensor, concurrent: bool = False) -> Tensor:
+        """The features ``[M, F]`` of the first ``count [1]`` of ``nodes [M]``, zeros behind them; nothing is read back.
+
+        ``concurrent``: other work runs on the device at the same time.
+        """
+        features = store.read_padded(nodes, count, self.rows[: nodes.numel()], concurrent=concurrent)
         clear_rows_triton(features, count, self.filled)
         return features
 
@@ -190,7 +216,8 @@ class Sampled:
         capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
         loops = capturable and adj.derived("has loops", lambda: _has_loops(adj, self._device))
         self._captured = sampling.captured and capturable and not loops
-        self._buffer: FeatureBuffer | None = None  # features of captured batches, at fixed addresses
+        self.overlaps = self._captured and placement is not None and placement.overlap
+        self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
         # Evaluated layer by layer if the plan says so; else if the graph is not on the device as a whole.
         layered = placement is not None and placement.evaluation == "layers"
         here = graph.device == self._device and x.device == self._device
@@ -250,22 +277,26 @@ class Sampled:
             varies=("seeds", "clock", "share"),
             seeds=ids,
             clock=clock,
-            make=self._make_on_device,
+            fetch=self._fetch,
+            build=self._build,
         )
 
-    def _make_on_device(self, batch: DeviceBatch) -> Batch:
+    def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
         """Sample and gather; nothing of it is read back by the host."""
         assert batch.seeds is not None
         assert batch.clock is not None
-        if self._buffer is None:  # for the features of the largest batch; CUDA graphs keep the address
+        if buffer not in self._buffers:  # for the features of the largest batch; CUDA graphs keep the address
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:
                 rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
-            self._buffer = FeatureBuffer(rows, self._x, self._device)
+            self._buffers[buffer] = FeatureBuffer(rows, self._x, self._device)
         hops = self._sampler.sample_padded(batch.seeds, batch.clock)
-        x = self._buffer.read(self.store, hops[-1].nodes, hops[-1].num_nodes)
-        y = self._graph.y.index_select(0, batch.seeds.long())
-        return Batch(x, tuple(self._padded(hop) for hop in reversed(hops)), y, batch.rows, batch.share)
+        x = self._buffers[buffer].read(self.store, hops[-1].nodes, hops[-1].num_nodes, concurrent=self.overlaps)
+        return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
+
+    def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
+        blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
+        return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
         def full() -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ class Batch:
     of the epoch's; ``first``: the model's first aggregation of ``x``, where it is constant.
     ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
     ``shape``: batches of equal shape can replay one CUDA graph of the step (None: never captured); ``varies``: the
-    fields in which they differ. ``make``: makes the batch as a step takes it, as a part of the step.
+    fields in which they differ.
     """
 
     x: Features
@@ -56,7 +56,27 @@ class Batch:
     shape: Hashable = None
     varies: tuple[str, ...] = ("rows", "share")
     of_epoch: Tensor | None = None
-    make: Callable[[Any], Batch] | None = None
+
+    def without_derived(self) -> Batch:
+        """The same batch, of which operators have built nothing yet."""
+        if isinstance(self.blocks, Adjacency):
+            return replace(self, blocks=self.blocks.without_derived())
+        return replace(self, blocks=tuple(block.without_derived() for block in self.blocks))
+
+    def in_float64(self) -> Batch:
+        """The same batch with features, and what it has per edge, in float64; for one adjacency and dense features."""
+        adj = self._only_block()
+        if not isinstance(self.x, Tensor):
+            raise InputError("sparse features are float32")
+        wide = adj if adj.weight is None else adj.scaled(weight=adj.weight.double())
+        if adj.relation is not None:
+            wide = wide.related(adj.relation, adj.num_relations)
+        if adj.edge_attr is not None:
+            wide = wide.attributed(adj.edge_attr.double() if adj.edge_attr.is_floating_point() else adj.edge_attr)
+        first = None if self.first is None else self.first.double()
+        other = replace(self, x=self.x.double(), blocks=wide, first=first)
+        vars(other)["edge_index"] = self.edge_index  # 16 bytes per edge, which both can read
+        return other
 
     @cached_property
     def edge_index(self) -> Tensor:
@@ -110,7 +130,15 @@ class Batch:
 
     def prepared(self) -> Batch:
         """The batch as a step takes it; one that is made on the device (sampled, gathered) is made here."""
-        return self if self.make is None else self.make(self)
+        return self.built(self.fetched(0))
+
+    def fetched(self, buffer: int) -> Any:
+        """Sample and gather on the device, into buffers number ``buffer``; nothing where the batch is there already."""
+        return None
+
+    def built(self, fetched: Any) -> Batch:
+        """The batch as a step takes it, of what :meth:`fetched` gave; everything derived from it is derived anew."""
+        return self
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that another batch of this shape has other values in, in a fixed order."""
@@ -163,12 +191,14 @@ class Source(Protocol):
     """Where the batches of a stack come from.
 
     ``constant``: every step of every epoch has the same batch, :meth:`batches` yields it again and again, and so a
-    whole epoch with its evaluation can be captured. ``rows``: where the nodes of the splits are in what
+    whole epoch with its evaluation can be captured. ``overlaps``: the next batch is to be made on the device while the
+    current one trains (:mod:`weft.runtime.epoch`). ``rows``: where the nodes of the splits are in what
     :meth:`logits` gives, ``{"train": ..., "val": ..., "test": ...}``. ``reduce``: how rows on other ranks count in.
     """
 
     steps_per_epoch: int
     constant: bool
+    overlaps: bool
     reduce: Reduce
 
     def reads(self) -> dict[str, float]:
@@ -211,7 +241,9 @@ MakeSource = Callable[[SourceRequest], Source]
 
 
 class OneByOne:
-    """Of sources whose batches are there when they are handed out: nothing is counted."""
+    """Of sources whose batches are there when they are handed out: nothing is made meanwhile, and nothing counted."""
+
+    overlaps = False
 
     def reads(self) -> dict[str, float]:
         """Nothing: there is no cache."""

@@ -24,14 +24,15 @@ class DataPlacement(PlainData):
     """Where things lie.
 
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
-    ``evaluation``: on the whole graph at once, or ``"layers"``, layer by layer in chunks of up to ``chunk_edges``
-    edges, with activations in host memory.
+    ``overlap``: the next batch is sampled and fetched while the current one trains. ``evaluation``: on the whole graph
+    at once, or ``"layers"``, layer by layer in chunks of up to ``chunk_edges`` edges, with activations in host memory.
     """
 
     features: str = "gpu"
     topology: str = "gpu"
     cache_bytes: int = 0
     policy: str = "degree"
+    overlap: bool = False
     evaluation: str = "whole"
     chunk_edges: int = EVALUATION_EDGES
 

@@ -174,7 +174,7 @@ class _Listing:
         """
         ways: list[Way] = []
         for placement in placements:
-            tier = replace(placement, features="host", topology="host", cache_bytes=0)
+            tier = replace(placement, features="host", topology="host", cache_bytes=0, overlap=False)
             key = (task.mode, task.precision, tier)
             similar = self._dry_runs.get(key)
             if similar is not None and placement is not placements[-1]:

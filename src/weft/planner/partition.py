@@ -32,10 +32,6 @@ class Partition:
         total = sum(self.edges)
         return 0.0 if not total else max(self.edges) * self.ranks / total - 1.0
 
-    def nodes(self, rank: int) -> range:
-        """The nodes of ``rank``."""
-        return range(self.bounds[rank], self.bounds[rank + 1])
-
 
 def split_by_edges(indptr: Sequence[int], ranks: int) -> Partition:
     """Cut nodes into ``ranks`` ranges of about equally many in-edges, given row offsets ``indptr [N+1]``.

@@ -16,7 +16,7 @@ from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.cost.roofline import FULL, PaddingShare
-from weft.planner.transfers import BatchTraffic, cached_rows, row_bytes
+from weft.planner.transfers import HIDDEN_BY_OVERLAP, BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
 WORTH_CACHING = 0.02  # of the features: a smaller cache is not worth its table
@@ -49,6 +49,8 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
     for topology in edges:
         for tier in features if topology == edges[0] else features[-1:]:
             placement = DataPlacement(tier, topology, policy=policy)
+            hidden = HIDDEN_BY_OVERLAP > 0 and not placement.on_device and placement.read_by_gpu
+            placement = replace(placement, overlap=hidden)
             if placement.on_device:
                 yield placement
             if task.traits is not None:
@@ -120,6 +122,8 @@ def reasons(placement: DataPlacement, task: Task, stats: GraphStats, machine: Ma
     if placement.cached:
         hits = f", about {traffic.hits:.0%} of the rows that batches read" if placement.features == "cached" else ""
         why.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{hits}")
+    if placement.overlap:
+        why.append("the next batch is sampled and fetched while one trains: two buffers")
     if placement.evaluation == "whole":
         return (*why, "evaluated on the whole graph at once")
     held, there = sum(host_activations(task, stats)), machine.host.memory_bytes

@@ -401,7 +401,7 @@ class GroupRun:
             if isinstance(stepped.source, BeginsAhead):
                 stepped.source.expect(self.epoch + 1 if self.epoch + 1 < self._last_epoch else None)
         steps_per_epoch = self._stepped[0].source.steps_per_epoch
-        batches = [stepped.source.batches(self.epoch, self.step_in_epoch) for stepped in self._stepped]
+        batches = [stepped.batches(self.epoch, self.step_in_epoch) for stepped in self._stepped]
         for together in zip(*batches, strict=True):  # all sources in lockstep
             for stepped, batch in zip(self._stepped, together, strict=True):
                 stepped.train_on(batch)

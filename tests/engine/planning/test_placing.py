@@ -27,6 +27,7 @@ def test_less_memory_moves_things_away():
     assert (roomy.features, roomy.topology, roomy.evaluation) == ("gpu", "gpu", "whole")
     assert (chunked.features, chunked.evaluation) == ("gpu", "layers")
     assert tight.features in ("cached", "host")
+    assert not tight.overlap  # reads over PCIe beside training slow it down by more than they save
 
 
 def test_a_stack_is_evaluated_by_layers_rather_than_cut():
@@ -42,11 +43,13 @@ def test_a_stack_is_evaluated_by_layers_rather_than_cut():
     assert often.plans[0].places.evaluation == "whole"  # chunks of nodes every epoch would take longer
 
 
-def test_caches_are_counted():
+def test_caches_and_queues_are_counted(monkeypatch):
+    monkeypatch.setattr("weft.planner.placement.HIDDEN_BY_OVERLAP", 0.5)  # the next batch is fetched meanwhile
     report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
     group = report.groups[0]
     assert group.plan.places.cache_bytes == 500_000_000
     assert group.cost.bytes["cache"] == 500_000_000
+    assert group.cost.bytes["batch"] == pytest.approx(group.cost.bytes["queue"], rel=0.1)
     plain = planned(budget="16GiB", features="host", topology="gpu").groups[0]
     beside = [one.cost.bytes.get("prepared", 0) for one in (group, plain)]  # batches that the host has prepared
     assert group.cost.total_bytes - beside[0] == plain.cost.total_bytes - beside[1] + 500_000_000
@@ -54,6 +57,7 @@ def test_caches_are_counted():
     assert plain.cost.seconds["pcie"] > 0
     text = str(report)
     assert "cache 477 MiB" in text
+    assert "queue of batches" in text
     assert "chosen by presampling, about" in text
 
 

@@ -65,7 +65,7 @@ def test_gather(launches, width):  # noqa: F811
     gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))
     slots, hits = torch.full((60,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     gather_cached_triton(torch.zeros(60, width), torch.zeros(4, width), slots, SEEDS, hits)
-    gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64, programs=96))
+    gather_rows_triton(torch.zeros(60, width), SEEDS, concurrent=True)
     gather_rows_triton(torch.zeros(60, width), SEEDS, count=torch.tensor([2], dtype=torch.int32))
     clear_rows_triton(torch.zeros(60, width), *torch.tensor([[2], [9]], dtype=torch.int32))
     compile_all(launches)

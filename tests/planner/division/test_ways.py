@@ -21,7 +21,7 @@ STATS = GraphStats(
     "g", 2_000_000, 60_000_000, num_features=100, num_classes=10, symmetric=True, num_train=200_000, max_degree=5000,
     degree_histogram=(0, 1000, 10_000, 100_000, 500_000, 800_000, 400_000, 150_000, 30_000, 8_000, 900, 90, 10),
 )  # fmt: skip
-HOST, GPU = DataPlacement("host", "host"), DataPlacement()
+HOST, GPU = DataPlacement("host", "host", overlap=True), DataPlacement()
 SLOW_GPU = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002, bytes=GB // 10)
 
 
@@ -133,7 +133,7 @@ def test_tasks_that_share_batches_are_compared_per_task():
 def test_moving_things_changes_the_bytes_and_is_said_to_be_rough():
     base = way(HOST, 4 * GB, 0.4)
     near = base.elsewhere(GPU, STATS)
-    assert near.device_bytes == 4 * GB + 2_000_000 * 400 + 4 * 60_000_000
+    assert near.device_bytes == 4 * GB + 2_000_000 * 400 + 4 * 60_000_000 - batch_bytes(task(), STATS)
     assert "about" in pricing().price([near])[0].figures()
     back = way(GPU, 4 * GB, 0.4).elsewhere(HOST, STATS)
-    assert back.device_bytes - 4 * GB == -2_000_000 * 400 - 4 * 60_000_000
+    assert back.device_bytes - 4 * GB == batch_bytes(task(), STATS) - 2_000_000 * 400 - 4 * 60_000_000

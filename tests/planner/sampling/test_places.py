@@ -42,6 +42,7 @@ def test_the_order_of_what_is_tried():
         ("cached", "gpu", "layers"),
         ("cached", "host", "layers"),
     ]
+    assert not any(one.overlap for one in candidates(TASK, STATS, H200, Placement()))  # it costs more than it hides
 
 
 def test_options_leave_out_the_others():
@@ -54,6 +55,7 @@ def test_options_leave_out_the_others():
 def test_features_beyond_the_host_stay_on_disk():
     huge = replace(STATS, num_nodes=10**9)
     assert ("disk", "gpu", "layers") in places(stats=huge)
+    assert not any(one.overlap for one in candidates(TASK, huge, H200, Placement()) if one.features == "disk")
 
 
 def test_a_cpu_has_memory_and_files():
@@ -81,24 +83,25 @@ def test_the_cache_takes_what_is_left():
     assert with_cache(DataPlacement("host"), TASK, STATS, Placement(), 1 << 40) == DataPlacement("host")
 
 
-def test_what_is_over_pcie_takes_time():
+def test_what_is_over_pcie_takes_time_and_no_less_beside_training():
     cost = Cost(seconds={"gpu": 0.1}, families={"spmm": 0.1}, phases={"forward": 0.1}, uncorrected={"spmm": 0.1})
     known = {}
     for name, placement in {
         "gpu": DataPlacement(),
         "serial": DataPlacement("host"),
-        "cached": DataPlacement("cached", cache_bytes=200 << 20),
+        "overlapped": DataPlacement("host", overlap=True),
+        "cached": DataPlacement("cached", cache_bytes=200 << 20, overlap=False),
         "edges": DataPlacement("host", "host"),
     }.items():
         found = with_batches(cost, TASK, STATS, placement, H200)
         assert sum(found.phases.values()) == pytest.approx(found.epoch_seconds)
         known[name] = found.epoch_seconds
-    assert known["gpu"] < known["serial"] < known["edges"]
+    assert known["gpu"] < known["serial"] < known["overlapped"] < known["edges"]
     assert known["gpu"] < known["cached"] < known["serial"]
 
 
 def test_reasons_name_bytes_and_sizes():
-    told = " ".join(reasons(DataPlacement("cached", cache_bytes=1 << 27), TASK, STATS, H200))
+    told = " ".join(reasons(DataPlacement("cached", cache_bytes=1 << 27, overlap=True), TASK, STATS, H200))
     assert "features in pinned host memory (381 MiB), the most used of them also on the GPU" in told
     assert "cache: 128 MiB of the device, chosen by degree, about" in told
     assert "a batch has about" in told

@@ -211,7 +211,9 @@ class TestRecordings:
         found.add(device.step("a"))
         found.add(device.step("b"))
         assert device.log == ["warm a", "capture a", "warm b", "warm b", "capture a", "capture b"]
-        assert device.captured == {"a", "b"}
+        found.add(device.step("c"), warm=False)
+        assert device.log[6:] == ["capture c"]
+        assert device.captured == {"a", "b", "c"}
 
     def test_one_that_cannot_be_captured_is_left_out(self):
         device, found = Device(), Recordings()

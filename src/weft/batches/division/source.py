@@ -5,7 +5,7 @@ Shapes: S seeds, M node capacity, F features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,12 +47,19 @@ class PreparedBatch(Batch):
     nodes: Tensor | None = None
     features: Tensor | None = None
     hops: tuple[tuple[Tensor, Tensor], ...] = ()
+    make: Callable[[PreparedBatch], Batch] | None = None
+
+    def prepared(self) -> Batch:
+        """With blocks, labels and features."""
+        assert self.make is not None
+        return self.make(self)
 
 
 class DividedSampled(Sampled):
     """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs."""
 
     def __init__(self, request: SourceRequest, divided: DividedSampling) -> None:
+        self._overlaps = False
         self._expected: int | None = None
         self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
@@ -71,6 +78,15 @@ class DividedSampled(Sampled):
     def division(self) -> Division:
         """Of the next epoch."""
         return self.divided.division
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether the device, preparing all batches by itself, makes the next one while one trains."""
+        return self._overlaps and self._alone
+
+    @overlaps.setter
+    def overlaps(self, overlaps: bool) -> None:
+        self._overlaps = overlaps
 
     @property
     def _alone(self) -> bool:

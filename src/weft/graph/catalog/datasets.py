@@ -156,9 +156,7 @@ def _from_dataset(dataset: Any, name: str) -> Graph:
         raise GraphError(f"{name} does not hold one graph of nodes to classify: {_reason(error)}") from error
     dense = isinstance(graph.x, torch.Tensor)
     if dense and float(torch.count_nonzero(graph.x)) / max(1, graph.x.numel()) < SPARSE_BELOW:
-        features = SparseFeatures.from_torch(graph.x)
-        fields = (graph.y, graph.train, graph.val, graph.test, graph.relation, name)
-        graph = Graph(graph.adj, features, *fields, num_relations=graph.num_relations, numbers=graph.regression)
+        graph = graph._changed(x=SparseFeatures.from_torch(graph.x))
     if graph.y is not None and graph.train.numel() == 0:
         graph = graph.random_split(0.6, 0.2, seed=0)
     return graph

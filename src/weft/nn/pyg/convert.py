@@ -25,6 +25,7 @@ from weft.nn.pyg.layers import (
     norm_from_pyg,
     norm_to_pyg,
     require,
+    template_of,
 )
 
 # ---- swap: replace the layers of PyG inside a module by those of :mod:`weft.nn.pyg.swapped_layers`, where they are
@@ -165,6 +166,11 @@ def setup_of(layer: nn.Module) -> tuple[dict[str, object], list[tuple[object, ..
     return settings, parts
 
 
+def _template(layer: nn.Module) -> Conv | None:
+    with torch.device("meta"):  # without data
+        return template_of(layer)
+
+
 def drawing(model: nn.Module, names: Collection[str]) -> list[str]:
     """Those of the layers ``names`` that drop coefficients of attention."""
     return [name for name in names if _attention_dropout(_template(model.get_submodule(name)))]
@@ -172,12 +178,6 @@ def drawing(model: nn.Module, names: Collection[str]) -> list[str]:
 
 def _attention_dropout(template: Conv | None) -> float:
     return template.dropout.p if isinstance(template, AttentionConv) else 0.0
-
-
-def _template(layer: nn.Module) -> Conv | None:
-    """Weft's layer of the same kind and sizes, without data; None for layers that need none."""
-    with torch.device("meta"):
-        return TEMPLATES[type(layer).__name__](layer)
 
 
 def from_pyg(module: nn.Module) -> Any:

@@ -171,6 +171,14 @@ class Adjacency:
     def __repr__(self) -> str:
         return f"Adjacency({self.num_rows} x {self.num_cols}, {self.num_edges} edges, {self.device})"
 
+    def without_derived(self) -> Adjacency:
+        """The same matrix, of which nothing has been derived yet."""
+        other = copy(self)
+        other._derived = {}
+        if self._structure is not None:
+            other._structure = self._structure.without_derived()
+        return other
+
     def derived(self, key: Any, build: Callable[[], Any]) -> Any:
         """The result of ``build()``, built once and cached under ``key``."""
         if key not in self._derived:

@@ -64,6 +64,7 @@ def absent_cpu(ids: Tensor, held: Tensor, positions: Tensor) -> Tensor:
 # stride is a constant of the kernel: Triton then knows which loads are aligned to 16 bytes.
 
 LINE_BYTES = 128
+FEW_PROGRAMS = 96  # programs of a gather over PCIe during other work: 32 KiB in flight each, on a part of the device
 CLEARING = 128  # programs that clear rows: a few per cent of the rows of a batch
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -83,12 +84,18 @@ class GatherLaunch:
     programs: int = 0
 
 
-def choose_gather_launch(words: int, word_bytes: int, pinned: bool, tile: int = 4096) -> GatherLaunch:
-    """Tiles of ``tile`` words: 32 per thread, so that every thread has several wide loads in flight."""
+def choose_gather_launch(
+    words: int, word_bytes: int, pinned: bool, tile: int = 4096, concurrent: bool = False
+) -> GatherLaunch:
+    """Tiles of ``tile`` words: 32 per thread, so that every thread has several wide loads in flight.
+
+    ``concurrent``: other kernels run at the same time; :data:`FEW_PROGRAMS` programs keep PCIe busy.
+    """
     line = LINE_BYTES // word_bytes
     aligned = pinned and words >= line and words + line - 1 <= 1024
     width = min(next_power_of_2(words + (line - 1 if aligned else 0)), 1024)
-    return GatherLaunch(max(1, tile // width), width, aligned=aligned)
+    programs = FEW_PROGRAMS if pinned and concurrent else 0
+    return GatherLaunch(max(1, tile // width), width, aligned=aligned, programs=programs)
 
 
 @jit_any_size("count", "num_ids", "base")
@@ -141,13 +148,14 @@ def _launch_gather(
     launch: GatherLaunch | None,
     count: Tensor | None = None,
     cached: tuple[Tensor, Tensor, Tensor] | None = None,
+    concurrent: bool = False,
 ) -> Tensor:
     """Gather into ``out``; ``cached`` is ``(cache, slots, hits)``."""
     if out.numel() == 0:
         return out
     word = _word(x)
     table, target, words = x.view(word), out.view(word), out.shape[1] * out.element_size() // word.itemsize
-    launch = launch or choose_gather_launch(words, word.itemsize, pinned=not x.is_cuda)
+    launch = launch or choose_gather_launch(words, word.itemsize, pinned=not x.is_cuda, concurrent=concurrent)
     line, base = (LINE_BYTES if launch.aligned else 0) // word.itemsize, x.data_ptr() % LINE_BYTES // word.itemsize
     cache, slots, hits = (target, ids, ids) if cached is None else (cached[0].view(word), *cached[1:])
     width = words + max(line - 1, 0)
@@ -173,15 +181,17 @@ def gather_rows_triton(
     *,
     count: Tensor | None = None,
     launch: GatherLaunch | None = None,
+    concurrent: bool = False,
 ) -> Tensor:
     """The rows ``ids [M]`` of ``x [N, F]``, which lies on the device of ``ids`` or in pinned host memory.
 
-    ``count [1]`` on the device: how many ids exist; rows beyond stay unwritten.
+    ``count [1]`` on the device: how many ids exist; rows beyond stay unwritten. ``concurrent``: other work
+    runs on the device at the same time.
     """
     check_gather(x, out, ids.numel())
     _check_reachable(x, ids)
     out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
-    return _launch_gather(x, ids, out, launch, count)
+    return _launch_gather(x, ids, out, launch, count, concurrent=concurrent)
 
 
 def gather_cached_triton(
@@ -194,16 +204,17 @@ def gather_cached_triton(
     *,
     count: Tensor | None = None,
     launch: GatherLaunch | None = None,
+    concurrent: bool = False,
 ) -> Tensor:
     """The rows ``ids [M]`` of ``x [N, F]`` (pinned host memory), read from ``cache [R, F]`` on the device if cached.
 
     ``slots [N]`` int32 holds the row of each node in the cache or -1; ``hits [1]`` int64 on the device is increased by
-    the number of rows that it had. ``out`` and ``count`` as for :func:`gather_rows_triton`.
+    the number of rows that it had. ``out``, ``count`` and ``concurrent`` as for :func:`gather_rows_triton`.
     """
     check_gather(x, out, ids.numel())
     _check_reachable(x, ids)
     out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
-    return _launch_gather(x, ids, out, launch, count, cached=(cache, slots, hits))
+    return _launch_gather(x, ids, out, launch, count, cached=(cache, slots, hits), concurrent=concurrent)
 
 
 @jit_any_size("count", "filled", "num_rows")

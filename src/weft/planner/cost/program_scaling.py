@@ -16,7 +16,7 @@ from fractions import Fraction
 from weft.core.program import Operator, Program, Value
 
 SHARED = ("graph", "input", "constant")
-SHARED_BY_STACK = (*SHARED, "batch", "sampling")  # members of a stack train on the same batches
+SHARED_BY_STACK = (*SHARED, "batch", "queue", "sampling")  # members of a stack train on the same batches
 
 
 def stacked(program: Program, tasks: int) -> Program:

@@ -91,6 +91,7 @@ class Way:
     def elsewhere(self, placement: DataPlacement, stats: GraphStats) -> Way:
         """About what it would take with features and edges elsewhere, without a dry run of its own."""
         size = self.device_bytes - self.placement.cache_bytes
+        size += batch_bytes(self.task, stats) * (placement.overlap - self.placement.overlap)
         moved = {"features": stats.num_nodes * row_bytes(self.task, stats), "topology": 4 * stats.num_edges}
         for name, taken in moved.items():
             size += taken * ((getattr(placement, name) == "gpu") - (getattr(self.placement, name) == "gpu"))

@@ -28,6 +28,7 @@ KINDS = {
     "temporary": "temporaries",
     "constant": "constants",
     "batch": "batch",
+    "queue": "queue of batches",
     "sampling": "sampling",
     "cache": "cache",
     "workspace": "workspaces",

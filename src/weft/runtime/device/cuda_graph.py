@@ -25,6 +25,7 @@ from torch import Tensor
 from weft.core.startup import no_collections
 
 SIDE_STREAMS = 4
+FIRST = -1  # priority of a stream whose kernels go before those of others
 COMPILING = 0.3  # a first run that takes longer has compiled something
 _ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one
 _BROKEN: list[torch.cuda.CUDAGraph] = []  # whose capture could not be ended
@@ -37,10 +38,14 @@ class Streams:
     """Weft's streams of a device.
 
     ``recording``: for every warm-up and every capture. ``side``: for work inside of a step that may overlap.
+    ``fetching``: the next batch is sampled and fetched there while the current one trains. ``urgent``: for capturing
+    what other streams run next to; its kernels keep their priority in a replay.
     """
 
     recording: torch.cuda.Stream
     side: tuple[torch.cuda.Stream, ...]
+    fetching: torch.cuda.Stream
+    urgent: torch.cuda.Stream
 
 
 def streams_of(device: torch.device | None = None) -> Streams:
@@ -52,8 +57,8 @@ def streams_of(device: torch.device | None = None) -> Streams:
 @cache
 def _streams(index: int) -> Streams:
     # All at once, since consecutive streams of torch are distinct.
-    recording, *side = [torch.cuda.Stream(index) for _ in range(1 + SIDE_STREAMS)]
-    return Streams(recording, tuple(side))
+    recording, *side, fetching = [torch.cuda.Stream(index) for _ in range(2 + SIDE_STREAMS)]
+    return Streams(recording, tuple(side), fetching, torch.cuda.Stream(index, priority=FIRST))
 
 
 class ConcurrentSteps:
@@ -209,14 +214,15 @@ class Recordings:
         self._all: list[Replay] = []
         self._pool: Any = None
 
-    def add(self, *new: Replay) -> None:
+    def add(self, *new: Replay, warm: bool = True) -> None:
         """Warm all of ``new`` up, then capture them; :attr:`reasons` says why any could not be, which then run eagerly.
 
-        If there is no room for the warm-up next to the pool, the pool is released, and captured anew after the warm-up.
+        ``warm=False``: another one of the same shapes has been. If there is no room for the warm-up next to the pool,
+        the pool is released, and captured anew after the warm-up.
         """
         short = False
         try:
-            self._warm_up_and_capture(new, new)
+            self._warm_up_and_capture(new if warm else (), new)
         except torch.OutOfMemoryError:
             short = bool(self._all)
             if not short:
@@ -225,7 +231,7 @@ class Recordings:
             for replay in (*self._all, *new):
                 replay.forget()
             self._pool = None
-            self._warm_up_and_capture(new, (*self._all, *new))
+            self._warm_up_and_capture(new if warm else (), (*self._all, *new))
         self._all += new
 
     def _warm_up_and_capture(self, cold: Iterable[Replay], replays: Iterable[Replay]) -> None:
