@@ -20,7 +20,8 @@ from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.estimator import NONE, Estimate, Estimator
+from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budget
+from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
 from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import (
@@ -32,6 +33,7 @@ from weft.planner.placement import (
     reasons,
     with_cache,
 )
+from weft.planner.transfers import with_batches
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
 TOO_LARGE = 1.1  # times the budget that a placement without a dry run is worked out to need: that is about right
@@ -230,58 +232,73 @@ class _Listing:
         return [way for way in ways if way not in same] + exact
 
 
-# ---- The division of planned groups.
+# ---- The groups of a plan, with their caches and divisions, and whether they are compiled.
 
 
-def with_divisions(
-    planned: Sequence[tuple[Plan, Estimate]],
-    tasks: Mapping[str, Task],
-    estimator: Estimator,
-    room: int,
-    options: RunOptions = NONE,
+def decided_groups(
+    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> list[tuple[Plan, Estimate]]:
-    """Planned groups, those whose batches the host could help to prepare with a division and room for its buffers.
+    """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``."""
+    by_name, decided = {task.label: task for task in tasks}, []
+    for plan, estimate in groups_within_budget(tasks, estimator, room - (options.placement.cache or 0), options.weave):
+        members, compiled, why = [by_name[name] for name in plan.members], False, tuple[str, ...]()
+        if plan.mode == "sampled":
+            plan, estimate = _with_batches(plan, estimate, members, estimator, room, options)
+            why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
+        else:
+            open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
+            gain = estimator.compiling(estimate, members[0], plan) if open_choice else None
+            epochs = max(task.epochs for task in members)
+            compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
+        why = (*plan.why, *estimate.notes, *why)
+        costs = {"cost": estimate.cost.to_dict(), "weights": estimate.weights}
+        decided.append((replace(plan, compiled=compiled, why=why, **costs), estimate))
+    return decided
+
+
+def _with_batches(
+    plan: Plan, estimate: Estimate, members: Sequence[Task], estimator: Estimator, room: int, options: RunOptions
+) -> tuple[Plan, Estimate]:
+    """A sampled group with a cache in what is left of ``room``, or a division of its batches with the host.
 
     The shares are decided by measured phases when the group begins, so a division that is predicted to be a little
     slower is planned as well.
     """
-    return [_with_division(plan, estimate, tasks, estimator, room, options) for plan, estimate in planned]
-
-
-def _with_division(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[Plan, Estimate]:
-    one_stack = len(plan.stack_members) == 1 and estimate.trained is not None
-    hosted = plan.places.read_by_gpu and not plan.places.on_device
-    if plan.device != "cuda" or plan.mode != "sampled" or not hosted or not one_stack:
-        return plan, estimate
-    members = [tasks[name] for name in plan.members]
-    ways = ways_to_train(members, plan, estimator, room, options)
-    fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
-    best = faster_way(fitting, plan, estimate, options)
+    task, stats, machine = members[0], estimator.stats(members[0]), estimator.machine
+    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
+    if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
+        cost = estimate.cost
+        if estimate.trained is not None:
+            times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
+            cost = with_batches(replace(cost, **times), task, stats, placement, machine)
+        taken = placement.cache_bytes
+        sizes = {name: getattr(cost, name) + taken for name in SIZES}
+        kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
+        plan = replace(plan, placement=placement)
+        estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
+    hosted = plan.device == "cuda" and placement.read_by_gpu and not placement.on_device
+    best, why, fitting = None, list(plan.why), list[Way]()
+    if hosted and len(plan.stack_members) == 1 and estimate.trained is not None:
+        ways = ways_to_train(members, plan, estimator, room, options)
+        fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
+        best = faster_way(fitting, plan, estimate, options)
     if best is None:
-        return plan, estimate
-    stats, machine = estimator.stats(members[0]), estimator.machine
-    former = reasons(plan.places, members[0], stats, machine)
-    why = [reason for reason in plan.why if reason not in former]
-    why += reasons(best.placement, members[0], stats, machine)
+        return replace(plan, why=(*why, *reasons(placement, task, stats, machine))), estimate
+    why += reasons(best.placement, task, stats, machine)
+    prepared = 0
     if best.division is not None:
         why.append(f"batches: {best.division.words()} ({best.figures()}), until phases are measured")
+        prepared = (best.division.device_buffer + BESIDES_WAITING) * batch_bytes(best.task, stats)
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
-    moved = replace(plan, placement=best.placement, division=best.division, phases=phases, why=tuple(why))
-    estimate = estimator.together(members, replace(moved, placement=replace(best.placement, cache_bytes=0)))
+    plan = replace(plan, placement=best.placement, division=best.division, phases=phases, why=tuple(why))
+    estimate = estimator.together(members, replace(plan, placement=replace(best.placement, cache_bytes=0)))
     # A profile leaves no batch to a side that only slows the other down.
     there = [way for way in fitting if way.division is None and way.placement == best.placement]
     whole, training = min(way.seconds for way in (best, *there)), best.training
     trained = min(training.epoch_seconds, whole)
     scale = trained / max(training.epoch_seconds, 1e-12)
-    prepared = 0
-    if best.division is not None:
-        prepared = (best.division.device_buffer + BESIDES_WAITING) * batch_bytes(best.task, stats)
-    more, kinds = (
-        best.device_bytes - estimate.cost.total_bytes,
-        {"prepared": prepared, "cache": best.placement.cache_bytes},
-    )
+    more = best.device_bytes - estimate.cost.total_bytes
+    kinds = {"prepared": prepared, "cache": best.placement.cache_bytes}
     cost = replace(
         estimate.cost,
         **{name: getattr(estimate.cost, name) + more for name in SIZES},
@@ -289,7 +306,7 @@ def _with_division(
         phases={**{name: scale * seconds for name, seconds in training.phases.items()}, "transfer": whole - trained},
         bytes={**estimate.cost.bytes, **{name: size for name, size in kinds.items() if size}},
     )
-    return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
+    return plan, replace(estimate, cost=cost)
 
 
 def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: RunOptions = NONE) -> Way | None:

@@ -29,14 +29,14 @@ from weft.engine.merger import merger_for
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
+from weft.planner.cost.inductor import Compiling, compiling
 from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import RunMode, epoch_clocks, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
-from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
+from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
@@ -514,68 +514,25 @@ def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimat
 
 
 def groups_within_budget(
-    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
+    tasks: Sequence[Task], estimator: Estimator, room: int, weave: bool | None
 ) -> list[tuple[Plan, Estimate]]:
-    """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``.
+    """Groups within ``room`` bytes and their estimates.
 
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    without_cache, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
-    machine, budget = estimator.machine, without_cache
+    by_name, machine, budget = {task.label: task for task in tasks}, estimator.machine, room
 
     def bytes_of(some: Sequence[Task]) -> float:
         return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
 
     for _ in range(ATTEMPTS):
-        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
+        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [replace(plan, placement=estimator.placement(by_name[plan.members[0]])) for plan in plans]
-        groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
+        groups = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
-        if not totals or max(totals) <= without_cache:
+        if not totals or max(totals) <= room:
             break
-        budget = int(budget * without_cache / max(totals) * LESS)
-    decided = []
-    for plan, estimate in groups:
-        plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)
-        decided.append((_decided(plan, estimate, by_name, estimator, options), estimate))
-    return decided
-
-
-def cached_group(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[Plan, Estimate]:
-    """A sampled group with its cache, in what is left of ``room``, and the reasons for its placement."""
-    task, machine = tasks[plan.members[0]], estimator.machine
-    if not task.sampled:
-        return plan, estimate
-    stats = estimator.stats(task)
-    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
-    if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
-        cost = estimate.cost
-        if estimate.trained is not None:
-            times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
-            cost = with_batches(replace(cost, **times), task, stats, placement, machine)
-        taken = placement.cache_bytes
-        sizes = {name: getattr(cost, name) + taken for name in SIZES}
-        kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
-        estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
-    why = (*plan.why, *reasons(placement, task, stats, machine))
-    return replace(plan, placement=placement, why=why), estimate
-
-
-def _decided(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, options: RunOptions
-) -> Plan:
-    """The plan with its cost, and whether it is compiled."""
-    epochs = max(tasks[name].epochs for name in plan.members)
-    if plan.mode == "sampled":
-        compiled = False
-        why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
-    else:
-        open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
-        gain = estimator.compiling(estimate, tasks[plan.members[0]], plan) if open_choice else None
-        compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
-    why = (*plan.why, *estimate.notes, *why)
-    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)
+        budget = int(budget * room / max(totals) * LESS)
+    return groups

@@ -19,14 +19,14 @@ from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
+    decided_groups,
     in_mode,
     ways_to_train,
-    with_divisions,
     with_modes,
     with_placements,
     with_reason,
 )
-from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget, groups_within_budget
+from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
@@ -98,11 +98,10 @@ def report_on(
         if estimate is not None:
             check_budget(estimate, task, room)
     by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
-    planned = groups_within_budget(tasks, estimator, room, options)
-    planned = with_divisions(planned, by_name, estimator, room, options)
+    planned = decided_groups(tasks, estimator, room, options)
     groups = [
         GroupEstimate(
-            plan=replace(plan, cost=estimate.cost.to_dict()),
+            plan=plan,
             cost=estimate.cost,
             epochs=max(by_name[member].epochs for member in plan.members),
             fits=estimate.cost.total_bytes <= room,

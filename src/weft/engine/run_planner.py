@@ -23,8 +23,8 @@ from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.choosing import with_divisions, with_modes, with_reason
-from weft.engine.estimator import NONE, Estimator, groups_within_budget
+from weft.engine.choosing import decided_groups, with_modes, with_reason
+from weft.engine.estimator import NONE, Estimator
 from weft.engine.graphs import Graphs
 from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
 from weft.engine.learning import keep, label_of
@@ -127,10 +127,7 @@ class RunPlanner:
 
     def _estimated(self, tasks: Sequence[Task]) -> list[Plan]:
         try:
-            groups = groups_within_budget(tasks, self._estimator, self.room, self._options)
-            by_name = {task.label: task for task in tasks}
-            divided = with_divisions(groups, by_name, self._estimator, self.room, self._options)
-            return [plan for plan, _ in divided]
+            return [plan for plan, _ in decided_groups(tasks, self._estimator, self.room, self._options)]
         except Exception as error:  # a fault of the planner must not keep a user from training
             return self._by_rule(tasks, not_predicted(error))
 
