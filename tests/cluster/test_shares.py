@@ -10,7 +10,7 @@ from weft.cluster.ray import (
     Mailbox,
     RayNode,
     Share,
-    address_of,
+    connect,
     device_names,
     divide,
     gpu_bytes,
@@ -73,11 +73,9 @@ def test_a_share_has_a_device_of_its_own_while_there_are_enough():
 
 
 def test_addresses():
-    assert address_of("ray") is None
-    assert address_of("ray://head:10001") == "ray://head:10001"
     for wrong in ("slurm", "ray://", "ray:/x"):
         with pytest.raises(SpecError, match="must be 'ray' or"):
-            address_of(wrong)
+            connect(wrong)
 
 
 class NoClient:

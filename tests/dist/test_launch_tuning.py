@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.dist.cases import CPU
 from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardGraph
-from weft.engine.sharded_job import choose_launch, is_worth_tuning, load_tuned, search_launch, shape_of
+from weft.engine.home import machine_folder
+from weft.engine.sharded_job import choose_launch, is_worth_tuning, search_launch, shape_of
 from weft.ops.sharded.sharded_spmm import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges
@@ -40,9 +43,8 @@ def test_ranks_search_together_and_keep_what_they_found():
     assert trials[0][0] == KernelConfig()
     assert "iterations" in first
     assert "found before" in second
-    kept = load_tuned(MACHINE).find(f"{MACHINE}, 2 ranks", shape)
-    assert kept is not None
-    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb, kept.way)
+    kept = json.loads((machine_folder(MACHINE) / f"sharded-kernel-2-{shape.key()}.json").read_text())
+    assert launch == ShardedLaunch(kept["ps"], kept["dist"], kept["wpb"], kept["way"])
     assert [config.way for config, _ in trials[-2:]] == ["tiles", "fetched"], "the other ways are tried once"
     assert {config.way for config, _ in trials[:-2]} == {"pieces"}
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.spec import ShellOption, takes
+from weft.cli.format import aligned, write_file
+from weft.cli.options import Json, ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 
@@ -53,7 +54,7 @@ SIMULATED = (
 @takes(*SIMULATED)
 def simulate(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Gantt charts of the policies.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Figures and groups as JSON on stdout.")] = False,
+    json: Json = False,
     **given: Any,
 ) -> None:
     """Run scheduling policies over a queue of trainings and print their figures.
@@ -82,11 +83,7 @@ def simulate(
     if plot is not None:
         from weft.engine.charts import queue_svg
 
-        try:
-            plot.absolute().parent.mkdir(parents=True, exist_ok=True)
-            plot.write_text(queue_svg(runs) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"--plot {plot}: cannot be written ({error.strerror}); choose another place") from None
+        write_file(plot, queue_svg(runs) + "\n", "--plot")
 
 
 def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
@@ -123,9 +120,5 @@ def _table(runs: list[Simulation], count: int) -> str:
         times = (figures.makespan, figures.mean_jct, figures.p95_jct, figures.mean_queuing, figures.p95_queuing)
         ends = (f"{figures.utilisation:.0%}", show_bytes(figures.peak_bytes), str(figures.refused), str(figures.late))
         rows.append((run.policy, *map(show_seconds, times), *ends))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = [f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}"]
-    for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    return "\n".join(lines)
+    heading = f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}"
+    return "\n".join([heading, *aligned(rows, right=range(1, len(COLUMNS)))])

@@ -7,15 +7,14 @@ lost continues on another one from its last checkpoint. Ray is an extra, importe
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
-import tarfile
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.plan import plan
 from weft.engine.result import Result
-from weft.engine.run import about_graph
+from weft.engine.run import about_graphs
 from weft.engine.sweep_result import SweepResult
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import PlanReport
@@ -62,18 +61,14 @@ def import_ray() -> Any:
     return ray
 
 
-def address_of(on: str) -> str | None:
-    """None for ``"ray"``, the running cluster or a new one on this machine; ``"ray://host:port"`` as it is."""
-    if on == "ray":
-        return None
-    if on.startswith("ray://") and len(on) > len("ray://"):
-        return on
-    raise SpecError(f"on={on!r} must be 'ray' or 'ray://HOST:PORT'")
-
-
 def connect(on: str) -> tuple[Any, bool]:
-    """Ray, connected to the cluster that ``on`` names, and whether this call did it."""
-    address, ray = address_of(on), import_ray()
+    """Ray, connected to the cluster that ``on`` names, and whether this call did it.
+
+    ``"ray"`` is the running cluster or a new one on this machine, ``"ray://HOST:PORT"`` another one.
+    """
+    if on != "ray" and not (on.startswith("ray://") and len(on) > len("ray://")):
+        raise SpecError(f"on={on!r} must be 'ray' or 'ray://HOST:PORT'")
+    address, ray = None if on == "ray" else on, import_ray()
     if ray.is_initialized():
         return ray, False
     try:
@@ -108,14 +103,15 @@ def device_names(nodes: list[RayNode]) -> tuple[str, ...]:
 # ---- On a node
 
 Send = Callable[[str, Any], None]  # kind ("event", "checkpoint"), and what it is
+Files = dict[str, bytes]  # by their path in a folder
 
 
 def train_share(
-    tasks: Sequence[Task], send: Send, checkpoint: bytes | None, options: RunOptions
+    tasks: Sequence[Task], send: Send, checkpoint: Files | None, options: RunOptions
 ) -> tuple[list[Any], str]:
     """Train ``tasks`` from ``checkpoint`` on, if there is one: their results, or none and what went wrong.
 
-    A checkpoint is sent as the bytes of the folder, so that another node can continue if this one is lost.
+    A checkpoint is sent as the files of the folder, so that another node can continue if this one is lost.
     """
     from weft.engine.run import run
 
@@ -137,21 +133,17 @@ def train_share(
         return list(results), ""
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path) -> Files:
     """The settings and checkpoints in the folder of a run."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in (folder / "sweep.json", *folder.rglob(FILE)):
-            if path.exists():
-                archive.add(path, str(path.relative_to(folder)))
-    return buffer.getvalue()
+    files = (folder / "sweep.json", *folder.rglob(FILE))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.exists()}
 
 
-def unpack(data: bytes, folder: Path) -> None:
+def unpack(files: Files, folder: Path) -> None:
     """The inverse of :func:`pack`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(folder, filter="data")
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 class Mailbox:
@@ -172,7 +164,7 @@ class Mailbox:
         return messages
 
 
-def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: bytes | None, options: RunOptions) -> Any:
+def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: Files | None, options: RunOptions) -> Any:
     """Runs on a node."""
     import ray
 
@@ -283,16 +275,13 @@ def run_on_ray(
         folder = RunFolder(Path(out)) if isinstance(planned, Task) else SweepFolder(Path(out), planned)
         if not overwrite:
             folder.check_free()
-    try:
-        ray, connected = connect(on)
-        try:
-            return _Run(ray, planned, folder, on_event).train(options)
-        finally:
-            if connected:
-                ray.shutdown()
-    finally:
+    with ExitStack() as stack:
         if folder is not None:
-            folder.close()
+            stack.callback(folder.close)
+        ray, connected = connect(on)
+        if connected:
+            stack.callback(ray.shutdown)
+        return _Run(ray, planned, folder, on_event).train(options)
 
 
 class _Run:
@@ -309,10 +298,11 @@ class _Run:
     def train(self, options: RunOptions) -> Result | SweepResult:
         """Plan, spread, train, collect."""
         begin = time.perf_counter()
-        nodes = [node for node in nodes_of(self._ray) if _usable(node, options.device)]
+        by_gpu, by_cpu = options.device != "cpu", not options.device.startswith("cuda")
+        nodes = [node for node in nodes_of(self._ray) if (by_gpu and node.gpus) or (by_cpu and node.cpus)]
         if not nodes:
             raise SpecError(f"device={options.device!r}: no node of the cluster has such a device")
-        on_gpu = options.device != "cpu" and any(node.gpus for node in nodes)
+        on_gpu = by_gpu and any(node.gpus for node in nodes)
         device = "cuda" if on_gpu else "cpu"
         machine = None
         if on_gpu:
@@ -343,7 +333,7 @@ class _Run:
         # The mailbox lives on the head, which the cluster does not outlive.
         on_head = {HEAD: 0.001} if any(node.head for node in nodes_of(ray)) else {}
         mailbox = ray.remote(num_cpus=0, resources=on_head)(Mailbox).remote()
-        checkpoints: dict[str, bytes] = {}
+        checkpoints: dict[str, Files] = {}
         running: dict[Any, tuple[Share, int]] = {}
 
         def submit(share: Share, attempt: int) -> None:
@@ -390,8 +380,7 @@ class _Run:
         """What a share returned; None if its node was lost and it is to be tried again."""
         errors = self._ray.exceptions
         try:
-            outcome: dict[str, Any] = self._ray.get(reference)
-            return outcome
+            return self._ray.get(reference)  # type: ignore[no-any-return]
         except errors.RayError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             if isinstance(error, errors.RayTaskError):
@@ -429,22 +418,14 @@ class _Run:
             if results[0].status == "diverged":
                 raise DivergedError(results[0].message)
             return results[0]
-        graphs, sweep = Graphs(HOST), self._work
-        first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-        described = {name: about_graph(graphs.stats(first[name])) for name in sweep.graphs}
-        result = SweepResult(sweep, results, plans, results[0].environment, seconds, described)
+        graphs = about_graphs(Graphs(HOST).stats, self._work)
+        result = SweepResult(self._work, results, plans, results[0].environment, seconds, graphs)
         if isinstance(self._folder, SweepFolder):
             self._folder.save_sweep(result)
         summary = result.summary()
         figures = {key: summary[key] for key in ("best", "metric", "statuses", "seconds")}
         self._emit("finish", status="finished", **figures, **report)
         return result
-
-
-def _usable(node: RayNode, device: str) -> bool:
-    if device.startswith("cuda"):
-        return node.gpus > 0
-    return node.cpus > 0 or (device == "auto" and node.gpus > 0)
 
 
 def _plan_of(share: Share, report: PlanReport) -> Plan:

@@ -1,26 +1,24 @@
-"""Updates and decisions: what a session reports, and what its driver answers. Plain data, JSON in and out.
+"""Progress and decisions: how far a session is, and what its driver answers. Plain data.
 
-A session lives where the tensors are; its driver may be elsewhere (on rank 0, in another process) and knows what it is
-told. Everything is counted in epochs and steps. Measured seconds are numbers in an update, so that one driver decides
-for all who follow it.
+Everything is counted in epochs. Measured seconds are numbers in the progress, and a decision is sent to all ranks, so
+that one driver decides for all who follow it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 RUNNING = "running"
 REASONS = ("", "interrupted", "preempted")  # why a session ends with members that still run
 
 
 @dataclass(frozen=True)
-class MemberOutline:
+class MemberOutline(PlainData):
     """What a driver needs to know about a member: its name, its epochs, and whose scores compare with its own.
 
     ``score``: the column of the validation metric in a row, -1: none; ``lower``: less of it is better. ``peers`` is
@@ -36,34 +34,11 @@ class MemberOutline:
 
 
 @dataclass(frozen=True)
-class GroupOutline:
-    """What a driver needs to know about a group before the first update."""
-
-    members: tuple[MemberOutline, ...]
-    device: str = "cpu"
-    compiled: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": [asdict(member) for member in self.members]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupOutline:
-        """The inverse of :meth:`to_dict`."""
-        known = _known(cls, data)
-        members = ({**_known(MemberOutline, m), "columns": tuple(m.get("columns", ()))} for m in data["members"])
-        return cls(**{**known, "members": tuple(MemberOutline(**member) for member in members)})
-
-
-@dataclass(frozen=True)
 class Update:
     """What became of one member since the last update.
 
     ``rows`` are those of the epochs from ``first`` (counted from 0) on, one number per column; ``end``: the epoch it is
-    to end at; ``best_epoch`` counts from 0, -1: none. ``epochs`` and ``steps`` are those that its group has trained.
-    ``seconds`` is what the group took for the epochs of this update, ``prepare_seconds`` what preparing its step took
-    before. ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
-    ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
+    to end at; ``best_epoch`` counts from 0, -1: none.
     """
 
     member: str
@@ -73,31 +48,24 @@ class Update:
     best_epoch: int = -1
     best_score: float = -math.inf
     diverged: bool = False
-    epochs: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
-    present: bool = True
-    status: str = RUNNING
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; NaN and infinity, which JSON does not know, become strings."""
-        data = {one.name: getattr(self, one.name) for one in fields(self)}
-        data["rows"] = [[_number_out(value) for value in row] for row in self.rows]
-        data["phases"] = dict(self.phases)
-        return data | {"best_score": _number_out(self.best_score)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Update:
-        """The inverse of :meth:`to_dict`, bit for bit."""
-        rows = tuple(tuple(float(value) for value in row) for row in data["rows"])
-        known = _known(cls, data)
-        return cls(**{**known, "rows": rows, "best_score": float(known.get("best_score", "-inf"))})
 
 
 @dataclass(frozen=True)
-class Stop:
+class Progress:
+    """How many epochs a group has trained.
+
+    ``seconds`` is what those since the last time took, ``prepare_seconds`` what preparing the step took before.
+    ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
+    """
+
+    epochs: int
+    seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stop(PlainData):
     """A member that ends here: with which status (``"pruned"``, ``"cancelled"``), and its message."""
 
     member: str
@@ -106,7 +74,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(PlainData):
     """What a session does next. ``epoch`` is the one it was decided after; a session at another epoch refuses it.
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
@@ -134,28 +102,6 @@ class Decision:
         if self.advance and (self.pause or self.finish):
             raise SpecError(f"decision: advance={self.advance} must be 0 for a session that pauses or finishes")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        lists = {"stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop), "notes": list(self.notes)}
-        return {**asdict(self), **lists, "rates": dict(self.rates)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Decision:
-        """The inverse of :meth:`to_dict`."""
-        known = _known(cls, data)
-        stop = tuple(Stop(**_known(Stop, one)) for one in data.get("stop", ()))
-        lists = {name: tuple(data.get(name, ())) for name in ("drop", "notes")}
-        return cls(**{**known, "stop": stop, **lists})
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> Decision:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
-
 
 @dataclass(frozen=True)
 class Requests:
@@ -170,26 +116,3 @@ class Requests:
     def cancelled(self, name: str) -> bool:
         """Whether ``name`` is to be cancelled."""
         return self.cancel_all or name in self.cancel
-
-
-def updates_to_json(updates: Sequence[Update]) -> str:
-    """All of them as one line of JSON."""
-    return json.dumps([update.to_dict() for update in updates], allow_nan=False)
-
-
-def updates_from_json(text: str) -> list[Update]:
-    """The inverse of :func:`updates_to_json`."""
-    return [Update.from_dict(one) for one in json.loads(text)]
-
-
-def _number_out(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` as arguments of ``cls``; what ``cls`` does not have is an error, since it would be ignored."""
-    names = {one.name for one in fields(cls)}
-    unknown = sorted(set(data) - names)
-    if unknown:
-        raise SpecError(f"{cls.__name__.lower()}: unknown {unknown[0]!r}; expected some of {', '.join(sorted(names))}")
-    return dict(data)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from weft.core.plain_data import PlainData
 
 
 @dataclass(frozen=True)
-class GraphFingerprint:
+class GraphFingerprint(PlainData):
     """The fingerprint of a plan's graph: its sizes, and a digest of all of its :class:`GraphStats`."""
 
     name: str
@@ -38,7 +38,7 @@ class GraphFingerprint:
 
 
 @dataclass(frozen=True)
-class GraphStats:
+class GraphStats(PlainData):
     """What a plan needs to know of a graph, without the graph.
 
     Degrees are in-degrees. ``degree_histogram[b]`` counts the nodes whose degree d has
@@ -85,15 +85,3 @@ class GraphStats:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
         return GraphFingerprint(self.name, *sizes, digest)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GraphStats:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
-        kept |= {name: tuple(kept.get(name, ())) for name in ("degree_histogram", "relation_edges")}
-        return cls(**kept)

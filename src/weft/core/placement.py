@@ -8,11 +8,11 @@ disk      in the mapped files of a saved graph, read by the CPU
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 PLACES = ("gpu", "host", "cached", "disk")
 POLICIES = ("degree", "presampling", "benefit")
@@ -21,7 +21,7 @@ EVALUATION_EDGES = 1 << 22  # edges of a chunk of nodes, in evaluation layer by 
 
 
 @dataclass(frozen=True)
-class DataPlacement:
+class DataPlacement(PlainData):
     """Where things lie.
 
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
@@ -57,16 +57,6 @@ class DataPlacement:
     def on_device(self) -> bool:
         """Whether everything is on the GPU."""
         return self.features == self.topology == "gpu"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DataPlacement:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
 
 
 def on_device(device: str) -> DataPlacement:

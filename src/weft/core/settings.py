@@ -441,13 +441,18 @@ def identity(value: Any) -> Any:
         return tuple(identity(item) for item in value)
     if isinstance(value, Mapping):
         return tuple((key, identity(item)) for key, item in value.items())
-    if hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
+    value = number_in(value)
     if isinstance(value, bool):
         return ("bool", value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     return str(value) if hasattr(value, "__fspath__") else ("object", id(value))
+
+
+def number_in(value: Any) -> Any:
+    """The number in a scalar of numpy or torch; any other value as it is."""
+    scalar = hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0
+    return value.item() if scalar else value
 
 
 def describe(value: Any, digits: int = 3) -> str:
@@ -487,13 +492,11 @@ class Labels:
 
     def name(self, values: Mapping[str, Any], keys: Sequence[str], first: str = "") -> str:
         """``"gcn hidden=16 lr=0.01"``: the settings ``keys`` that ``values`` has; models go without their key."""
-        words = [self.word(key, values[key]) for key in keys if key in values]
-        shown = [key for key in keys if key in values]
-        pairs = [
-            word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}"
-            for key, word in zip(shown, words, strict=True)
-        ]
-        return " ".join([first, *pairs] if first else pairs)
+        words = [first] if first else []
+        for key in (key for key in keys if key in values):
+            word = self.word(key, values[key])
+            words.append(word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}")
+        return " ".join(words)
 
 
 def _words(values: Sequence[Any]) -> dict[Any, str]:

@@ -31,7 +31,7 @@ from weft.core.wording import did_you_mean
 
 SECTIONS = ("model", "train")
 IN_MODEL = {"name": "model", "args": "model_args"}  # what has another name outside of the section [model]
-PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric")  # what may name a file
+PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric", "callbacks")  # what may name a file
 WITHOUT_RULE = ("betas", "fanout", "class_weights", "optimizer_args", "param_groups", "plateau", "callbacks")
 SWEEP_KEYS = ("samples", "sample_seed")
 
@@ -92,15 +92,6 @@ def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, An
             value = _each(value, lambda item: None if item == "none" else item)
         if key in PATHS and folder is not None:
             value = _each(value, lambda item: _in_folder(item, folder))
-        if key == "callbacks" and folder is not None:
-            value = _each(
-                value,
-                lambda item: (
-                    {**item, "call": _in_folder(item["call"], folder)}
-                    if isinstance(item, Mapping) and "call" in item
-                    else item
-                ),
-            )
         result[key] = value
     return result
 
@@ -192,6 +183,8 @@ def _check_known(name: str, section: str, where: str) -> None:
 
 def _in_folder(value: Any, folder: Path) -> Any:
     """A path that exists only in the folder of the spec file, made to point there; anything else as it is."""
+    if isinstance(value, Mapping) and "call" in value:  # a callback
+        return {**value, "call": _in_folder(value["call"], folder)}
     if not isinstance(value, str) or not value:
         return value
     file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value

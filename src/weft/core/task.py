@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.search_space import Choice, Range
 from weft.core.settings import (
     Callback,
     Hop,
@@ -15,6 +16,7 @@ from weft.core.settings import (
     check_group_settings,
     choice,
     is_per_relation,
+    number_in,
     object_name,
     open_choice,
     plain_hop,
@@ -167,26 +169,19 @@ class Task:
 
     def ignores(self, name: str) -> bool:
         """Whether the setting ``name`` has no effect, as far as names show: a user's model may read any."""
-        if name in SAMPLING_SETTINGS:
-            return self.mode == "full"
-        if name in OPTIMIZER_SETTINGS:
-            return (
-                isinstance(self.optimizer, str)
-                and not self.has_own("optimizer")
-                and self.optimizer not in OPTIMIZER_SETTINGS[name]
-            )
-        if name in LOOP_SETTINGS:
-            return self.why_ignored(name) is not None
-        if name == "convert":
-            return self.traits is not None
-        return self.traits is not None and name in model_settings() and name not in self.traits.settings
+        return self.why_ignored(name) is not None
 
     def has_own(self, name: str) -> bool:
         """Whether ``objective``, ``metric``, ``optimizer`` or ``schedule`` is a function of the user's own."""
         return is_own(getattr(self, name))
 
     def why_ignored(self, name: str) -> str | None:
-        """Why a setting of the training loop has no effect; None if it has one."""
+        """Why a setting has no effect, as far as names show; None if it has one."""
+        users = OPTIMIZER_SETTINGS.get(name, ())
+        if users and not self.has_own("optimizer") and self.optimizer not in users:
+            return f"{self.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+        if name in SAMPLING_SETTINGS and self.mode == "full":
+            return f"mode='full' trains on the whole graph; leave {name} out, or set mode='sampled'"
         if name == "optimizer_args" and not self.has_own("optimizer"):
             return f"{self.optimizer} has settings of its own names; leave it out, or give a class of torch.optim"
         if name == "plateau" and self.schedule != "plateau":
@@ -197,6 +192,10 @@ class Task:
             return "the schedule is a function of your own, which says the rate of every epoch"
         if name in ("label_smoothing", "class_weights") and self.has_own("objective"):
             return "the objective is a function of your own, which computes the loss by itself"
+        if name == "convert" and self.traits is not None:
+            return f"{self.model} has no layers of PyG; leave it out"
+        if self.traits is not None and name in model_settings() and name not in self.traits.settings:
+            return f"{self.model} has no {name}; leave it out"
         return None
 
     @property
@@ -225,18 +224,11 @@ class Task:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
-        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["betas"] = list(self.betas)
-        for name in (*OWN_FUNCTIONS, "optimizer_args", "param_groups", "class_weights"):
-            data[name] = plain_value(data[name])
-        data["callbacks"] = [callback.to_dict() for callback in self.callbacks]
+        data = {f.name: plain_value(getattr(self, f.name)) for f in fields(self)}
         data["fanout"] = None if self.fanout is None else [plain_hop(hop) for hop in self.fanout]
         data["mode"] = "sampled" if self.sampled else self.mode
         if not isinstance(self.graph, str):
             data["graph"] = f"<{self.graph_name}>"
-        if not isinstance(self.model, str):
-            data["model"] = f"<{self.model_name}>"
-        data["model_args"] = {name: plain_value(value) for name, value in self.model_args.items()}
         given = self.given_to_model() if self.traits is None else ()  # what its model was built with
         if self.has_own("optimizer"):
             given = (*given, *(name for name in OPTIMIZER_GIVEN if name in self.given))
@@ -345,14 +337,17 @@ def model_settings() -> tuple[str, ...]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of ``model_args`` for JSON; an object becomes a description of it."""
+    """The value of a setting for JSON; an object becomes a description of it."""
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): plain_value(item) for name, item in value.items()}
+    if isinstance(value, (Range, Choice, Callback)):
+        return value.to_dict()
+    value = number_in(value)
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    return f"<{name_of(value)}>"
+    return str(value) if hasattr(value, "__fspath__") else f"<{name_of(value)}>"
 
 
 def is_own(value: Any) -> bool:

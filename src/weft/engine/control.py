@@ -88,11 +88,6 @@ class Control:
             flags = {"pause": self._pause, "preempt": self._preempt, "interrupt": self.signal is not None}
             return Requests(frozenset(self._names), self._all, **flags)
 
-    def wanted(self, names: Iterable[str]) -> set[str]:
-        """Those of ``names`` that are to be cancelled."""
-        asked = self.requests()
-        return {name for name in names if asked.cancelled(name)}
-
     def wait_while_paused(self, known: Requests) -> None:
         """Return once the requests differ from ``known``: to resume, to end members, or to leave."""
         with self._changed:

@@ -39,7 +39,7 @@ class Dividing:
     @property
     def workers(self) -> int:
         """Threads of the host that prepare batches."""
-        return max(1, min(self.machine.cores - RESERVED_CORES, MOST_WORKERS))
+        return max(1, min(self.machine.host.cores - RESERVED_CORES, MOST_WORKERS))
 
     def source(self, source: MakeSource, plan: Plan) -> MakeSource:
         """``source``, with batches from both sides if the plan allows it and it may pay."""

@@ -28,7 +28,14 @@ def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[
     except Exception as error:
         if not is_memory_error(error):
             raise
-        raise OutOfMemoryError(_message(names, device)) from error
+        where = device_name(device)
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            where += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
+        raise OutOfMemoryError(
+            f"{_who(names)}: the device ran out of memory ({where}); "
+            "try a smaller hidden or fewer layers, precision='bf16', or another device"
+        ) from error
 
 
 def give_back_memory(device: torch.device, gone: bool = False) -> None:
@@ -39,18 +46,6 @@ def give_back_memory(device: torch.device, gone: bool = False) -> None:
         torch.cuda.empty_cache()
     else:
         give_back_heap()
-
-
-def _message(names: Sequence[str], device: torch.device) -> str:
-    place = device_name(device)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        place += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
-    who = f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"
-    return (
-        f"{who}: the device ran out of memory ({place}); "
-        "try a smaller hidden or fewer layers, precision='bf16', or another device"
-    )
 
 
 # ---- Turn exceptions of users' modules into one sentence with file and line.
@@ -73,23 +68,16 @@ def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
         own = [task for task in tasks if task.traits is None or any(map(task.has_own, FUNCTIONS))]
         if not own or is_memory_error(error):
             raise
-        raise ModelError(f"{_who(own)}: {what_was_raised(error, own[0])}") from error
+        raise ModelError(f"{_who([task.label for task in own])}: {what_was_raised(error, own[0])}") from error
 
 
 def what_was_raised(error: Exception, task: Task) -> str:
-    """The error, and where in the user's code it comes from."""
-    return f"{_whose(error, task)} raised {in_one_line(error)} ({place_of(error, task.model)})"
-
-
-def _whose(error: Exception, task: Task) -> str:
-    """The function of the user's own that is on the way to the error, or the model."""
+    """The error, where in the user's code it comes from, and by which function of the user's own, or the model."""
     called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    for setting in FUNCTIONS:
-        if task.has_own(setting) and function_name(getattr(task, setting)) in called:
-            return f"{setting} {function_name(getattr(task, setting))}"
-    return f"model {task.model_name}"
+    own = ((setting, function_name(getattr(task, setting))) for setting in FUNCTIONS if task.has_own(setting))
+    whose = next((f"{setting} {name}" for setting, name in own if name in called), f"model {task.model_name}")
+    return f"{whose} raised {in_one_line(error)} ({place_of(error, task.model)})"
 
 
-def _who(tasks: Sequence[Task]) -> str:
-    names = [task.label for task in tasks]
+def _who(names: Sequence[str]) -> str:
     return f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"

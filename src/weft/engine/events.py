@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from weft.core.event import Event
 from weft.core.member import Member
@@ -22,44 +22,51 @@ from weft.runtime.group import GroupRun
 
 Listener = Callable[[Event], None]
 Reads = Mapping[str, float]
-NO_READS: Reads = {}
 SUM_UP_SECONDS = 0.5  # between two progress events of a sweep, which name every running member
 
 
-class EventSource(Protocol):
-    """What a session and a job report to."""
+class EventSource:
+    """What a session and a job report to. This one reports nothing: ranks other than 0 have it."""
+
+    _group: Mapping[str, Any] = {}  # the position of the group in training, of a sweep
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Emit an event about the task, or about the sweep as a whole."""
 
     def note(self, message: str) -> None:
         """Something worth reading."""
+        self.event("note", message=message)
 
     def preparing(self, message: str, **numbers: int) -> None:
         """Something is done before training, ``done`` of ``total``."""
+        self.event("preparing", message=message, **numbers)
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         """A group is about to train, for the scheduler's reason ``why``.
 
         ``key`` names it for good, ``position`` is its place among ``plans`` now.
         """
 
-    def progress(
-        self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
-    ) -> None:
+    def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
 
     def ended(self, member: Member) -> None:
-        """A member has ended."""
+        """A member has ended; of one task the engine emits that once its files are written."""
 
     def never_begun(self, result: Result) -> None:
         """A member could not begin, or was cancelled before."""
 
     def checkpoint(self, path: Path, epoch: int) -> None:
         """A checkpoint was written."""
+        self.event("checkpoint", path=str(path), epoch=epoch)
 
     def paused(self, paused: bool, epoch: int) -> None:
-        """Training has paused, or goes on."""
+        """Training has paused, or continues."""
+        self.event("paused" if paused else "resumed", epoch=epoch, **self._group)
 
     def left(self, reason: str, epoch: int) -> None:
-        """The run ends here, with members that could go on: ``"interrupted"`` or ``"preempted"``."""
+        """The run ends here, with members that could continue: ``"interrupted"`` or ``"preempted"``."""
+        self.event(reason, epoch=epoch, **self._group)
 
 
 def about_graph(group: GroupRun) -> dict[str, Any]:
@@ -68,82 +75,49 @@ def about_graph(group: GroupRun) -> dict[str, Any]:
     return {"name": stats.name, "nodes": stats.num_nodes, "edges": stats.num_edges}
 
 
-class TaskEvents:
+class TaskEvents(EventSource):
     """The events of one task."""
 
     def __init__(self, label: str, emit: Listener) -> None:
         self._label, self._emit, self._key = label, emit, ""
 
     def event(self, kind: str, **data: Any) -> None:
-        """Emit an event about the task."""
         self._emit(Event(kind, self._label, data, group=self._key))
 
-    def note(self, message: str) -> None:
-        self.event("note", message=message)
-
-    def preparing(self, message: str, **numbers: int) -> None:
-        self.event("preparing", message=message, **numbers)
-
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
         data |= {"graph": about_graph(group), **group.describe(0)}
         self.event("start", **data, scheduled=why, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
 
-    def progress(
-        self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
-    ) -> None:
+    def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         (member,) = members
         if member.rows:
-            rate = trained / max(seconds, 1e-9)
             standing = member.standing()
             first = {key: standing.pop(key) for key in ("epoch", "epochs")}
-            self.event("progress", **first, epochs_per_second=rate, **standing, **reads)
-
-    def ended(self, member: Member) -> None:
-        """The engine emits the end of a task once its files are written."""
-
-    def never_begun(self, result: Result) -> None:
-        """The engine emits this as well."""
-
-    def checkpoint(self, path: Path, epoch: int) -> None:
-        self.event("checkpoint", path=str(path), epoch=epoch)
-
-    def paused(self, paused: bool, epoch: int) -> None:
-        self.event("paused" if paused else "resumed", epoch=epoch)
-
-    def left(self, reason: str, epoch: int) -> None:
-        self.event(reason, epoch=epoch)
+            self.event("progress", **first, epochs_per_second=trained / max(seconds, 1e-9), **standing, **reads)
 
 
-class SweepEvents:
+class SweepEvents(EventSource):
     """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
 
     def __init__(self, sweep: Sweep, emit: Listener) -> None:
         self._sweep, self._emit = sweep, emit
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, Member] = {}
-        self._group: dict[str, Any] = {}
         self._key = ""
         self._held: list[Event] = []  # ends of members that went wrong before anybody began
         self._told = 0.0
         self._since: tuple[int, float] = (0, 0.0)  # epochs done and seconds passed since the last progress event
 
     def event(self, kind: str, **data: Any) -> None:
-        """Emit an event about the whole."""
         held = self._held if kind in ("group", "finish", "failed") else []
         while held:
             self._emit(held.pop(0))
         of_a_group = kind not in ("preparing", "start", "finish", "failed")
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
-    def note(self, message: str) -> None:
-        self.event("note", message=message)
-
-    def preparing(self, message: str, **numbers: int) -> None:
-        self.event("preparing", message=message, **numbers)
-
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
         described = group.describe(0)
         if not self._group:
             self.event(
@@ -163,9 +137,7 @@ class SweepEvents:
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"], "scheduled": why}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
-    def progress(
-        self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
-    ) -> None:
+    def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
         self._begun |= {member.name: member for member in members}
         self._since = (self._since[0] + trained, self._since[1] + seconds)
         over = not any(member.running for member in members)
@@ -194,15 +166,6 @@ class SweepEvents:
             self._emit(event)
         else:
             self._held.append(event)
-
-    def checkpoint(self, path: Path, epoch: int) -> None:
-        self.event("checkpoint", path=str(path), epoch=epoch)
-
-    def paused(self, paused: bool, epoch: int) -> None:
-        self.event("paused" if paused else "resumed", epoch=epoch, **self._group)
-
-    def left(self, reason: str, epoch: int) -> None:
-        self.event(reason, epoch=epoch, **self._group)
 
 
 class Broadcast:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +26,9 @@ import torch
 from safetensors import SafetensorError
 
 from weft.core.decision import RUNNING
-from weft.core.errors import SpecError, TrainingError, WeftError
+from weft.core.errors import SpecError, TrainingError
 from weft.core.event import Event
-from weft.core.files import write_json
+from weft.core.files import write_json, write_text
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
@@ -42,7 +41,7 @@ from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_chec
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.convert import described
 
-# ---- FolderLock: one run at a time writes into a folder. The system releases it however the run ends.
+# ---- One run at a time writes into a folder. The system releases the lock however the run ends.
 
 try:
     import fcntl
@@ -56,54 +55,35 @@ class FolderLock:
     """A lock on ``folder``, held from :meth:`take` to :meth:`release`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._file = folder, folder / LOCK_FILE
         self._handle: int | None = None
 
     def take(self) -> None:
-        """Keep others out; :class:`SpecError` where another run is at it."""
-        if fcntl is None or self._handle is not None:
-            return
-        while not self._try():
-            pass  # its holder has just removed the file: a lock on that would exclude no other run
-
-    def refuse_if_taken(self) -> None:
-        """:class:`SpecError` where another run is at it; leaves everything as it is."""
-        if fcntl is not None and self._handle is None and (self._folder / LOCK_FILE).exists():
-            self.take()
-            self.release()
-
-    def _try(self) -> bool:
-        """Lock the file; False if it no longer exists."""
-        handle = os.open(self._folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise SpecError(
-                f"{option('out', self._folder)}: another run is writing there; "
-                f"wait for it, or choose another {option('out')}"
-            ) from None
-        except OSError:  # a file system without locks: as before there were any
-            os.close(handle)
-            return True
-        if not self._is_there(handle):
-            os.close(handle)
-            return False
-        self._handle = handle
-        return True
-
-    def _is_there(self, handle: int) -> bool:
-        """Whether ``handle`` is the file that others would open."""
-        try:
-            return os.path.samestat(os.fstat(handle), os.stat(self._folder / LOCK_FILE))
-        except FileNotFoundError:
-            return False
+        """Acquire the lock; :class:`SpecError` if another run holds it. Without locks on this system: do nothing."""
+        while fcntl is not None and self._handle is None:
+            handle = os.open(self._file, os.O_CREAT | os.O_RDWR, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # If its holder has just removed the file, a lock on that would exclude no other run: try again.
+                if os.path.samestat(os.fstat(handle), os.stat(self._file)):
+                    self._handle = handle
+                    return
+            except BlockingIOError:
+                where = f"{option('out', self._folder)}: another run is writing there"
+                raise SpecError(f"{where}; wait for it, or choose another {option('out')}") from None
+            except FileNotFoundError:
+                pass
+            except OSError:  # a file system without locks
+                return
+            finally:
+                if self._handle is None:
+                    os.close(handle)
 
     def release(self) -> None:
         """Let others in."""
         if self._handle is not None:
             with suppress(OSError):
-                (self._folder / LOCK_FILE).unlink()
+                self._file.unlink()
             os.close(self._handle)
             self._handle = None
 
@@ -123,26 +103,16 @@ def former_members(saved: Sequence[Mapping[str, Any]], tasks: Sequence[Task], fi
     described = [(task, task.to_dict()) for task in tasks]
     found = []
     for one in saved:
-        task = next(
-            (
-                task
-                for task, now in described
-                if (
-                    all(
-                        one.get(key) == now[key] or (key not in one and not now[key])
-                        for key in now
-                        if key not in MAY_DIFFER
-                    )
-                )
-            ),
-            None,
-        )
-        if task is None:
+        for task, now in described:
+            keys = [key for key in now if key not in MAY_DIFFER]
+            if all(one.get(key) == now[key] or (key not in one and not now[key]) for key in keys):
+                found.append(task)
+                break
+        else:
             raise SpecError(
                 f"{file}: {one.get('name') or one['model']!r} is not in this sweep; extending keeps what is there, so "
                 f"give all settings, the former ones too, or choose another {option('out')}"
             )
-        found.append(task)
     return found
 
 
@@ -206,7 +176,8 @@ class RunFolder:
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
         self.mode: str | None = None
-        self._opened, self._lock = False, FolderLock(path)
+        self.opened = False  # whether this run writes here: something has begun
+        self._lock = FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         if not there.is_dir():
@@ -214,14 +185,9 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise SpecError(f"{option('out', path)}: {there} cannot be written to; choose another folder")
 
-    @property
-    def opened(self) -> bool:
-        """Whether this run writes here: something has begun, and nothing went wrong with the disk."""
-        return self._opened
-
     def open(self, afresh: bool) -> None:
         """Make the folder; ``afresh`` removes what a former run left, so that nothing is taken for this one's."""
-        if self._opened:
+        if self.opened:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -242,12 +208,14 @@ class RunFolder:
         except OSError as error:
             what = f"cannot be written to ({error.strerror}); choose another"
             raise SpecError(f"{option('out', self.path)}: {what}") from None
-        self._opened = True
+        self.opened = True
         self._write_journal()
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run: another one that writes there, or one that this would delete."""
-        self._lock.refuse_if_taken()
+        if (self.path / LOCK_FILE).exists():
+            self._lock.take()
+            self._lock.release()
         if holds_run(self.path):
             raise SpecError(
                 f"{option('out', self.path)}: holds a run already; go on with it ({switch('resume')}), "
@@ -262,7 +230,7 @@ class RunFolder:
         """Append one line; what cannot be written now is, in order, with a later one."""
         self._unwritten.append(event.to_json() + "\n")
         del self._unwritten[:-MOST_UNWRITTEN]
-        if self._opened:
+        if self.opened:
             self._write_journal()
 
     def _write_journal(self) -> None:
@@ -344,11 +312,11 @@ class RunFolder:
 
     def save_report(self, result: Result) -> None:
         """Write the page about the training, over or not; there is nothing to show before its first epoch."""
-        from weft.engine.page import write_report
+        from weft.engine.page import render_report
 
         if result.history and "metric" in result.metrics:
             with self.writing():
-                write_report(result, self.path / REPORT)
+                write_text(self.path / REPORT, render_report(result))
 
     def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
         """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
@@ -456,32 +424,7 @@ class SweepFolder(RunFolder):
 
     def save_report(self, result: SweepResult) -> None:  # type: ignore[override]
         """Write the page about the sweep, over or not."""
-        from weft.engine.page import write_sweep_report
+        from weft.engine.page import render_sweep_report
 
         with self.writing():
-            write_sweep_report(result, self.path / REPORT)
-
-
-# ---- RunningReport: keep ``report.html`` up to date while a run trains, without slowing it down.
-
-EVERY_SECONDS = 10.0
-SHARE = 0.02  # of the time that writing the page may take
-
-Write = Callable[[list[Result]], None]
-
-
-class RunningReport:
-    """Calls ``write`` with the members as they stand, every so often; the longer a page takes, the more rarely."""
-
-    def __init__(self, write: Write) -> None:
-        self._write, self._next = write, 0.0
-
-    def __call__(self, standing: Callable[[], list[Result]], force: bool = False) -> None:
-        """Write the page if it is time to, or in any case; a page that cannot be written is left out."""
-        begin = time.monotonic()
-        if begin < self._next and not force:
-            return
-        with suppress(OSError, WeftError):
-            self._write(standing())
-        end = time.monotonic()
-        self._next = end + max(EVERY_SECONDS, (end - begin) / SHARE)
+            write_text(self.path / REPORT, render_sweep_report(result))

@@ -211,7 +211,7 @@ def _calibrations(machine: Machine) -> KeyedStore:
 
 def basis_of(machine: Machine) -> str:
     """What predictions for ``machine`` are made from: a digest of its rates, and the version that uses them."""
-    rates = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
+    rates = {**machine.primary.to_dict(), "cores": machine.host.cores, "one_thread": machine.host.one_thread}
     rates = {key: value for key, value in rates.items() if key not in NO_RATES}
     digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
     return f"weft {__version__}, rates {digest[:16]}"

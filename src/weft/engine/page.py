@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from weft.core.event import finite
-from weft.core.files import write_text
 from weft.core.plan import Plan
 from weft.core.sweep import setting_of
 from weft.core.task import Task
@@ -134,11 +132,6 @@ def _settings_rows(scores: Sequence[SettingsScore], metric: str) -> tuple[tuple[
 # ---- One training
 
 
-def write_report(result: Result, path: Path) -> None:
-    """Write the page for one training to ``path``, in one piece."""
-    write_text(path, render_report(result))
-
-
 def render_report(result: Result) -> str:
     """The page: headline numbers, curves, settings, environment, and why it ran the way it did."""
     task, metrics, history = result.task, result.metrics, result.history
@@ -207,11 +200,6 @@ def result_html(result: Result) -> str:
 
 
 # ---- A sweep
-
-
-def write_sweep_report(result: SweepResult, path: Path) -> None:
-    """Write the page for a sweep to ``path``, in one piece."""
-    write_text(path, render_sweep_report(result))
 
 
 def render_sweep_report(result: SweepResult) -> str:

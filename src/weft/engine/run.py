@@ -16,26 +16,24 @@ import torch
 
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.graph_stats import GraphStats
-from weft.core.run_options import Placement, RunOptions
+from weft.core.run_options import Placement, RunOptions, refuse_misplaced
 from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
 from weft.core.wording import option, switch
 from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.display import display_for
-from weft.engine.events import Broadcast, Listener, SweepEvents, TaskEvents
-from weft.engine.folder import REPORT, RunFolder, RunningReport, SweepFolder
+from weft.engine.events import Broadcast, EventSource, Listener, SweepEvents, TaskEvents
+from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import with_all_splits
 from weft.engine.job import Job
-from weft.engine.machine import choose_device, environment
+from weft.engine.machine import choose_device
 from weft.engine.process_state import Needs, process_state
 from weft.engine.result import Result
 from weft.engine.run_planner import check_runnable, device_of
 from weft.engine.sweep_result import SweepResult
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
-
-MakeJob = Callable[[Sequence[Task], torch.device, Any, RunFolder | None], Job]
 
 
 @overload
@@ -59,6 +57,7 @@ def run(
     ranks: int = 1,
     placement: Placement = Placement(),  # noqa: B008
     options: RunOptions = RunOptions(),  # noqa: B008
+    **misplaced: Any,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -83,6 +82,7 @@ def run(
     """
     if not isinstance(options, RunOptions):
         raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
+    refuse_misplaced(misplaced, "weft.run")
     options = options.with_keywords(device=device, budget=budget, ranks=ranks, placement=placement)
     report, limit = None, options.budget
     if isinstance(work, PlanReport):
@@ -101,8 +101,11 @@ def run(
     options.check_tasks(tasks)
     control.expect(task.label for task in tasks)
     target = choose_device(options.device) if report is None else device_of(report, options.device)
-    if options.ranks > 1 and not is_first_rank():
-        out, resume, on_event, progress = None, False, None, False
+    if options.ranks > 1:
+        from weft.dist.launch import is_first_rank, start_ranks  # a run on one rank does without
+
+        if not is_first_rank():
+            out, resume, on_event, progress = None, False, None, False
     options = replace(options, budget=limit)
     with ExitStack() as stack:
         folder = None
@@ -121,9 +124,10 @@ def run(
         former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
         journal = [] if folder is None else [folder.journal]
         emit = Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)
-        make_job: MakeJob = partial(Job, options=options, control=control, report=report)
-        if options.ranks > 1:
-            from weft.dist.launch import start_ranks
+        events = TaskEvents(work.label, emit) if isinstance(work, Task) else SweepEvents(work, emit)
+        if options.ranks == 1:
+            job = Job(tasks, target, events, folder, options, control, report)
+        else:
             from weft.engine.sharded_job import ShardedJob, train_as_rank
 
             stack.enter_context(_lost_ranks_explained(folder))
@@ -133,48 +137,34 @@ def run(
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )
-            target = here.device
-
-            def make_job(tasks: Sequence[Task], _: torch.device, events: Any, folder: RunFolder | None) -> Job:
-                return ShardedJob(tasks, here, events, folder, options, control)
-
-        if isinstance(work, Task):
-            return _run_task(work, target, folder, resume, emit, make_job)
-        return _run_sweep(work, target, folder, resume, emit, make_job)
-
-
-def is_first_rank() -> bool:
-    """Whether this process shows and saves; see :func:`weft.dist.launch.is_first_rank`."""
-    from weft.dist.launch import is_first_rank as first  # a run on one rank does without
-
-    return first()
+            job = ShardedJob(tasks, here, events, folder, options, control)
+        return _train(work, job, events, folder, resume)
 
 
 def _check_folder_options(
     out: Any, resume: bool, overwrite: bool, extend: Any, options: RunOptions, planned: bool
 ) -> None:
     """A :class:`SpecError` for options about the folder that contradict each other, or need a folder."""
-    if out is not None and not isinstance(out, (str, os.PathLike)):
-        raise SpecError(f"out={out!r} must be a folder, such as out='runs/first'")
-    if not isinstance(extend, bool):
-        raise SpecError(f"extend={extend!r} must be True or False")
-    if resume and out is None:
-        raise SpecError(f"{switch('resume')} needs {option('out')}, the folder that has the checkpoint")
-    if extend and out is None:
-        raise SpecError(f"{switch('extend')} needs {option('out')}, the folder of the run to extend")
-    if resume and overwrite:
-        what = f"{switch('resume')} continues the run in {option('out')}, {switch('overwrite')} deletes it"
-        raise SpecError(f"{what}; choose one of the two")
-    if extend and overwrite:
-        raise SpecError(f"{switch('extend')} and {switch('overwrite')}: give one of the two")
-    if extend and planned:
-        raise SpecError(f"{switch('extend')}: a plan is run as it is; give the task or sweep itself")
-    if extend and options.ranks != 1:
-        raise SpecError(f"{switch('extend')} trains on one rank, not on ranks={options.ranks}")
-    if out is None and "checkpoint_every" in options.given:
-        raise SpecError(f"checkpoint_every={options.checkpoint_every:g} would have no effect without {option('out')}")
-    if resume and options.batches is not None:
-        raise SpecError("resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh")
+    folder, continued, extended, deleted = option("out"), switch("resume"), switch("extend"), switch("overwrite")
+    wrong = {
+        f"out={out!r} must be a folder, such as out='runs/first'": not isinstance(out, (str, os.PathLike, type(None))),
+        f"extend={extend!r} must be True or False": not isinstance(extend, bool),
+        f"{continued} needs {folder}, the folder that has the checkpoint": resume and out is None,
+        f"{extended} needs {folder}, the folder of the run to extend": extend and out is None,
+        f"{continued} continues the run in {folder}, {deleted} deletes it; choose one of the two": resume and overwrite,
+        f"{extended} and {deleted}: give one of the two": extend and overwrite,
+        f"{extended}: a plan is run as it is; give the task or sweep itself": extend and planned,
+        f"{extended} trains on one rank, not on ranks={options.ranks}": extend and options.ranks != 1,
+        f"checkpoint_every={options.checkpoint_every:g} would have no effect without {folder}": (
+            out is None and "checkpoint_every" in options.given
+        ),
+        "resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh": (
+            resume and options.batches is not None
+        ),
+    }
+    for message, refused in wrong.items():
+        if refused:
+            raise SpecError(message)
 
 
 @contextmanager
@@ -202,103 +192,57 @@ def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
     return min(limits, default=None)
 
 
-# ---- one task ----------------------------------------------------------------------------------------
-
-
-def _run_task(
-    task: Task,
-    device: torch.device,
-    folder: RunFolder | None,
-    resume: bool,
-    emit: Listener,
-    make_job: MakeJob,
-) -> Result:
-    events = TaskEvents(task.label, emit)
-    job = make_job([task], device, events, folder)
-    if folder is not None:
-        job.running_report = RunningReport(lambda members: folder.save_report(members[0]))
-    try:
-        (result,) = job.train(resume)
-        _check_written(job, result)
-    except TrainingError as error:
-        status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
-        events.event("failed", status=status, message=str(error))
-        raise
-    report = _report(folder)
-    if result.status == "diverged":
-        events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
-        raise DivergedError(result.message)
-    events.event("finish", status=result.status, metrics=result.metrics, **report)
-    return result
-
-
-# ---- a sweep -----------------------------------------------------------------------------------------
-
-
-def _run_sweep(
-    sweep: Sweep,
-    device: torch.device,
-    folder: RunFolder | None,
-    resume: bool,
-    emit: Listener,
-    make_job: MakeJob,
-) -> SweepResult:
-    events = SweepEvents(sweep, emit)
-    job = make_job(sweep.tasks(), device, events, folder)
+def _train(
+    work: Task | Sweep, job: Job, events: EventSource, folder: RunFolder | None, resume: bool
+) -> Result | SweepResult:
+    """Train ``work``, write what came of it as a whole, and emit how it ended."""
     begin = time.perf_counter()
 
-    def as_a_whole(found: list[Result]) -> SweepResult:
-        seconds = time.perf_counter() - begin
-        return SweepResult(sweep, found, job.records, environment(device), seconds, _about_graphs(job, sweep))
+    def as_a_whole(members: list[Result]) -> Result | SweepResult:
+        if isinstance(work, Task):
+            return members[0]
+        seconds, graphs = time.perf_counter() - begin, about_graphs(job.graph_of, work)
+        return SweepResult(work, members, job.records, members[0].environment, seconds, graphs)
 
-    if isinstance(folder, SweepFolder):
-        job.running_report = RunningReport(lambda members: folder.save_report(as_a_whole(members)))
+    if folder is not None:
+        job.write_report = lambda members: folder.save_report(as_a_whole(members))
     try:
-        found = job.train(resume)
-        result = as_a_whole(found)
+        result = as_a_whole(job.train(resume))
         if isinstance(folder, SweepFolder) and folder.opened and job.not_written is None:
-            _write_sweep(job, folder, result)
-        _check_written(job, result)
+            try:
+                folder.save_sweep(result)
+            except TrainingError as error:
+                job.not_written = error
+        if job.not_written is not None:  # the error that kept results from being written carries them
+            job.not_written.result = result
+            raise job.not_written
     except TrainingError as error:
-        events.event("failed", status="failed", message=str(error))
+        no_memory = isinstance(work, Task) and isinstance(error, OutOfMemoryError)
+        events.event("failed", status="out of memory" if no_memory else "failed", message=str(error))
         raise
-    events.event("finish", **_summary(result), **_report(folder))
+    report = {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
+    if isinstance(result, SweepResult):
+        whole = result.summary()
+        several = ("graphs",) if len(whole["graphs"]) > 1 else ()
+        summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
+        status = "preempted" if "preempted" in whole["statuses"] else "finished"
+        best = {} if whole["best"] is None else result[whole["best"]].metrics
+        events.event("finish", status=status, **summary, metrics=best, **report)
+    elif result.status == "diverged":
+        events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
+        raise DivergedError(result.message)
+    else:
+        events.event("finish", status=result.status, metrics=result.metrics, **report)
     return result
 
 
-def _write_sweep(job: Job, folder: SweepFolder, result: SweepResult) -> None:
-    try:
-        folder.save_sweep(result)
-    except TrainingError as error:
-        job.not_written = error
-
-
-def _check_written(job: Job, result: Result | SweepResult) -> None:
-    """Raise the error that kept results from being written; it carries them."""
-    if job.not_written is not None:
-        job.not_written.result = result
-        raise job.not_written
-
-
-def _report(folder: RunFolder | None) -> dict[str, str]:
-    return {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
-
-
-def _summary(result: SweepResult) -> dict[str, Any]:
-    whole = result.summary()
-    several = ("graphs",) if len(whole["graphs"]) > 1 else ()
-    summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
-    best = result[summary["best"]].metrics if summary["best"] is not None else {}
-    status = "preempted" if "preempted" in summary["statuses"] else "finished"
-    return {"status": status, **summary, "metrics": best}
-
-
-def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
+def about_graphs(graph_of: Callable[[Task], GraphStats], sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """Name and size of every graph of ``sweep``."""
+    described = {}
     first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-    return {name: about_graph(job.graph_of(first[name])) for name in sweep.graphs}
-
-
-def about_graph(stats: GraphStats) -> dict[str, Any]:
-    sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
-    sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
-    return {"name": stats.name, **sizes}
+    for name in sweep.graphs:
+        stats = graph_of(first[name])
+        sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
+        sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
+        described[name] = {"name": stats.name, **sizes}
+    return described

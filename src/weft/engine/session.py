@@ -1,19 +1,19 @@
 """Session: a group in training, stepped from outside: ``apply(decide(advance()))`` until it is finished.
 
-``advance`` trains as many epochs as were decided and reports updates, a driver decides, ``apply`` acts on it. Updates
-and decisions are plain data, so the driver may live in this process, on another rank, or at the end of a pipe.
+``advance`` trains as many epochs as were decided and says how far the group is, a driver decides, ``apply`` acts on it.
+Decisions are plain data, which rank 0 sends to the others.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from weft.core.compatibility import function_name, graph_key
-from weft.core.decision import RUNNING, Decision, GroupOutline, MemberOutline, Requests, Update
+from weft.core.decision import RUNNING, Decision, MemberOutline, Progress, Requests, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.core.member import Member
 from weft.core.settings import lower_is_better
@@ -32,39 +32,32 @@ Save = Callable[[GroupRun, dict[str, Any]], Path]
 class Session:
     """One group, the progress of its members, and where it is saved and reported.
 
-    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless the caller
-    does, who then calls :meth:`advance` and :meth:`apply` only; ``control`` has requests from outside. ``left`` says
-    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``. ``threads`` chooses how
-    many compute, between advances.
+    ``driver`` decides and has the members, which the session keeps up to date. ``save(group, about)`` writes a
+    checkpoint (None: nothing is kept). ``control`` has requests from outside. ``left`` says why it ended with members
+    that still run: ``"interrupted"``, ``"preempted"``, or ``""``. ``threads`` chooses how many compute, between
+    advances.
     """
 
     def __init__(
         self,
         group: GroupRun,
+        driver: Driver,
         events: EventSource,
         save: Save | None = None,
-        driver: Driver | None = None,
         control: Control | None = None,
         threads: FreeThreads | None = None,
     ) -> None:
-        self.group, self._events, self._save_to, self._threads = group, events, save, threads
-        outline = outline_of(group)
-        self._driver = driver or Driver(outline)
+        self.group, self._driver, self.members, self._events = group, driver, driver.members, events
+        self._save_to, self._threads = save, threads
         self._control, self._acted_on = control or Control(), Requests()
         self._control.resumable = not any(stack.unsaved for stack in group.built)
-        stacks = [member.stack for member in group.members]
-        self.members = [
-            Member(about, stack.metric, stack.objective.name)
-            for about, stack in zip(outline.members, stacks, strict=True)
-        ]
         self._index = {member.name: index for index, member in enumerate(self.members)}
         self.left, self.paused = "", False
         self.checkpoint: Path | None = None  # the last one that was written
-        self._next: int | None = None  # epochs to train, once that is decided
+        self._next = 0  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.members)  # before the last advance
         self._noted: set[str] = set()
-        self._noted_threads = False
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
@@ -99,41 +92,29 @@ class Session:
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
+        noted = False
         while not self.finished:
             changed = self._threads.choose() if self._threads is not None else None
-            if changed is not None and not self._noted_threads:  # once: they may change every second
+            if changed is not None and not noted:  # once: they may change every second
                 self._events.note(changed)
-                self._noted_threads = True
+                noted = True
             self.apply(self.decide(self.advance()))
 
     # ---- advance -------------------------------------------------------------------------------------
 
-    def advance(self) -> list[Update]:
-        """Train as many epochs as were decided; an update of every member that ran.
-
-        Before the first decision nothing is trained, and the updates say where every member stands.
-        """
-        if self._next is None:
-            return self.standing()
-        self._running = [member for member in self.members if member.running]
-        before = [member.epoch for member in self._running]
-        seconds, prepare_seconds = self._train(self._next) if self._next else (0.0, 0.0)
-        self._trained = (sum(member.epoch for member in self._running) - sum(before), seconds)
+    def advance(self) -> Progress:
+        """Train as many epochs as were decided, none before the first decision; how far the group is."""
+        seconds = prepare_seconds = 0.0
+        if self._next:
+            self._running = [member for member in self.members if member.running]
+            before = sum(member.epoch for member in self._running)
+            seconds, prepare_seconds = self._train(self._next)
+            self._trained = (sum(member.epoch for member in self._running) - before, seconds)
+        for member, in_group in zip(self.members, self.group.members, strict=True):
+            member.present = in_group.row is not None
         source = divided_source(self.group)
         phases = {} if source is None else {key: time.mean for key, time in source.phases().items()}
-        about = {"seconds": seconds, "prepare_seconds": prepare_seconds, "phases": phases}
-        return [self._update(member, first, **about) for member, first in zip(self._running, before, strict=True)]
-
-    def standing(self) -> list[Update]:
-        """Where every member stands, from its first epoch on: what a new driver needs to know."""
-        return [self._update(member, 0) for member in self.members]
-
-    def _update(self, member: Member, first: int, **measured: Any) -> Update:
-        present = self.group.members[self._index[member.name]].row is not None
-        counts = {"epochs": self.group.epoch, "steps": self.group.steps, "present": present}
-        best, diverged = (member.best_epoch, member.best_score), member.status == "diverged"
-        rows = tuple(member.rows[first:])
-        return Update(member.name, first, rows, member.end, *best, diverged, status=member.status, **counts, **measured)
+        return Progress(self.group.epoch, seconds, prepare_seconds, phases)
 
     def _train(self, epochs: int) -> tuple[float, float]:
         """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
@@ -188,12 +169,12 @@ class Session:
 
     # ---- decide --------------------------------------------------------------------------------------
 
-    def decide(self, updates: Sequence[Update]) -> Decision:
-        """What this session's own driver decides after ``updates``; while paused, wait for a request."""
+    def decide(self, progress: Progress) -> Decision:
+        """What the driver decides; while paused, wait for a request."""
         if self.paused:
             self._control.wait_while_paused(self._acted_on)
         self._acted_on = self._control.requests()
-        return self._driver.decide(updates, self._acted_on)
+        return self._driver.decide(progress, self._acted_on)
 
     # ---- apply ---------------------------------------------------------------------------------------
 
@@ -222,7 +203,7 @@ class Session:
         if decision.epoch != self.group.epoch:
             raise SpecError(
                 f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
-                "decide from its latest updates"
+                "decide from how far it is now"
             )
         stopped = {stop.member for stop in decision.stop}
         unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._index]
@@ -300,13 +281,15 @@ def _advice(task: Task, untrained: bool) -> str:
     return f"{look}, or {lower}" if suspects else lower
 
 
-def outline_of(group: GroupRun) -> GroupOutline:
-    """What a driver needs to know about ``group``."""
+def members_of(group: GroupRun) -> list[Member]:
+    """The members of ``group``, before their first epoch."""
     members = []
     for task, member in zip(group.tasks, group.members, strict=True):
-        watched, columns = f"val_{member.stack.metric}", member.stack.columns
+        stack = member.stack
+        watched, columns = f"val_{stack.metric}", stack.columns
         score = columns.index(watched) if watched in columns else -1
         graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
         about = {"columns": tuple(columns), "lower": lower_is_better(watched)}
-        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about))
-    return GroupOutline(tuple(members), group.device.type, group.plan.compiled)
+        outline = MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about)
+        members.append(Member(outline, stack.metric, stack.objective.name))
+    return members

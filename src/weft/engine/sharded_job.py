@@ -7,8 +7,9 @@ others, so all of them do the same at every step. Weights are replicated, so a c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
@@ -18,9 +19,8 @@ from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling, Sharding
 from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
-from weft.core.decision import Decision, Update
-from weft.core.errors import WeftError
-from weft.core.files import locked, write_text
+from weft.core.decision import Decision, Progress
+from weft.core.keyed_store import KeyedStore
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.settings import SHARDED_KERNELS
@@ -32,7 +32,6 @@ from weft.engine.control import Control
 from weft.engine.driver import Driver
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
-from weft.engine.graphs import HOST, Graphs
 from weft.engine.home import machine_folder
 from weft.engine.job import Job
 from weft.engine.machine import machine_of
@@ -45,23 +44,21 @@ from weft.planner.kernel_tuner import (
     KernelConfig,
     KernelShape,
     Multiprocessors,
-    TunedKernels,
     search_for,
 )
 from weft.planner.partition import split_by_edges
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.modules.convert import stacks_of
 
-# ---- Tune the launch of the sharded kernel before the first epoch: time some aggregations, and keep the fastest
-# launch.
+# ---- The launch of the sharded kernel of a run: what was found on this machine for such a shape, or a search for it.
 #
 # The search is the cross-iteration search of :mod:`weft.planner.kernel_tuner`. Its iterations are aggregations of
-# numbers
-# of their own, not training steps: pieces of other sizes are summed in another order, so a launch that changed while
-# training would change the bits of what is trained. All ranks try the same launches, and the slowest rank counts.
+# random numbers before the first epoch, not training steps: pieces of other sizes are summed in another order, so a
+# launch that changed while training would change the bits of what is trained. All ranks try the same launches, and the
+# slowest rank counts.
 
 WARM, TIMED = 2, 3  # aggregations with every launch: the first compile the kernel and build its pieces
+LEAST_EDGES = 1 << 22  # of all ranks: a search compiles a dozen kernels, which small graphs do not repay
 
 
 def launch_of(config: KernelConfig) -> ShardedLaunch:
@@ -74,61 +71,39 @@ def shape_of(adj: ShardedAdjacency, features: int, ranks: Ranks) -> KernelShape:
     columns, rows = adj.forward.columns, adj.forward
     remote = int(((columns < rows.low) | (columns >= rows.high)).sum())
     every = ranks.gather_objects((columns.numel() - remote, remote, adj.num_rows))
-    local, far, most = (max(one[place] for one in every) for place in range(3))
+    local, far, most = (max(counts) for counts in zip(*every, strict=True))
     return KernelShape(features, local, far, most)
-
-
-def multiprocessors(device: torch.device) -> Multiprocessors:
-    """Those of ``device``."""
-    if device.type != "cuda":
-        return Multiprocessors()
-    about = torch.cuda.get_device_properties(device)
-    return Multiprocessors(count=about.multi_processor_count)
-
-
-def time_aggregation(adj: ShardedAdjacency, features: int, ranks: Ranks) -> Callable[[KernelConfig], float]:
-    """Seconds of one aggregation of rows of ``features`` numbers by the slowest rank, as a function of the launch."""
-    x = torch.randn(adj.num_rows, features, device=adj.device)
-    before = ranks.staging.launch
-
-    def took(config: KernelConfig) -> float:
-        ranks.staging.launch = launch_of(config)
-        probe = adj.apart()  # pieces of a launch that is not kept go with it
-        samples = []
-        try:
-            for turn in range(WARM + TIMED):
-                ranks.barrier.wait()
-                begin = time.perf_counter()
-                probe.aggregate(x)
-                if x.is_cuda:
-                    torch.cuda.synchronize(x.device)
-                samples += [time.perf_counter() - begin] if turn >= WARM else []
-        finally:
-            ranks.staging.launch = before
-        return max(ranks.gather_objects(median(samples)))
-
-    return took
 
 
 def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> CrossIterationSearch:
     """The whole search on ``adj``, on all ranks together, then the other ways; each of them finds the same."""
-    search = search_for(shape, multiprocessors(adj.device))
-    took = time_aggregation(adj, shape.features, ranks)
+    on_gpu, before = adj.device.type == "cuda", ranks.staging.launch
+    x = torch.randn(adj.num_rows, shape.features, device=adj.device)
+
+    def took(config: KernelConfig) -> float:
+        """Seconds of one aggregation by the slowest rank."""
+        ranks.staging.launch = launch_of(config)
+        probe = adj.apart()  # pieces of a launch that is not kept go with it
+        samples = []
+        try:
+            for _ in range(WARM + TIMED):
+                ranks.barrier.wait()
+                begin = time.perf_counter()
+                probe.aggregate(x)
+                if on_gpu:
+                    torch.cuda.synchronize(x.device)
+                samples.append(time.perf_counter() - begin)
+        finally:
+            ranks.staging.launch = before
+        return max(ranks.gather_objects(median(samples[WARM:])))
+
+    count = {"count": torch.cuda.get_device_properties(adj.device).multi_processor_count} if on_gpu else {}
+    search = search_for(shape, Multiprocessors(**count))
     while not search.finished:
         search.tell(took(search.next()))
     for other in [replace(search.best, way=way) for way in SHARDED_KERNELS if way != search.best.way]:
         search.also(other, took(other))
     return search
-
-
-# ---- The launch of the sharded kernel of a run: what was found on this machine for such a shape, or a search for it.
-#
-# Kept per machine and shape in the folder of what Weft has learned. A launch is chosen before the first epoch and
-# stays,
-# so a run's bits do not depend on how long its steps took.
-
-FILE = "sharded_kernels.json"
-LEAST_EDGES = 1 << 22  # of all ranks: a search compiles a dozen kernels, which small graphs do not repay
 
 
 def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
@@ -139,37 +114,25 @@ def is_worth_tuning(adj: ShardedAdjacency, edges: int) -> bool:
 def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, machine: str) -> str:
     """Set the launch of all ranks; a sentence about it. All ranks call this together."""
     shape = shape_of(adj, max(task.hidden for task in tasks), ranks)
-    name = f"{machine}, {ranks.ranks} ranks"
-    found = ranks.share(load_tuned(machine).find(name, shape))
+    store, key = KeyedStore(machine_folder(machine)), f"sharded-kernel-{ranks.ranks}-{shape.key()}.json"
+    config = ranks.share(store.read(key, _config))
     words = "found before on this machine"
-    if found is None:
+    if config is None:
         search = search_launch(adj, shape, ranks)
-        found, words = search.best, _words(search)
+        config, seconds = search.best, list(search.trials.values())
+        faster = seconds[0] / max(min(seconds), 1e-12)
+        words = f"found in {len(seconds)} iterations, {faster:.2f}x as fast as the first"
         if ranks.rank == 0:
-            path = machine_folder(machine) / FILE
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with locked(path):
-                    write_text(path, load_tuned(machine).with_found(name, shape, search).to_json())
-            except OSError:
-                pass  # the next run searches again
-    ranks.staging.launch = launch_of(found)
-    pieces = f"ps={found.ps}, dist={found.dist}, warps per block={found.wpb}"
+            with suppress(OSError):  # the next run searches again
+                store.write(key, asdict(config))
+    ranks.staging.launch = launch_of(config)
+    pieces = f"ps={config.ps}, dist={config.dist}, warps per block={config.wpb}"
     ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
-    return f"sharded kernel: {ways[found.way]} ({words})"
+    return f"sharded kernel: {ways[config.way]} ({words})"
 
 
-def _words(search: CrossIterationSearch) -> str:
-    seconds = list(search.trials.values())
-    return f"found in {len(seconds)} iterations, {seconds[0] / max(min(seconds), 1e-12):.2f}x as fast as the first"
-
-
-def load_tuned(machine: str) -> TunedKernels:
-    """What was found on the machine of that name; an empty table if nothing can be read."""
-    try:
-        return TunedKernels.from_json((machine_folder(machine) / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return TunedKernels()
+def _config(data: dict[str, Any]) -> KernelConfig:
+    return KernelConfig(**data)
 
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
@@ -180,8 +143,8 @@ class SharedSession(Session):
 
     ranks: Ranks
 
-    def decide(self, updates: Sequence[Update]) -> Decision:
-        """What rank 0 decides after its updates, which are those of every rank.
+    def decide(self, progress: Progress) -> Decision:
+        """What rank 0 decides.
 
         While it is paused it says so again and again: to the others, silence is a rank that is gone.
         """
@@ -190,10 +153,11 @@ class SharedSession(Session):
             while self.paused and self._control.requests() == self._acted_on:
                 self.ranks.share(STILL_PAUSED)
                 time.sleep(PAUSED_SECONDS)
-            decided = super().decide(updates).to_json()
+            decided = super().decide(progress)
         while (said := self.ranks.share(decided)) == STILL_PAUSED:
             pass
-        return Decision.from_json(said)
+        decision: Decision = said
+        return decision
 
     def _is_to_leave(self) -> bool:
         return False  # between two steps no rank knows what rank 0 was asked for
@@ -215,9 +179,6 @@ class ShardedJob(Job):
         self._shards: dict[Any, ShardGraph] = {}
         super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options, control)
 
-    def _make_graphs(self) -> Graphs:
-        return Graphs(HOST)  # a whole graph may not fit on one device
-
     @property
     def _first(self) -> bool:
         return self._ranks.rank == 0
@@ -227,13 +188,11 @@ class ShardedJob(Job):
     def _find_groups(self, saved: Groups | None) -> Groups:
         found = None
         if self._first:
-            plain = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+            tasks = list(self._tasks.values())
+            plain = saved or [(str(position), plan) for position, plan in enumerate(self._planner.groups(tasks), 1)]
             found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
         self._resuming, groups = self._ranks.share(found)
         return list(groups)
-
-    def _plans(self) -> list[Plan]:
-        return self._planner.groups(list(self._tasks.values()))
 
     def _over_ranks(self, plan: Plan) -> Plan:
         """The plan with one step after the other, uncaptured: ranks meet at barriers on the host inside of a step."""
@@ -265,22 +224,16 @@ class ShardedJob(Job):
         key = graph_key(tasks[0])
         if key not in self._shards:
             graph = self._in_order(graph)
-            self._shards = {
-                key: ShardGraph(
-                    graph, split_by_edges(graph.adj.indptr.cpu().numpy(), self._ranks.ranks).bounds, self._ranks
-                )
-            }
-            # Choose the kernel's launch before the first epoch.
+            bounds = split_by_edges(graph.adj.indptr.cpu().numpy(), self._ranks.ranks).bounds
+            self._shards = {key: ShardGraph(graph, bounds, self._ranks)}
             shard = self._shards[key]
             adj = shard.adj
             assert isinstance(adj, ShardedAdjacency)
             if is_worth_tuning(adj, shard.stats().num_edges):
                 self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
-        source = self._source_for(tasks[0])
-        former = () if checkpoint is None else stacks_of(checkpoint.about)
-        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=source, former=former)
+        return super()._make_group(tasks, self._shards[key], plan, checkpoint)
 
-    def _source_for(self, task: Task) -> MakeSource:
+    def _source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or parts of sampled batches."""
         if not task.sampled:
             return Sharding(self._ranks)
@@ -294,27 +247,13 @@ class ShardedJob(Job):
         found = order_nodes(graph.adj, self._options.order, self._ranks.ranks) if self._first else None
         return reordered_graph(graph, self._ranks.share(found))
 
-    def _warm(self, tasks: list[Task], plan: Plan) -> None:
-        """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
-
-    def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        session = SharedSession(group, self._events, save, driver, self._control)
+    def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
+        session = SharedSession(group, driver, self._events, save, self._control)
         session.ranks = self._ranks
         return session
-
-    @property
-    def _predicted_here(self) -> bool:
-        return False  # estimates are of one device
-
-    def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
-        raise error  # halves would have to be agreed on while a rank may be gone
-
-
-class NoEvents(EventSource):
-    """Reports nothing: rank 0 does."""
 
 
 def train_as_rank(ranks: Ranks, tasks: Sequence[Task], options: RunOptions) -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
-        ShardedJob(tasks, ranks, NoEvents(), None, options).train(resume=False)
+        ShardedJob(tasks, ranks, EventSource(), None, options).train(resume=False)

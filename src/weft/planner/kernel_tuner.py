@@ -14,9 +14,8 @@ shape. Nothing here measures: training takes the next configuration and reports 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 
 from weft.core.errors import SpecError
@@ -190,41 +189,3 @@ class CrossIterationSearch:
 def search_for(shape: KernelShape, device: Multiprocessors | None = None) -> CrossIterationSearch:
     """A search that leaves out what the model says cannot run well."""
     return CrossIterationSearch(lambda config: is_sensible(config, shape, device))
-
-
-@dataclass(frozen=True)
-class TunedKernels:
-    """The best configuration per machine and shape, with its seconds."""
-
-    table: Mapping[str, tuple[KernelConfig, float]] = field(default_factory=dict)
-
-    @staticmethod
-    def _key(machine: str, shape: KernelShape) -> str:
-        return f"{machine} {shape.key()}"
-
-    def find(self, machine: str, shape: KernelShape) -> KernelConfig | None:
-        """What was best for such a shape on ``machine``; None if that was not searched."""
-        row = self.table.get(self._key(machine, shape))
-        return None if row is None else row[0]
-
-    def with_found(self, machine: str, shape: KernelShape, search: CrossIterationSearch) -> TunedKernels:
-        """The table with what ``search`` found."""
-        best = search.best
-        return TunedKernels({**self.table, self._key(machine, shape): (best, search.trials.get(best, math.inf))})
-
-    def to_json(self) -> str:
-        """For a file."""
-        rows = {key: {**asdict(config), "seconds": seconds} for key, (config, seconds) in sorted(self.table.items())}
-        return json.dumps(rows, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> TunedKernels:
-        """The inverse of :meth:`to_json`; invalid rows are left out."""
-        data, table = json.loads(text), {}
-        for key, row in data.items() if isinstance(data, Mapping) else ():
-            try:
-                config = KernelConfig(row["ps"], row["dist"], row["wpb"], row["way"])
-                table[key] = (config, float(row["seconds"]))
-            except (AttributeError, KeyError, TypeError, ValueError, SpecError):
-                continue
-        return cls(table)

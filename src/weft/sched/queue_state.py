@@ -8,30 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 TASK_KINDS = ("training", "inference")
-
-
-class PlainData:
-    """A dataclass of plain values and tuples of names, as data for JSON and back."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
-        values = {name: value for name, value in data.items() if name in names}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

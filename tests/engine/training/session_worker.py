@@ -1,4 +1,4 @@
-"""A session in a process of its own, which trains what it is told through a pipe."""
+"""A session in a process of its own, which takes requests through a pipe."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start, tasks_of
-from weft.core.decision import Decision, updates_to_json
+from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
+from weft.engine.driver import Driver
 from weft.engine.events import SweepEvents
 from weft.engine.folder import RunFolder
-from weft.engine.session import Session, outline_of
+from weft.engine.session import Session, members_of
 from weft.runtime.checkpoint import read_checkpoint
 
 MEMBERS = [{"name": "a", "epochs": 20}, {"name": "b", "lr": 0.03}, {"name": "c", "seed": 1}]
 
 
-def make_session(folder: Path | None = None, told=lambda event: None, **options) -> Session:
+def make_session(folder: Path | None = None, told=lambda event: None, period=None, **options) -> Session:
     """Three members, one of them with fewer epochs, saved into ``folder``; ``told``: is given the events."""
     graph = tiny_graph()
     tasks = tasks_of(graph, [{"epochs": 60, **member} for member in MEMBERS], dropout=0.5, norm="batch")
@@ -26,7 +27,7 @@ def make_session(folder: Path | None = None, told=lambda event: None, **options)
     if folder is not None:
         folder.mkdir(exist_ok=True)
         save = lambda group, about: RunFolder(folder).save_state("1", group, about)  # noqa: E731
-    return Session(group, events, save, **options)
+    return Session(group, Driver(members_of(group), RunOptions(**options), period=period), events, save)
 
 
 def outcome(session: Session) -> dict:
@@ -42,13 +43,15 @@ def outcome(session: Session) -> dict:
 
 
 def work(pipe, folder: str, resume: bool) -> None:
-    """Answer with updates, act on decisions, until one of them ends it; then send what came of it."""
-    session = make_session(Path(folder))
+    """Send how far it is, act on the requests that come back, until one of them ends it; then send what came of it."""
+    session = make_session(Path(folder), period=8)
     if resume:
         checkpoint = read_checkpoint(Path(folder))
         session.resume(checkpoint.tensors, checkpoint.about)
-    pipe.send_bytes(json.dumps(outline_of(session.group).to_dict()).encode())
     while not session.finished:
-        pipe.send_bytes(updates_to_json(session.advance()).encode())
-        session.apply(Decision.from_json(pipe.recv_bytes().decode()))
+        progress = session.advance()
+        pipe.send(session.group.epoch)
+        decision = session._driver.decide(progress, pipe.recv())
+        session.apply(decision)
+        pipe.send(decision)
     pipe.send_bytes(json.dumps(outcome(session)).encode())

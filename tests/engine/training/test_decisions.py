@@ -1,55 +1,43 @@
-"""Driver: decisions from updates alone, without torch, a clock or a device."""
+"""Driver: decisions from what members recorded alone, without torch, a clock or a device."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-import pytest
-
-from weft.core.decision import GroupOutline, MemberOutline, Requests, Stop, Update
-from weft.core.errors import SpecError
+from weft.core.decision import MemberOutline, Progress, Requests, Stop
 from weft.core.member import Member
 from weft.core.run_options import RunOptions
 from weft.engine.driver import Driver
 
 
-def outline(*epochs, device="cpu", peers="", **about):
-    members = tuple(MemberOutline(f"m{i}", count, 0, peers) for i, count in enumerate(epochs))
-    return GroupOutline(members, device, **about)
-
-
 class Group:
     """Stands for a session: trains what is decided, with a score that is the member's number."""
 
-    def __init__(self, group, epoch_seconds=0.01, prepare_seconds=0.0):
-        self.members, self.epoch_seconds, self.prepare_seconds = group.members, epoch_seconds, prepare_seconds
-        self.epoch, self.status = 0, {member.name: "running" for member in group.members}
-        self.decisions = []
+    def __init__(self, *epochs, epoch_seconds=0.01, prepare_seconds=0.0, peers=""):
+        self.epoch_seconds, self.prepare_seconds = epoch_seconds, prepare_seconds
+        self.members = [Member(MemberOutline(f"m{i}", count, 0, peers)) for i, count in enumerate(epochs)]
+        self.epoch, self.decisions = 0, []
 
-    def updates(self, advance):
-        first, self.epoch = self.epoch, self.epoch + advance
-        found = []
+    def advance(self, epochs):
+        self.epoch += epochs
         for member in self.members:
-            if self.status[member.name] == "running":
-                end = min(self.epoch, member.epochs)
-                if end == member.epochs:
-                    self.status[member.name] = "finished"
-                rows = tuple((float(member.name[1:]),) for _ in range(first, end))
-                timed = {"seconds": advance * self.epoch_seconds, "prepare_seconds": self.prepare_seconds}
-                status = self.status[member.name]
-                found.append(Update(member.name, first, rows, member.epochs, epochs=self.epoch, status=status, **timed))
-        return found
+            if member.running:
+                member.rows += [(float(member.name[1:]),)] * (min(self.epoch, member.outline.epochs) - member.epoch)
+                member.status = "finished" if member.epoch == member.outline.epochs else "running"
+        return Progress(self.epoch, epochs * self.epoch_seconds, self.prepare_seconds)
 
-    def drive(self, driver, ask=lambda epoch: Requests(), most=1000):
-        advance = 0
+    def drive(self, ask=lambda epoch: Requests(), most=1000, **settings):
+        driver, epochs = Driver(self.members, **settings), 0
         for _ in range(most):
-            decision = driver.decide(self.updates(advance), ask(self.epoch))
+            decision = driver.decide(self.advance(epochs), ask(self.epoch))
             self.decisions.append(decision)
-            self.status |= {stop.member: stop.status for stop in decision.stop}
+            for member in self.members:
+                member.present = member.present and member.name not in decision.drop
+                member.status = next((s.status for s in decision.stop if s.member == member.name), member.status)
             if decision.finish:
                 return self.decisions
-            advance = decision.advance
+            epochs = decision.advance
         return self.decisions
 
 
@@ -60,11 +48,11 @@ def test_no_torch_is_needed_to_decide():
 
 
 def test_the_period_follows_the_speed_that_updates_tell():
-    group = outline(1000)
-    decided = Group(group, epoch_seconds=0.01).drive(Driver(group, RunOptions(checkpoint_every=1e9)))
+    seldom = RunOptions(checkpoint_every=1e9)
+    decided = Group(1000, epoch_seconds=0.01).drive(options=seldom)
     assert [decision.advance for decision in decided[:5]] == [1, 8, 20, 20, 20], "0.2 seconds between updates"
     assert (decided[-1].finish, decided[-1].save) == (True, True)
-    fixed = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), period=7))
+    fixed = Group(1000).drive(options=seldom, period=7)
     assert {decision.advance for decision in fixed[:-1]} == {7}
 
 
@@ -76,8 +64,8 @@ def test_phases_that_drift_are_noted_after_the_epoch():
             self.seen += 1
             return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
 
-    group, drift = outline(3), Drift()
-    decided = Group(group).drive(Driver(group, RunOptions(checkpoint_every=1e9), None, drift))
+    drift = Drift()
+    decided = Group(3).drive(options=RunOptions(checkpoint_every=1e9), drift=drift)
     assert drift.seen == 3
     assert [note for decision in decided for note in decision.notes] == [
         "batching_cpu takes 2 times as long as predicted"
@@ -85,33 +73,28 @@ def test_phases_that_drift_are_noted_after_the_epoch():
 
 
 def test_the_same_updates_give_the_same_decisions():
-    group = outline(30, 50, 50)
-    first, second = (Group(group, 0.003).drive(Driver(group)) for _ in range(2))
+    first, second = (Group(30, 50, 50, epoch_seconds=0.003).drive() for _ in range(2))
     assert first == second
 
 
 def test_ended_members_leave_at_fixed_epochs_on_a_cpu():
-    group = outline(5, 60, 60)
-    decided = Group(group, epoch_seconds=0.001).drive(Driver(group))
+    decided = Group(5, 60, 60, epoch_seconds=0.001).drive()
     assert [(decision.epoch, decision.drop) for decision in decided if decision.drop] == [(16, ("m0",))]
-    compiled = Group(group).drive(Driver(outline(5, 60, 60, compiled=True)))
+    compiled = Group(5, 60, 60).drive(compiled=True)
     assert not any(decision.drop for decision in compiled)
 
 
 def test_ended_members_leave_a_gpu_when_that_pays():
-    group = outline(5, 1000, 1000, device="cuda")
-    cheap = Group(group, epoch_seconds=0.01, prepare_seconds=0.001).drive(Driver(group), most=30)
-    dear = Group(group, epoch_seconds=0.01, prepare_seconds=1e6).drive(Driver(group), most=30)
+    cheap = Group(5, 1000, 1000, epoch_seconds=0.01, prepare_seconds=0.001).drive(device="cuda", most=30)
+    dear = Group(5, 1000, 1000, epoch_seconds=0.01, prepare_seconds=1e6).drive(device="cuda", most=30)
     assert [decision.drop for decision in cheap if decision.drop] == [("m0",)]
     assert not any(decision.drop for decision in dear)
 
 
 def test_checkpoints_are_due_by_measured_seconds():
-    group = outline(1000)
-    options = RunOptions(checkpoint_every=1.0)
-    decided = Group(group, epoch_seconds=0.05).drive(Driver(group, options, period=10))
+    decided = Group(1000, epoch_seconds=0.05).drive(options=RunOptions(checkpoint_every=1.0), period=10)
     assert [decision.epoch for decision in decided if decision.save][:3] == [20, 40, 60]
-    always = Group(group).drive(Driver(group, RunOptions(checkpoint_every=0.0), period=100))
+    always = Group(1000).drive(options=RunOptions(checkpoint_every=0.0), period=100)
     assert [decision.save for decision in always] == [False] + [True] * 10, "not before anything was trained"
 
 
@@ -123,8 +106,8 @@ def test_pruning_is_asked_at_fixed_epochs_among_peers():
         return ["m0"] if "m0" in running else []
 
     board = {"other": Member(MemberOutline("other", 9, 0, "elsewhere"), rows=[(1.0,)])}
-    group = outline(25, 25, peers="here")
-    decided = Group(group, epoch_seconds=0.001).drive(Driver(group, RunOptions(prune=policy), board))
+    group = Group(25, 25, epoch_seconds=0.001, peers="here")
+    decided = group.drive(options=RunOptions(prune=policy), board=board)
     assert asked == [(10, {"m0": 10, "m1": 10}, ["m0", "m1"]), (20, {"m0": 10, "m1": 20}, ["m1"])]
     stops = [stop for decision in decided for stop in decision.stop]
     assert stops == [Stop("m0", "pruned", "task 'm0': pruned after epoch 10")]
@@ -132,29 +115,21 @@ def test_pruning_is_asked_at_fixed_epochs_among_peers():
 
 
 def test_requests_from_outside():
-    group = outline(50, 50)
-    paused = Group(group).drive(Driver(group), lambda epoch: Requests(pause=epoch >= 9), most=6)
+    paused = Group(50, 50).drive(lambda epoch: Requests(pause=epoch >= 9), most=6)
     assert [(d.pause, d.save, d.advance) for d in paused[2:]] == [(True, True, 0), *[(True, False, 0)] * 3]
     for field, reason in (("preempt", "preempted"), ("interrupt", "interrupted")):
-        *_, last = Group(group).drive(Driver(group), lambda epoch, field=field: Requests(**{field: epoch >= 9}))
+        *_, last = Group(50, 50).drive(lambda epoch, field=field: Requests(**{field: epoch >= 9}))
         assert (last.epoch, last.save, last.finish, last.reason) == (9, True, True, reason)
-    *_, last = Group(group).drive(Driver(group), lambda epoch: Requests(frozenset({"m1"}), cancel_all=epoch >= 9))
+    *_, last = Group(50, 50).drive(lambda epoch: Requests(frozenset({"m1"}), cancel_all=epoch >= 9))
     assert [(stop.member, stop.status) for stop in last.stop] == [("m0", "cancelled")]
     assert (last.finish, last.reason) == (True, "")
 
 
 def test_a_driver_that_comes_later_takes_over():
-    group = outline(40)
-    session = Group(group)
-    session.drive(Driver(group, period=10), most=3)
-    standing = [Update("m0", 0, ((0.0,),) * session.epoch, 40, epochs=session.epoch, seconds=9.0)]
+    group = Group(40)
+    group.drive(period=10, most=3)
     asked = []
     policy = lambda *arguments: asked.append(arguments)  # noqa: E731
-    later = Driver(group, RunOptions(prune=policy, checkpoint_every=1.0), period=10)
-    decision = later.decide(standing)
+    later = Driver(group.members, RunOptions(prune=policy, checkpoint_every=1.0), period=10)
+    decision = later.decide(Progress(group.epoch, 9.0))
     assert (decision.epoch, decision.advance, decision.save, asked) == (20, 10, False, [])
-
-
-def test_updates_of_strangers_are_refused():
-    with pytest.raises(SpecError, match="update of 'x': this driver knows m0"):
-        Driver(outline(3)).decide([Update("x", 0, (), 3)])

@@ -8,14 +8,13 @@ import signal
 import pytest
 
 import weft
-from weft.engine import folder as running_report
+from weft.engine import folder, job
 from weft.engine.control import Interrupted
-from weft.engine.folder import RunningReport
 
 
 def test_a_sweep_has_a_page_from_the_beginning_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(running_report, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(running_report, "SHARE", 1e9)
+    monkeypatch.setattr(job, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(job, "REPORT_SHARE", 1e9)
     pages = []
 
     def look(event):
@@ -50,16 +49,19 @@ def test_an_interrupt_leaves_a_page(tmp_path, several):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_the_page_is_written_rarely_and_never_ends_a_run():
-    written = []
-    report = RunningReport(written.append)
-    for _ in range(3):
-        report(list)
-    assert len(written) == 1
-    report(list, force=True)
-    assert len(written) == 2
+@pytest.mark.parametrize("full", [False, True])
+def test_the_page_is_written_rarely_and_never_ends_a_run(tmp_path, monkeypatch, full):
+    written, write = [], folder.write_text
 
-    def full(members):
-        raise OSError(28, "No space left on device")
+    def count(path, text):
+        written.append(path.name)
+        if full and len(written) == 1:
+            raise OSError(28, "No space left on device")
+        write(path, text)
 
-    RunningReport(full)(list)
+    monkeypatch.setattr(folder, "write_text", count)
+    options = weft.RunOptions(checkpoint_every=0.0)  # a page may be written with each of them
+    sweep = weft.Sweep("demo", hidden=4, epochs=40, seed=[0, 1])
+    weft.run(sweep, device="cpu", out=tmp_path, progress=False, options=options)
+    assert written == ["report.html"] * 2, "one at the beginning, one at the end"
+    assert (tmp_path / "report.html").exists()

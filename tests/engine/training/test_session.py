@@ -8,11 +8,8 @@ import multiprocessing
 import pytest
 
 from tests.engine.training.session_worker import make_session, outcome, work
-from weft.core.decision import Decision, GroupOutline, Requests, Stop, updates_from_json
+from weft.core.decision import Decision, Progress, Requests, Stop
 from weft.core.errors import SpecError, TrainingError
-from weft.core.run_options import RunOptions
-from weft.engine.driver import Driver
-from weft.engine.session import outline_of
 
 CANCEL = Requests(frozenset({"b"}))
 
@@ -22,30 +19,30 @@ def by_epoch(epoch, *pairs):
     return next((asked for since, asked in reversed(pairs) if epoch >= since), Requests())
 
 
-def driven(session, *pairs, period=None, **options):
+def driven(session, *pairs):
     """Drive a session in this process; the decisions that were made."""
-    driver, decisions = Driver(outline_of(session.group), RunOptions(**options), period=period), []
+    decisions = []
     while not session.finished:
-        updates = session.advance()
-        decisions.append(driver.decide(updates, by_epoch(session.group.epoch, *pairs)))
+        progress = session.advance()
+        decisions.append(session._driver.decide(progress, by_epoch(progress.epochs, *pairs)))
         session.apply(decisions[-1])
     return decisions
 
 
 def drive_another_process(folder, resume, ask):
-    """Decide here for a session there; what came of it, and the decisions."""
+    """Steer a session in another process by requests; what came of it, and the decisions there."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=work, args=(there, str(folder), resume))
     process.start()
     there.close()
     try:
-        receive = lambda: here.recv_bytes().decode()  # noqa: E731
-        driver, decisions = Driver(GroupOutline.from_dict(json.loads(receive())), period=8), []
+        decisions = []
         while not decisions or not decisions[-1].finish:
-            decisions.append(driver.decide(updates_from_json(receive()), ask(decisions)))
-            here.send_bytes(decisions[-1].to_json().encode())
-        found = json.loads(receive())
+            here.recv()
+            here.send(ask(decisions))
+            decisions.append(here.recv())
+        found = json.loads(here.recv_bytes().decode())
     finally:
         process.join(60)
         process.kill()
@@ -54,7 +51,7 @@ def drive_another_process(folder, resume, ask):
 
 
 def test_paused_cancelled_saved_and_resumed_in_another_process_is_uninterrupted(tmp_path):
-    """One driver, here, for two sessions that live one after the other in processes of their own."""
+    """Two sessions that live one after the other in processes of their own."""
 
     def ask_first(decisions):
         epoch = decisions[-1].epoch + decisions[-1].advance if decisions else 0
@@ -73,8 +70,8 @@ def test_paused_cancelled_saved_and_resumed_in_another_process_is_uninterrupted(
     assert (decisions[-1].reason, decisions[-1].epoch) == ("preempted", 40)
     second, later = drive_another_process(tmp_path / "run", True, lambda decisions: CANCEL)
     assert later[0].epoch == 40
-    whole = make_session()
-    driven(whole, (32, CANCEL), period=8)
+    whole = make_session(period=8)
+    driven(whole, (32, CANCEL))
     assert second == json.loads(json.dumps(outcome(whole))), "bit for bit"
     assert [len(one["rows"]) for one in second.values()] == [20, 32, 60]
 
@@ -87,24 +84,25 @@ def test_train_is_the_loop():
     assert trained.finished
 
 
-def test_the_first_advance_trains_nothing_and_tells_where_everybody_stands(tmp_path):
+def test_the_first_advance_trains_nothing(tmp_path):
     session = make_session(tmp_path / "run")
-    first = session.advance()
-    assert [(update.member, update.rows, update.epochs) for update in first] == [(n, (), 0) for n in "abc"]
+    assert session.advance() == Progress(0)
     session.apply(Decision(0, advance=3))
-    second = session.advance()
-    assert [(update.first, len(update.rows), update.epochs, update.steps) for update in second] == [(0, 3, 3, 3)] * 3
-    assert all(update.seconds > 0 and update.prepare_seconds > 0 for update in second)
+    progress = session.advance()
+    assert progress.epochs == 3
+    assert progress.seconds > 0
+    assert progress.prepare_seconds > 0
+    assert [member.epoch for member in session.members] == [3, 3, 3]
     session.apply(Decision(3, save=True, pause=True))
     assert session.paused
-    assert [update.rows for update in session.advance()] == [(), (), ()], "paused"
+    assert session.advance() == Progress(3), "paused"
     session.apply(Decision(3, advance=2))
-    assert [update.first for update in session.advance()] == [3, 3, 3]
-    assert [len(update.rows) for update in session.standing()] == [5, 5, 5]
+    assert session.advance().epochs == 5
+    assert [member.epoch for member in session.members] == [5, 5, 5]
 
 
 def test_a_checkpoint_that_cannot_be_written_on_the_way_is_tried_again(tmp_path):
-    session, notes, tries = make_session(tmp_path / "run"), [], []
+    session, notes, tries = make_session(tmp_path / "run", checkpoint_every=0.0), [], []
     real = session._save_to
 
     def full_at_first(group, about):
@@ -115,16 +113,16 @@ def test_a_checkpoint_that_cannot_be_written_on_the_way_is_tried_again(tmp_path)
 
     session._save_to = full_at_first
     session._events.note = notes.append
-    driven(session, checkpoint_every=0.0)
+    driven(session)
     assert session.checkpoint is not None
     assert len(notes) == 2
     assert notes[0].startswith(f"no checkpoint after epoch {tries[0]}: cannot write to run: No space left on device; ")
     assert notes[1] == f"checkpoints are written again, after epoch {tries[2]}"
-    last = make_session(tmp_path / "run")
+    last = make_session(tmp_path / "run", checkpoint_every=1e9)
     last._save_to = lambda group, about: tries.clear() or full_at_first(group, about)
     notes.clear()
     last._events.note = notes.append
-    driven(last, checkpoint_every=1e9)  # its results are still to be written
+    driven(last)  # its results are still to be written
     assert [note.partition(":")[0] for note in notes] == [f"no checkpoint after epoch {last.group.epoch}"]
 
 
@@ -146,16 +144,16 @@ def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, mess
     session.apply(Decision(0, stop=(Stop("a", "pruned"),), drop=("a",), advance=2))
     with pytest.raises(SpecError, match="'a' cannot be stopped, it has ended already"):
         session.apply(Decision(0, stop=(Stop("a", "pruned"),)))
-    assert [update.member for update in session.advance()] == ["b", "c"]
+    session.advance()
+    assert [(member.epoch, member.present) for member in session.members] == [(0, False), (2, True), (2, True)]
 
 
 def test_every_note_is_told_once_wherever_a_group_puts_it():
     events = []
-    session = make_session(told=events.append)
+    session = make_session(told=events.append, period=8)
     session.group.stacks[0].members.notes.append("of a stack")
-    driver = Driver(outline_of(session.group), period=8)
     for note in ("of the group", "later, of the group"):
         session.group._notes.append(note)  # these stand before those of its stacks
-        session.apply(driver.decide(session.advance(), Requests()))
+        session.apply(session.decide(session.advance()))
     told = [event.data["message"] for event in events if event.kind == "note"]
     assert told == ["of the group", "of a stack", "later, of the group"]

@@ -127,7 +127,7 @@ class TestResume:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("weft.engine.page.write_sweep_report", full)
+        monkeypatch.setattr("weft.engine.page.render_sweep_report", full)
         events = []
         with pytest.raises(TrainingError, match="No space left on device"):
             run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, on_event=events.append)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.driver import Driver
 from weft.engine.run import run
-from weft.engine.session import outline_of
 from weft.engine.sweep_result import SweepResult
 from weft.planner.pruning import MedianPruner
 from weft.runtime.group import GroupRun
@@ -301,7 +299,8 @@ class TestEnds:
 
     def test_members_on_a_gpu_leave_when_that_pays(self, monkeypatch):
         asked = []
-        monkeypatch.setattr("weft.engine.job.outline_of", lambda group: replace(outline_of(group), device="cuda"))
+        as_on_a_gpu = lambda members, options, device, *rest: Driver(members, options, "cuda", *rest)  # noqa: E731
+        monkeypatch.setattr("weft.engine.job.Driver", as_on_a_gpu)
         monkeypatch.setattr("weft.engine.driver.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2)
         result = run(make_sweep(epochs=[3, 40], seed=[0, 1]), progress=False)
         assert result.statuses == {"finished": 4}

@@ -206,7 +206,7 @@ class EpochClock:
         self.device = self.host = self.waiting = self.launches = 0.0
         self._cpu, self._launch_factor = machine.device == "cpu", calibration.factor("launch")
         # One thread of a CPU has less than all of the machine's rates.
-        self._speed = machine.one_thread if self._cpu and mode.threads == 1 else 1.0
+        self._speed = machine.host.one_thread if self._cpu and mode.threads == 1 else 1.0
         has_evaluation = any(op.phase == "evaluation" for op in program.operators)
         for op in program.operators:
             self._add(op, op.phase)
@@ -290,7 +290,7 @@ class EpochClock:
             return together  # hubs are cut into pieces, so no program waits for one
         # A row is summed by one thread of a CPU: the largest hub is a floor.
         hub = op.gather_bytes * self.stats.max_degree / max(self.stats.num_edges, 1)
-        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
+        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.host.one_thread
         return max(together, alone * self._speed)
 
     def _low(self, op: Operator) -> bool:

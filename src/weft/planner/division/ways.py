@@ -154,7 +154,7 @@ class Pricing:
 
     @property
     def _workers(self) -> int:
-        return max(1, min(self.machine.cores - RESERVED_CORES, MOST_WORKERS))
+        return max(1, min(self.machine.host.cores - RESERVED_CORES, MOST_WORKERS))
 
     def _divides(self, way: Way) -> bool:
         """Whether two sides can prepare its batches."""

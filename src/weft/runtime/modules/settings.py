@@ -189,20 +189,10 @@ def check_tasks(tasks: Sequence[Task]) -> None:
                 elsewhere = any(read)
                 value = getattr(task, name)
                 start = f"task {task.label!r}: {name}={value!r} would have no effect: "
-                if name in LOOP_SETTINGS:
-                    why = task.why_ignored(name) or ""
-                elif name in OPTIMIZER_SETTINGS:
-                    users = OPTIMIZER_SETTINGS[name]
-                    why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
-                elif name in SAMPLING_SETTINGS:
-                    why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
-                elif name == "convert":
-                    why = f"{task.model} has no layers of PyG; leave it out"
-                elif signature is not None:
+                why = task.why_ignored(name)
+                if why is None and signature is not None:
                     why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
-                elif task.traits is not None:
-                    why = f"{task.model} has no {name}; leave it out"
-                else:
+                elif why is None:
                     why = (
                         f"the model is a {task.model_name} that is already built; give its class, "
                         "or a function that builds it"

@@ -32,6 +32,7 @@ from weft.runtime.modules.build import as_written, build_model, was_compiled
 from weft.runtime.modules.convert import Converted, conversion_of, convert
 from weft.runtime.modules.copying import copy_module
 from weft.runtime.modules.settings import (
+    GIVEN,
     call_style,
     check_call,
     check_edges,
@@ -466,6 +467,8 @@ class Members:
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
         self.notes.extend(empty_relations(self.task, inputs.graph))
         self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
+        if self.is_users and dry_run:  # for the plan: the style follows from the names of forward's parameters
+            self.notes.append(f"{self.task.model_name}.forward is called with {GIVEN[call_style(self.model)]}")
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -541,12 +544,8 @@ class Members:
         self.converted = replace(self.converted, sparse=True, note=note)
 
     def module_state(self) -> ModuleState | None:
-        """The plain data of a user's module that trains alone; None of others, and while a CUDA graph is captured."""
-        if self._reader is None or (
-            self.builder.inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
-            return None
-        return self._reader()
+        """The plain data of a user's module that trains alone; None of others."""
+        return None if self._reader is None else self._reader()
 
     def saved_state(self) -> dict[str, Tensor]:
         """The plain data of a user's module for a checkpoint, with the states of Python's and NumPy's generators."""

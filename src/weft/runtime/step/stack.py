@@ -215,7 +215,10 @@ class Stack:
         if not evaluated:
             self._book.loss_alone(state, losses, steps)
             return
-        module_state, copy = self.members.module_state(), None
+        # A GPU captures the step of a module whose calls do not depend on earlier ones. To read its attributes, which
+        # affect no result, would make the host wait for the device.
+        reads = self.members.hidden_state is not None or state.flat.device.type != "cuda"
+        module_state, copy = self.members.module_state() if reads else None, None
         # An evaluation may change buffers: the best weights go with those that they were evaluated with.
         changed = state.buffers if self.members.changed_in_evaluation else {}
         before = {name: buffer.clone() for name, buffer in changed.items()}
@@ -234,7 +237,7 @@ class Stack:
             self._book(state, rows, steps)
             for name, buffer in after.items():
                 state.buffers[name].copy_(buffer)
-            if module_state is not None and int(state.best_epoch[0]) == epoch:  # alone, and its step is not captured
+            if module_state is not None and int(state.best_epoch[0]) == epoch:
                 self.best_state, self.best_copy = module_state, copy
 
     def _evaluated(self, logits: Any) -> Tensor:

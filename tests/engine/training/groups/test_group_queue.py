@@ -1,53 +1,28 @@
-"""The groups of a run as a queue of one worker: in order, one at a time, through the scheduler's own decision."""
+"""The groups of a run are admitted as a server admits tasks; one that is refused is tried at its turn."""
 
 from __future__ import annotations
 
 import weft
 from weft.core.plan import Plan
-from weft.engine.job import CONSIDERED, TRIED, GroupQueue
-
-TASKS = {name: weft.Task(graph="demo", model="gcn", epochs=10, name=name) for name in "abc"}
+from weft.engine.job import TRIED, admission
 
 
-def group(key: str, member: str, total_bytes: int, seconds: float = 0.1):
-    return key, Plan((member,), cost={"total_bytes": total_bytes, "epoch_seconds": seconds})
+def test_a_group_that_fits_has_the_device_to_itself():
+    assert "has the device to itself" in admission("1", Plan(("a",), cost={"total_bytes": 1 << 40}), "cpu", 1 << 41)
+    assert "has the device to itself" in admission("1a", Plan(("a",)), "cpu", 0), "a group without an estimate runs"
 
 
-def queue(room: int = 1 << 41) -> GroupQueue:
-    return GroupQueue("cpu", lambda: room, TASKS)
-
-
-def test_groups_run_in_order_whatever_they_take():
-    waiting = [group("1", "a", 1 << 40, 9.0), group("2", "b", 10), group("3", "c", 0)]
-    order = []
-    while waiting:
-        chosen, why = queue().next(waiting)
-        assert queue().decide(waiting).started == (chosen[0],)
-        assert "has the device to itself" in why
-        waiting.remove(chosen)
-        order.append(chosen[0])
-    assert order == ["1", "2", "3"]
-
-
-def test_a_group_that_is_not_admitted_is_tried_in_its_place_and_says_so():
-    waiting = [group("1", "a", 1000), group("2", "b", 10)]
-    decision = queue(room=100).decide(waiting)
-    assert list(decision.refuse) == ["1"]
-    assert decision.started == ("2",)
-    (key, _), why = queue(room=100).next(waiting)
-    assert key == "1"
+def test_a_group_that_is_not_admitted_is_tried_and_says_so():
+    why = admission("1", Plan(("a",), cost={"total_bytes": 1000}), "cpu", 100)
     assert why.endswith(TRIED)
     assert "more than the 100 B that cpu has" in why
 
 
-def test_thousands_of_groups_cost_no_more_than_some():
-    waiting = [group(str(place), "a", place) for place in range(100 * CONSIDERED)]
-    assert queue().next(waiting)[0][0] == "0"
-
-
-def test_a_group_without_an_estimate_runs_as_well():
-    chosen, _ = queue().next([("1a", Plan(("a",)))])
-    assert chosen[0] == "1a"
+def test_groups_run_in_the_order_of_their_tasks():
+    events = []
+    sweep = weft.Sweep("demo", model=["gcn", "sage", "gat"], hidden=8, epochs=2)
+    weft.run(sweep, device="cpu", progress=False, on_event=events.append, options=weft.RunOptions(weave=False))
+    assert [event.task for event in events if event.kind == "end"] == [task.label for task in sweep]
 
 
 def test_the_reason_is_in_the_journal():
