@@ -21,11 +21,9 @@ from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.core.units import show_bytes
 from weft.engine.graphs import Graphs
 from weft.engine.home import step_store
 from weft.engine.memory import base_bytes
-from weft.engine.merger import merger_for
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
@@ -38,6 +36,7 @@ from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
 from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
+from weft.runtime.group import StepMerger
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
 #
@@ -227,14 +226,6 @@ class Estimator:
             self._bytes[key] = float(memory(one_after_another(parts), self.machine, None, execution).safe)
         return self._bytes[key]
 
-    def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
-        """True if users' modules fit into ``budget`` together by far, going by the bytes of each alone.
-
-        A stack of them keeps to a few times that; dry runs of the groups that are made check it.
-        """
-        users = all(task.traits is None and not task.sampled for task in tasks)
-        return users and RULE_SAFETY_FACTOR * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
-
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
         if not estimate.parameters:
@@ -327,7 +318,7 @@ class Estimator:
         """
         if self._capture_key(tasks, plan) not in self._captures:
             keys = step_keys(tasks, self.stats(tasks[0]), plan, self._limits)
-            listed = None if keys is None else step_store().read(keys[1], _as_list)
+            listed = None if keys is None else step_store().read(keys[1], list)
             if listed is not None:
                 return tuple(map(str, listed))
         return self._captured(tasks, plan).kernels
@@ -357,12 +348,6 @@ class Estimator:
 
     def _capture_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
         return (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode)
-
-
-def _as_list(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError("not a list")
-    return data
 
 
 def _trial_calls(tasks: Sequence[Task]) -> dict[str, int]:
@@ -396,15 +381,13 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
     return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
-def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
-    """A clear error for a budget that not even the weights fit into."""
-    kinds = estimate.program.bytes_by_kind(estimate.program.resident)
-    weights = kinds.get("weight", 0) + kinds.get("state", 0)
-    if weights > budget:
-        raise SpecError(
-            f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
-            f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
-        )
+def merger_for(plan: Plan) -> StepMerger | None:
+    """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
+    if plan.join != "woven":
+        return None
+    from weft.weave.step import Weaver
+
+    return Weaver()
 
 
 # ---- Choose which groups of a plan get a dry run, which takes time; extrapolate the others.
@@ -524,7 +507,12 @@ def groups_within_budget(
     by_name, machine, budget = {task.label: task for task in tasks}, estimator.machine, room
 
     def bytes_of(some: Sequence[Task]) -> float:
-        return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
+        # Users' modules may fit by far, going by the bytes of each alone: a stack of them keeps to a few times that.
+        if all(task.traits is None and not task.sampled for task in some):
+            alone = sum(estimator.alone(task).cost.total_bytes for task in some)
+            if RULE_SAFETY_FACTOR * alone <= budget:
+                return 0.0  # dry runs of the groups that are made check it
+        return estimator.group_bytes(some)
 
     for _ in range(ATTEMPTS):
         limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": weave}

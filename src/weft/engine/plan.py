@@ -26,7 +26,7 @@ from weft.engine.choosing import (
     with_placements,
     with_reason,
 )
-from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget
+from weft.engine.estimator import NONE, Estimator, alone_estimates
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
@@ -95,8 +95,13 @@ def report_on(
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
-        if estimate is not None:
-            check_budget(estimate, task, room)
+        kinds = {} if estimate is None else estimate.program.bytes_by_kind(estimate.program.resident)
+        weights = kinds.get("weight", 0) + kinds.get("state", 0)
+        if estimate is not None and weights > room:
+            raise SpecError(
+                f"{show_bytes(room)} is below the weights and optimizer state of task {task.label!r} alone, "
+                f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
+            )
     by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     planned = decided_groups(tasks, estimator, room, options)
     groups = [

@@ -100,7 +100,11 @@ class RunPlanner:
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             faults = self._faults(tasks)
             followed = [task for task in tasks if task.label not in faults]
-            plans = self._estimated(followed) if followed else []
+            try:
+                decided = decided_groups(followed, self._estimator, room, self._options) if followed else []
+                plans = [plan for plan, _ in decided]
+            except Exception as error:  # a fault of the planner must not keep a user from training
+                plans = self._by_rule(followed, not_predicted(error))
         for fault in dict.fromkeys(faults.values()):
             plans += self._by_rule([task for task in tasks if faults.get(task.label) == fault], fault)
         for plan in plans:  # an evaluation by layers keeps its activations in the host's memory or on its disk
@@ -124,12 +128,6 @@ class RunPlanner:
                 except Exception as error:  # a module that cannot be followed may raise anything
                     faults[task.label] = not_predicted(error, task.label)
         return faults
-
-    def _estimated(self, tasks: Sequence[Task]) -> list[Plan]:
-        try:
-            return [plan for plan, _ in decided_groups(tasks, self._estimator, self.room, self._options)]
-        except Exception as error:  # a fault of the planner must not keep a user from training
-            return self._by_rule(tasks, not_predicted(error))
 
     def _by_rule(self, tasks: Sequence[Task], reason: str) -> list[Plan]:
         machine, options = self.machine, self._options
