@@ -166,9 +166,7 @@ def test_weaving_is_imported_on_request_alone():
         name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith(WEAVERS):
             woven = [used for used in modules_imported(path, top_level_only=False) if used.startswith("weft.weave")]
-            assert not woven, (
-                f"{name} imports {woven[0]}; weft.engine.estimator.merger_for does that for woven plans"
-            )
+            assert not woven, f"{name} imports {woven[0]}; weft.engine.estimator.merger_for does that for woven plans"
 
 
 def test_a_default_run_imports_nothing_of_weaving(tmp_path):

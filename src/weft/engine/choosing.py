@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key
 from weft.core.cost import SIZES
 from weft.core.division import PhaseTimes
 from weft.core.errors import SpecError, WeftError
-from weft.core.placement import DataPlacement
+from weft.core.placement import DataPlacement, on_device
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
@@ -28,7 +28,6 @@ from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
     candidates,
-    feature_bytes,
     may_sample,
     reasons,
     with_cache,
@@ -36,7 +35,6 @@ from weft.planner.placement import (
 from weft.planner.transfers import with_batches
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
-TOO_LARGE = 1.1  # times the budget that a placement without a dry run is worked out to need: that is about right
 CACHE_SHARES = (0.95, 0.5, 0.25)  # of what the budget leaves
 NEARLY = 1.25  # times the seconds of one side alone: rates are rough, and a profile decides
 CONTENDERS = 3  # ways that get a dry run of their own because they seem to be the fastest
@@ -108,7 +106,6 @@ class _Listing:
     estimator: Estimator
     room: int
     options: RunOptions
-    _dry_runs: dict[tuple[str, str, DataPlacement], Way] = field(default_factory=dict)  # by how they were evaluated
 
     def ways(self, settings: bool) -> list[Way]:
         """The task's own mode first."""
@@ -131,69 +128,35 @@ class _Listing:
         return ways
 
     def _of(self, task: Task, plan: Plan | None) -> list[Way]:
-        if task.sampled:
-            # One per placement and share of a cache; the planned one first.
-            estimator, stats = self.estimator, self.estimator.stats(task)
-            ways, rest, by_tier = list[Way](), list[DataPlacement](), dict[tuple[str, str], list[DataPlacement]]()
-            if plan is not None:
-                ways += self._placed(task, plan, estimator.placement(task))
-            for placement in candidates(task, stats, estimator.machine, self.options.placement):
-                by_tier.setdefault((placement.features, placement.topology), []).append(placement)
-            for placements in by_tier.values():
-                first = placements[0]
-                tier = without_cache(first)
-                if any((w.placement.features, w.placement.topology) == (tier.features, tier.topology) for w in ways):
-                    continue
-                size = feature_bytes(task, stats) if first.features == "gpu" else 0
-                size += 4 * stats.num_edges if first.topology == "gpu" else 0
-                # A requested cache is always priced exactly.
-                decided = not self._cache_requested and any(way.device_bytes <= self.room for way in ways)
-                if decided or size > self.room:
-                    rest.append(first)
-                else:
-                    ways += self._first_that_fits(task, plan, placements)
-            ways = ways or self._first_that_fits(task, plan, [rest.pop()])
-            base = ways[0]
-            for first in rest:  # evaluated as the way whose bytes they are worked out from
-                evaluated = {"evaluation": base.placement.evaluation, "chunk_edges": base.placement.chunk_edges}
-                placement = replace(first, **evaluated)
-                ways += self._with_caches(base.elsewhere(placement, stats), placement)
-            return ways
-        cost = self._estimate(task, plan, None).cost
+        estimator, stats = self.estimator, self.estimator.stats(task)
         members = 1 if plan is None else len(plan.members)
-        return [Way(task, self.estimator.plan(task).places, cost, cost.total_bytes, members)]
+        if not task.sampled:
+            cost = self._estimate(task, plan, None).cost
+            return [Way(task, on_device(estimator.machine.device), cost, cost.total_bytes, members)]
+        # One per placement and share of a cache; the planned one first.
+        placement = (
+            estimator.placement(task) if plan is not None else place_one(task, estimator, self.room, self.options)[0]
+        )
+        estimate = self._estimate(task, plan, placement)
+        training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
+        base = Way(task, without_cache(placement), training, size, members)
+        ways = self._with_caches(base, placement)
+        # Evaluated as the way whose bytes they are worked out from.
+        evaluated = {"evaluation": placement.evaluation, "chunk_edges": placement.chunk_edges}
+        tiers = {(base.placement.features, base.placement.topology)}
+        for other in candidates(task, stats, estimator.machine, self.options.placement):
+            tier = without_cache(other)
+            if (tier.features, tier.topology) not in tiers:
+                tiers.add((tier.features, tier.topology))
+                other = replace(other, **evaluated)
+                ways += self._with_caches(base.elsewhere(other, stats), other)
+        return ways
 
     def _estimate(self, task: Task, plan: Plan | None, placement: DataPlacement | None) -> Estimate:
         if plan is not None and len(plan.members) > 1:
             placed = plan if placement is None else replace(plan, placement=placement)
             return self.estimator.together(list(self.tasks), placed)
         return self.estimator.alone(task, placement)
-
-    def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[DataPlacement]) -> list[Way]:
-        """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.
-
-        A placement that is far too large, judged by another one that is evaluated the same way, gets no dry run.
-        """
-        ways: list[Way] = []
-        for placement in placements:
-            tier = replace(placement, features="host", topology="host", cache_bytes=0, overlap=False)
-            key = (task.mode, task.precision, tier)
-            similar = self._dry_runs.get(key)
-            if similar is not None and placement is not placements[-1]:
-                moved = similar.elsewhere(placement, self.estimator.stats(task))
-                if moved.device_bytes > TOO_LARGE * self.room:
-                    continue
-            ways = self._placed(task, plan, placement)
-            self._dry_runs[key] = ways[0]
-            if ways[0].device_bytes <= self.room:
-                break
-        return ways
-
-    def _placed(self, task: Task, plan: Plan | None, placement: DataPlacement) -> list[Way]:
-        estimate = self._estimate(task, plan, placement)
-        members = 1 if plan is None else len(plan.members)
-        training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
-        return self._with_caches(Way(task, without_cache(placement), training, size, members), placement)
 
     def _with_caches(self, way: Way, placement: DataPlacement) -> list[Way]:
         """Without a cache, and with caches of parts of the remaining room; only those if a cache was requested."""
