@@ -134,9 +134,9 @@ class _Listing:
             cost = self._estimate(task, plan, None).cost
             return [Way(task, on_device(estimator.machine.device), cost, cost.total_bytes, members)]
         # One per placement and share of a cache; the planned one first.
-        placement = (
-            estimator.placement(task) if plan is not None else place_one(task, estimator, self.room, self.options)[0]
-        )
+        placement = estimator.placement(task)
+        if plan is None:
+            placement, _ = place_one(task, estimator, self.room, self.options)
         estimate = self._estimate(task, plan, placement)
         training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
         base = Way(task, without_cache(placement), training, size, members)
@@ -166,33 +166,23 @@ class _Listing:
             filled = with_cache(placement, way.task, stats, self.options.placement, room)
             if filled.cache_bytes and all(filled != other.placement for other in cached):
                 cached.append(replace(way, placement=filled, device_bytes=way.device_bytes + filled.cache_bytes))
-        return cached if cached and self._cache_requested else [way, *cached]
-
-    @property
-    def _cache_requested(self) -> bool:
-        """True if the user requested a cache; uncached placements are then skipped."""
         options = self.options.placement
         requested = options.cache is not None or options.cache_policy is not None
-        return requested or "cached" in (options.features, options.topology)
+        requested = requested or "cached" in (options.features, options.topology)
+        return cached if cached and requested else [way, *cached]
 
     def with_dry_run(self, ways: Sequence[Way], rough: Way) -> list[Way]:
         """``ways`` with a dry run of ``rough`` and of those that differ from it in their caches alone."""
         placement = without_cache(rough.placement)
-        same = {
-            way
-            for way in ways
-            if way.rough
-            and (way.task, way.members) == (rough.task, rough.members)
-            and without_cache(way.placement) == placement
-        }
         estimate = self._estimate(rough.task, self.plan, rough.placement)
         training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
-        exact = [
-            replace(way, training=training, device_bytes=size + way.placement.cache_bytes, rough=False)
-            for way in ways
-            if way in same
-        ]
-        return [way for way in ways if way not in same] + exact
+        exact = []
+        for way in ways:
+            alike = (way.task, way.members) == (rough.task, rough.members)
+            if way.rough and alike and without_cache(way.placement) == placement:
+                way = replace(way, training=training, device_bytes=size + way.placement.cache_bytes, rough=False)
+            exact.append(way)
+        return exact
 
 
 # ---- The groups of a plan, with their caches and divisions, and whether they are compiled.
