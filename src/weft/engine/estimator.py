@@ -398,7 +398,6 @@ def merger_for(plan: Plan) -> StepMerger | None:
 
 MAX_TASKS_TO_DRY_RUN = 1024  # with more tasks, some groups are extrapolated
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of so many
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the budget that would be right if memory were proportional to the members
 
@@ -478,19 +477,6 @@ def _extrapolated(group: RoughEstimate, groups: Sequence[RoughEstimate], estimat
         weights=(),
         extrapolated=True,
     )
-
-
-def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
-    """The estimate of every task by itself; of very many, None beyond :data:`MAX_SOLO_DRY_RUNS` structures."""
-    if len(tasks) <= MAX_TASKS_TO_DRY_RUN:
-        return [estimator.alone(task) for task in tasks]
-    remaining = MAX_SOLO_DRY_RUNS
-    estimates: list[Estimate | None] = []
-    for task in tasks:
-        estimated = estimator.knows([task], estimator.plan(task))
-        remaining -= not estimated
-        estimates.append(estimator.alone(task) if estimated or remaining >= 0 else None)
-    return estimates
 
 
 # ---- Find groups of tasks that fit into a budget.
