@@ -13,7 +13,7 @@ from benchmarks.harness.timing import Memory
 from weft.core.models import traits_of
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.merger import merger_for
+from weft.engine.estimator import merger_for
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.device.process import cpu_threads

@@ -37,9 +37,8 @@ from benchmarks.harness.timing import synchronize
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.estimator import Estimator
+from weft.engine.estimator import Estimator, merger_for
 from weft.engine.learning import with_runs
-from weft.engine.merger import merger_for
 from weft.engine.probe import probe
 from weft.graph.graph import Graph
 from weft.planner.cost.calibration import Calibration, Observation

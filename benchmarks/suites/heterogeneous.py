@@ -41,8 +41,8 @@ from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.estimator import merger_for
 from weft.engine.home import HOME_VARIABLE
-from weft.engine.merger import merger_for
 from weft.engine.result import Result
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group

@@ -32,8 +32,8 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import synchronize
 from benchmarks.report.markdown import print_rows
 from weft.core.plan import Plan
+from weft.engine.estimator import merger_for
 from weft.engine.graphs import Graphs
-from weft.engine.merger import merger_for
 from weft.engine.run_planner import RunPlanner
 from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun

@@ -233,13 +233,13 @@ def cache(
         return
     forms = store.forms()
     for entry in forms:
-        since = show_seconds(max(time.time() - entry.last_use, 0.0))
-        words = entry.form.split(" ")  # without the digest of features and the marks of Python
+        since = show_seconds(max(time.time() - entry["last_use"], 0.0))
+        words = entry["form"].split(" ")  # without the digest of features and the marks of Python
         form = re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
-        line = f"{show_bytes(entry.bytes):>10}  {since:>9}  {entry.graph}: {form}"
-        print(jsonlib.dumps(entry.to_dict()) if json else f"{line} ({entry.seconds:.1f} s to make)")
+        line = f"{show_bytes(entry['bytes']):>10}  {since:>9}  {entry['graph']}: {form}"
+        print(jsonlib.dumps(entry) if json else f"{line} ({entry['seconds']:.1f} s to make)")
     if not json:
-        total, limit = show_bytes(sum(entry.bytes for entry in forms)), show_bytes(store.max_bytes or 0)
+        total, limit = show_bytes(sum(entry["bytes"] for entry in forms)), show_bytes(store.max_bytes or 0)
         count = sum(entry.path.name.endswith(".gz") for entry in steps.entries())
         print(f"{len(forms)} forms of graphs, {total} of at most {limit}; {count} captured steps")
         print(f"in {home()}; `weft cache --clear` removes them")

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import SIZES, Cost
@@ -22,23 +21,22 @@ from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.core.units import show_bytes
 from weft.engine.graphs import Graphs
 from weft.engine.home import step_store
 from weft.engine.memory import base_bytes
-from weft.engine.merger import merger_for
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
+from weft.planner.cost.inductor import Compiling, compiling
 from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import RunMode, epoch_clocks, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
-from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
+from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
+from weft.runtime.group import StepMerger
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
 #
@@ -222,14 +220,6 @@ class Estimator:
             self._bytes[key] = float(memory(one_after_another(parts), self.machine, None, execution).safe)
         return self._bytes[key]
 
-    def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
-        """True if users' modules fit into ``budget`` together by far, going by the bytes of each alone.
-
-        A stack of them keeps to a few times that; dry runs of the groups that are made check it.
-        """
-        users = all(task.traits is None and not task.sampled for task in tasks)
-        return users and RULE_SAFETY_FACTOR * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
-
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
         if not estimate.parameters:
@@ -322,7 +312,7 @@ class Estimator:
         """
         if self._capture_key(tasks, plan) not in self._captures:
             keys = step_keys(tasks, self.stats(tasks[0]), plan, self._limits)
-            listed = None if keys is None else step_store().read(keys[1], _as_list)
+            listed = None if keys is None else step_store().read(keys[1], list)
             if listed is not None:
                 return tuple(map(str, listed))
         return self._captured(tasks, plan).kernels
@@ -352,12 +342,6 @@ class Estimator:
 
     def _capture_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
         return (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode)
-
-
-def _as_list(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError("not a list")
-    return data
 
 
 def _trial_calls(tasks: Sequence[Task]) -> dict[str, int]:
@@ -391,15 +375,13 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
     return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
-def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
-    """A clear error for a budget that not even the weights fit into."""
-    kinds = estimate.program.bytes_by_kind(estimate.program.resident)
-    weights = kinds.get("weight", 0) + kinds.get("state", 0)
-    if weights > budget:
-        raise SpecError(
-            f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
-            f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
-        )
+def merger_for(plan: Plan) -> StepMerger | None:
+    """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
+    if plan.join != "woven":
+        return None
+    from weft.weave.step import Weaver
+
+    return Weaver()
 
 
 # ---- Choose which groups of a plan get a dry run, which takes time; extrapolate the others.
@@ -410,7 +392,6 @@ def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
 
 MAX_TASKS_TO_DRY_RUN = 1024  # with more tasks, some groups are extrapolated
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of so many
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the budget that would be right if memory were proportional to the members
 
@@ -492,85 +473,34 @@ def _extrapolated(group: RoughEstimate, groups: Sequence[RoughEstimate], estimat
     )
 
 
-def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
-    """The estimate of every task by itself; of very many, None beyond :data:`MAX_SOLO_DRY_RUNS` structures."""
-    if len(tasks) <= MAX_TASKS_TO_DRY_RUN:
-        return [estimator.alone(task) for task in tasks]
-    remaining = MAX_SOLO_DRY_RUNS
-    estimates: list[Estimate | None] = []
-    for task in tasks:
-        estimated = estimator.knows([task], estimator.plan(task))
-        remaining -= not estimated
-        estimates.append(estimator.alone(task) if estimated or remaining >= 0 else None)
-    return estimates
-
-
 # ---- Find groups of tasks that fit into a budget.
 
 
 def groups_within_budget(
-    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
+    tasks: Sequence[Task], estimator: Estimator, room: int, weave: bool | None
 ) -> list[tuple[Plan, Estimate]]:
-    """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``.
+    """Groups within ``room`` bytes and their estimates.
 
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    without_cache, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
-    machine, budget = estimator.machine, without_cache
+    by_name, machine, budget = {task.label: task for task in tasks}, estimator.machine, room
 
     def bytes_of(some: Sequence[Task]) -> float:
-        return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
+        # Users' modules may fit by far, going by the bytes of each alone: a stack of them keeps to a few times that.
+        if all(task.traits is None and not task.sampled for task in some):
+            alone = sum(estimator.alone(task).cost.total_bytes for task in some)
+            if RULE_SAFETY_FACTOR * alone <= budget:
+                return 0.0  # dry runs of the groups that are made check it
+        return estimator.group_bytes(some)
 
     for _ in range(ATTEMPTS):
-        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
+        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [replace(plan, placement=estimator.placement(by_name[plan.members[0]])) for plan in plans]
-        groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
+        groups = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
-        if not totals or max(totals) <= without_cache:
+        if not totals or max(totals) <= room:
             break
-        budget = int(budget * without_cache / max(totals) * LESS)
-    decided = []
-    for plan, estimate in groups:
-        plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)
-        decided.append((_decided(plan, estimate, by_name, estimator, options), estimate))
-    return decided
-
-
-def cached_group(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[Plan, Estimate]:
-    """A sampled group with its cache, in what is left of ``room``, and the reasons for its placement."""
-    task, machine = tasks[plan.members[0]], estimator.machine
-    if not task.sampled:
-        return plan, estimate
-    stats = estimator.stats(task)
-    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
-    if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
-        cost = estimate.cost
-        if estimate.trained is not None:
-            times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
-            cost = with_batches(replace(cost, **times), task, stats, placement, machine)
-        taken = placement.cache_bytes
-        sizes = {name: getattr(cost, name) + taken for name in SIZES}
-        kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
-        estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
-    why = (*plan.why, *reasons(placement, task, stats, machine))
-    return replace(plan, placement=placement, why=why), estimate
-
-
-def _decided(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, options: RunOptions
-) -> Plan:
-    """The plan with its cost, and whether it is compiled."""
-    epochs = max(tasks[name].epochs for name in plan.members)
-    if plan.mode == "sampled":
-        compiled = False
-        why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
-    else:
-        open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
-        gain = estimator.compiling(estimate, tasks[plan.members[0]], plan) if open_choice else None
-        compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
-    why = (*plan.why, *estimate.notes, *why)
-    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)
+        budget = int(budget * room / max(totals) * LESS)
+    return groups

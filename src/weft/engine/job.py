@@ -29,13 +29,12 @@ from weft.engine.control import Control, Interrupted, Interruption
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_memory_errors, clear_model_errors, give_back_memory, what_was_raised
-from weft.engine.estimator import NONE
+from weft.engine.estimator import NONE, merger_for
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
-from weft.engine.merger import merger_for
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights

@@ -94,11 +94,19 @@ NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes
 
 
 def find_machine(machine: Given = None) -> Machine:
-    """The machine itself, or the one of a profile or file that ``machine`` names; None is the one at hand."""
+    """The machine itself, or the one of a profile or file that ``machine`` names.
+
+    None is the one at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory.
+    """
     if isinstance(machine, Machine):
         return machine
     if machine is None:
-        return this_machine()
+        gpus = gpu_names() if torch.backends.cuda.is_built() else []
+        name = machine_name(gpus[0] if gpus else "cpu")
+        here = _probed(name) or _by_profile(name, gpus[0] if gpus else "")
+        if here is None:
+            raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
+        return here
     if not isinstance(machine, (str, os.PathLike)):
         raise SpecError(f"machine={machine!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
     text = os.fspath(machine)
@@ -117,16 +125,6 @@ def read_machine(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"machine {str(path)!r}: cannot be read ({error})") from None
     return Machine.from_json(text, str(path))
-
-
-def this_machine() -> Machine:
-    """The machine at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory."""
-    gpus = gpu_names() if torch.backends.cuda.is_built() else []
-    name = machine_name(gpus[0] if gpus else "cpu")
-    machine = _probed(name) or _by_profile(name, gpus[0] if gpus else "")
-    if machine is None:
-        raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
-    return machine
 
 
 def machine_with(device: torch.device) -> Machine:

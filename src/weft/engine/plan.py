@@ -10,7 +10,6 @@ from itertools import pairwise
 from weft.core.compatibility import graph_key
 from weft.core.division import built_in
 from weft.core.errors import SpecError
-from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.run_options import Placement, RunOptions
 from weft.core.sweep import Sweep, as_work
@@ -19,14 +18,14 @@ from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
+    decided_groups,
     in_mode,
     ways_to_train,
-    with_divisions,
     with_modes,
     with_placements,
     with_reason,
 )
-from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget, groups_within_budget
+from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimator
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
@@ -42,6 +41,7 @@ from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestio
 from weft.planner.report.plan_text import would_do
 from weft.runtime.modules.settings import check_tasks
 
+MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
 AT_PEAK = 4  # of the largest things alive
 
 
@@ -93,16 +93,26 @@ def report_on(
     tasks: Sequence[Task], name: str, estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
-    alone = alone_estimates(tasks, estimator)
-    for task, estimate in zip(tasks, alone, strict=True):
-        if estimate is not None:
-            check_budget(estimate, task, room)
-    by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
-    planned = groups_within_budget(tasks, estimator, room, options)
-    planned = with_divisions(planned, by_name, estimator, room, options)
+    alone: dict[str, Estimate] = {}  # of every task, or of some structures if there are very many
+    remaining = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
+    for task in tasks:
+        if remaining < len(tasks):
+            remaining -= not estimator.knows([task], estimator.plan(task))
+            if remaining < 0:
+                continue
+        alone[task.label] = estimate = estimator.alone(task)
+        kinds = estimate.program.bytes_by_kind(estimate.program.resident)
+        weights = kinds.get("weight", 0) + kinds.get("state", 0)
+        if weights > room:
+            raise SpecError(
+                f"{show_bytes(room)} is below the weights and optimizer state of task {task.label!r} alone, "
+                f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
+            )
+    by_name = {task.label: task for task in tasks}
+    planned = decided_groups(tasks, estimator, room, options)
     groups = [
         GroupEstimate(
-            plan=replace(plan, cost=estimate.cost.to_dict()),
+            plan=plan,
             cost=estimate.cost,
             epochs=max(by_name[member].epochs for member in plan.members),
             fits=estimate.cost.total_bytes <= room,
@@ -120,11 +130,13 @@ def report_on(
     solo = {plan.members[0]: estimate for plan, estimate in planned if len(plan.members) == 1}
     group_of = {member: index for index, (plan, _) in enumerate(planned) for member in plan.members}
     estimates = []
-    for task, estimate in zip(tasks, alone, strict=True):
-        estimate = solo.get(task.label, estimate)
-        parameters, cost = (None, None) if estimate is None else (estimate.parameters[0], estimate.cost)
-        sizes = (task.epochs, parameters, cost, group_of[task.label])
-        estimates.append(TaskEstimate(task.label, task.model_name, task.graph_name, *sizes))
+    for task in tasks:
+        known = solo.get(task.label) or alone.get(task.label)
+        parameters = known.parameters[0] if known is not None and known.parameters else None
+        cost, index = None if known is None else known.cost, group_of[task.label]
+        estimates.append(
+            TaskEstimate(task.label, task.model_name, task.graph_name, task.epochs, parameters, cost, index)
+        )
     suggestions: dict[str, Suggestion] = {}  # for every structure that does not fit even alone
     for group in groups:
         if not group.fits:
@@ -133,6 +145,12 @@ def report_on(
             suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, bf16)
             if suggestion is not None:
                 suggestions.setdefault(str(sorted(suggestion.changes.items())), suggestion)
+    graphs = []
+    for task in {graph_key(task): task for task in tasks}.values():
+        stats = estimator.stats(task)
+        kind = "sparse features" if stats.sparse_features else "features"
+        graph = graph_key(task) if isinstance(task.graph, str) else stats.name
+        graphs.append(f"{graph} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})")
     return PlanReport(
         name=name,
         machine=estimator.machine,
@@ -141,7 +159,7 @@ def report_on(
         groups=tuple(groups),
         nearest=tuple(suggestions.values()),
         notes=tuple(_notes(estimator, groups, bool(suggestions))),
-        graphs=tuple(_graph_words(estimator.stats(task), task) for task in per_graph.values()),
+        graphs=tuple(graphs),
         options=options,
     )
 
@@ -171,12 +189,6 @@ def _notes(estimator: Estimator, groups: Sequence[GroupEstimate], suggested: boo
         notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
     names = roomy_machines(need, PROFILES.values(), machine)
     return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
-
-
-def _graph_words(stats: GraphStats, task: Task) -> str:
-    kind = "sparse features" if stats.sparse_features else "features"
-    name = graph_key(task) if isinstance(task.graph, str) else stats.name
-    return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"
 
 
 # ---- What an order of the nodes changes: how many edges and nodes cross between ranks.

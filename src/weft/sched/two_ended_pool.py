@@ -83,7 +83,7 @@ class TwoEndedPool:
         In this order no move overwrites what a later one reads.
         """
         before = [each for each in self._ranges if each.owner == owner]
-        self.clear(owner)
+        TwoEndedPool.clear(self, owner)
         moves: list[Move] = []
         for old in [r for r in before if r.end == LOW] + [r for r in before[::-1] if r.end == HIGH]:
             new = self.put(owner, old.size, old.end)

@@ -18,7 +18,7 @@ from weft.core.machine import Machine
 from weft.core.program import Operator, Program, Value
 from weft.core.task import Task
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.rule import gathered_bytes
+from weft.planner.cost.rule import BYTES, edges_and_loops
 
 # ---- Rows gathered by index, by their width and the share of cache hits
 #
@@ -360,7 +360,8 @@ CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
 
 def seconds_saved(tasks: Sequence[Task], stats: GraphStats, epochs: int, beyond_cache: bool) -> float:
     """What ``epochs`` epochs gain; ``beyond_cache``: the hidden rows of all nodes do not fit in the cache."""
-    seconds = gathered_bytes(tasks, stats) / GATHERED
+    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
+    seconds = 2.0 * layers * edges_and_loops(stats) / GATHERED  # rows that sparse products gather, and their gradients
     return epochs * seconds * (GAIN_BEYOND if beyond_cache else GAIN_IN_CACHE)
 
 
