@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
@@ -78,10 +78,6 @@ class Control:
             self._known, self.signal = frozenset(names), None
             _check(self._names, self._known)
 
-    def interrupt(self, number: int) -> None:
-        """Signal ``number`` requests the end of the run. Called by a signal handler, so it takes no lock."""
-        self.signal = number
-
     def requests(self) -> Requests:
         """All current requests."""
         with self._changed:
@@ -123,31 +119,26 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.number
 
 
-class Interruption:
-    """Hands the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
+@contextmanager
+def interruptible(control: Control) -> Iterator[None]:
+    """Hand the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
 
     Signals reach the main thread only; in any other thread this does nothing, and the control is the way to end a run.
     """
+    first, before = -inf, {}
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._before: dict[int, Any] = {}
-        self._first = -inf
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
+        nonlocal first
         now = time.monotonic()
-        if self._control.signal is None:
-            self._first = now
-            self._control.interrupt(number)
-        elif now - self._first > TWICE:
+        if control.signal is None:
+            first, control.signal = now, number  # without the lock of the control, which this thread may hold
+        elif now - first > TWICE:
             raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -25,7 +25,7 @@ from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.choosing import in_mode, phases_key
-from weft.engine.control import Control, Interrupted, Interruption
+from weft.engine.control import Control, Interrupted, interruptible
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_memory_errors, clear_model_errors, give_back_memory, what_was_raised
@@ -133,7 +133,7 @@ class Job:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
         waiting = list(self.groups)
-        with Interruption(self._control), self._cap():
+        with interruptible(self._control), self._cap():
             while waiting:
                 key, plan = waiting.pop(0)
                 self._scheduled = admission(key, plan, str(self._device), self._planner.room)

@@ -122,9 +122,7 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
 IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 FORMAT = 1  # of result.json and sweep.json, and the files next to them
 RESULT_FILES = RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
-STATUSES = (  # stopped: early, out of patience
-    *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
-)
+STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed")  # stopped: early
 
 
 @dataclass(repr=False)

@@ -56,7 +56,7 @@ class Session:
         self.checkpoint: Path | None = None  # the last one that was written
         self._next = 0  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
-        self._running = list(self.members)  # before the last advance
+        self._running = list(self.members)  # when it was last emitted who has ended
         self._noted: set[str] = set()
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
@@ -85,10 +85,7 @@ class Session:
                 del member.rows[int(former["epoch"]) :]
                 member.status, member.message = former["status"], former.get("message", "")
         self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
-        for member in self.members:
-            if not member.running:
-                self._events.ended(member)
-        self._running = [member for member in self.members if member.running]
+        self._emit_ended()
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
@@ -106,7 +103,6 @@ class Session:
         """Train as many epochs as were decided, none before the first decision; how far the group is."""
         seconds = prepare_seconds = 0.0
         if self._next:
-            self._running = [member for member in self.members if member.running]
             before = sum(member.epoch for member in self._running)
             seconds, prepare_seconds = self._train(self._next)
             self._trained = (sum(member.epoch for member in self._running) - before, seconds)
@@ -180,7 +176,11 @@ class Session:
 
     def apply(self, decision: Decision) -> None:
         """Do what was decided: end members, take them out of the step, emit events, save, and set how far to train."""
-        self._check(decision)
+        if decision.epoch != self.group.epoch:  # ranks that are not as far as rank 0 would train something else
+            raise SpecError(
+                f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
+                "decide from how far it is now"
+            )
         for stop in decision.stop:
             self.members[self._index[stop.member]].stop(stop.status, stop.message)
         self.group.stop(self._index[stop.member] for stop in decision.stop)
@@ -194,31 +194,10 @@ class Session:
         if decision.pause != self.paused:
             self.paused = decision.pause
             self._events.paused(self.paused, self.group.epoch)
-        if decision.finish:
-            self._finish(decision)
-        elif decision.save:
-            self._save_or_warn()
-
-    def _check(self, decision: Decision) -> None:
-        if decision.epoch != self.group.epoch:
-            raise SpecError(
-                f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
-                "decide from how far it is now"
-            )
-        stopped = {stop.member for stop in decision.stop}
-        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._index]
-        if unknown:
-            raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._index)}")
-        ended = [name for name in stopped if not self.members[self._index[name]].running]
-        if ended:
-            raise SpecError(f"decision: {ended[0]!r} cannot be stopped, it has ended already")
-        running = [member.name for member in self.members if member.running and member.name not in stopped]
-        if set(decision.drop) & set(running):
-            raise SpecError(f"decision: drop={list(decision.drop)} names members that run; stop them first")
-        if decision.finish and running and not decision.reason:
-            raise SpecError(f"decision: finish=True with {running[0]!r} running needs a reason, such as 'preempted'")
-
-    def _finish(self, decision: Decision) -> None:
+        if not decision.finish:
+            if decision.save:
+                self._save_or_warn()
+            return
         running = [member for member in self.members if member.running]
         if decision.save and running:
             self.save()
@@ -240,10 +219,14 @@ class Session:
         self._noted.update(self.group.notes)
         if self._trained[0]:
             self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
+        self._trained = (0, 0.0)
+        self._emit_ended()
+
+    def _emit_ended(self) -> None:
         for member in self._running:
             if not member.running:
                 self._events.ended(member)
-        self._running, self._trained = [member for member in self.members if member.running], (0, 0.0)
+        self._running = [member for member in self.members if member.running]
 
     def save(self, finished: bool = False) -> Path | None:
         """Write a checkpoint, if there is a folder for one; its path."""
