@@ -20,7 +20,7 @@ from weft.core.settings import lower_is_better
 from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.driver import Driver
-from weft.engine.errors import clear_model_errors
+from weft.engine.errors import clear_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
 from weft.runtime.group import GroupRun
@@ -116,7 +116,7 @@ class Session:
         """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
         steady, whole = self.group.started, len(self.group.present) == len(self.members)
         before, begin = self.group.epoch, time.perf_counter()
-        with clear_model_errors(self.group.tasks):
+        with clear_errors(self.group.tasks, self.group.device):
             if not steady:
                 self.group.prepare()
             prepared = time.perf_counter()
