@@ -145,7 +145,7 @@ class SweepEvents(EventSource):
             rate = self._since[0] / max(self._since[1], 1e-9)
             done = sum(member.epoch for member in self._begun.values())
             # Epochs that members which ended early did not train are no longer part of the whole.
-            spared = sum(m.outline.epochs - m.epoch for m in self._begun.values() if not m.running)
+            spared = sum(m.epochs - m.epoch for m in self._begun.values() if not m.running)
             whole = {"done": done, "total": self._total - spared, "epochs_per_second": rate}
             rows = [{"task": member.name, "status": member.status, **member.standing()} for member in members]
             self.event("progress", **self._group, epoch=epoch, **whole, **reads, members=rows)

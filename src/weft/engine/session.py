@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.compatibility import function_name, graph_key
-from weft.core.decision import RUNNING, Decision, MemberOutline, Progress, Requests, Update
+from weft.core.decision import RUNNING, Decision, Progress, Requests, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.core.member import Member
-from weft.core.settings import lower_is_better
 from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.driver import Driver
@@ -140,7 +139,7 @@ class Session:
         """Take over what the device has recorded of a member, and notice its end or that it diverged."""
         member, task = self.members[index], self.group.tasks[index]
         member.take(update)
-        columns = member.outline.columns
+        columns = member.columns
         losses = [i for i, name in enumerate(columns) if name.endswith("loss")]
         for epoch, row in enumerate(update.rows, update.first):
             evaluated = not math.isnan(row[-1]) or member.end == epoch + 1
@@ -269,10 +268,7 @@ def members_of(group: GroupRun) -> list[Member]:
     members = []
     for task, member in zip(group.tasks, group.members, strict=True):
         stack = member.stack
-        watched, columns = f"val_{stack.metric}", stack.columns
-        score = columns.index(watched) if watched in columns else -1
         graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
-        about = {"columns": tuple(columns), "lower": lower_is_better(watched)}
-        outline = MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about)
-        members.append(Member(outline, stack.metric, stack.objective.name))
+        columns, peers = tuple(stack.columns), f"val_{stack.metric} on {graph}"
+        members.append(Member(task.label, task.epochs, columns, stack.metric, stack.objective.name, peers))
     return members
