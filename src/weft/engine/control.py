@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
@@ -28,8 +30,7 @@ class Control:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._names: set[str] = set()
-        self._all = self._pause = self._preempt = False
+        self._requests = Requests()
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
         self.resumable = True  # whether the run under way could go on from a checkpoint
@@ -55,19 +56,17 @@ class Control:
         """
         with self._changed:
             _check(names, self._known)
-            self._names |= set(names)
-            self._all = self._all or not names
-            self._changed.notify_all()
+            before = self._requests
+            self._set(cancel=before.cancel | set(names), cancel_all=before.cancel_all or not names)
 
     @property
     def paused(self) -> bool:
         """Whether a pause is requested."""
-        return self._pause
+        return self._requests.pause
 
-    def _set(self, **flags: bool) -> None:
+    def _set(self, **changes: Any) -> None:
         with self._changed:
-            for name, value in flags.items():
-                setattr(self, f"_{name}", value)
+            self._requests = replace(self._requests, **changes)
             self._changed.notify_all()
 
     # ---- for the run ---------------------------------------------------------------------------------
@@ -76,18 +75,16 @@ class Control:
         """A run of members called ``names`` begins: refuse requests for others."""
         with self._changed:
             self._known, self.signal = frozenset(names), None
-            _check(self._names, self._known)
+            _check(self._requests.cancel, self._known)
 
     def requests(self) -> Requests:
         """All current requests."""
-        with self._changed:
-            flags = {"pause": self._pause, "preempt": self._preempt, "interrupt": self.signal is not None}
-            return Requests(frozenset(self._names), self._all, **flags)
+        return replace(self._requests, interrupt=self.signal is not None)
 
     def wait_while_paused(self, known: Requests) -> None:
         """Return once the requests differ from ``known``: to resume, to end members, or to leave."""
         with self._changed:
-            while self._pause and self.requests() == known:
+            while self.paused and self.requests() == known:
                 self._changed.wait(POLL_SECONDS)
 
 

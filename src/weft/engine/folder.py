@@ -206,8 +206,8 @@ class RunFolder:
                 if not text.endswith(b"\n"):
                     os.truncate(path, text.rfind(b"\n") + 1)
         except OSError as error:
-            what = f"cannot be written to ({error.strerror}); choose another"
-            raise SpecError(f"{option('out', self.path)}: {what}") from None
+            where = option("out", self.path)
+            raise SpecError(f"{where}: cannot be written to ({error.strerror}); choose another") from None
         self.opened = True
         self._write_journal()
 
@@ -275,12 +275,11 @@ class RunFolder:
         if checkpoint is not None and self._extends:
             checkpoint = lengthened(checkpoint, tasks, place / FILE)
         if checkpoint is not None:
-            saved = checkpoint.about.get("tasks", [])
+            saved, file = checkpoint.about.get("tasks", []), place / FILE
             if len(saved) != len(tasks):
-                what = f"holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}"
-                raise SpecError(f"{place / FILE}: {what}")
+                raise SpecError(f"{file}: holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}")
             for one, task in zip(saved, tasks, strict=True):
-                check_same_task(one, task.to_dict(), place / FILE)
+                check_same_task(one, task.to_dict(), file)
         return checkpoint
 
     def has_checkpoint(self, key: str) -> bool:
@@ -299,7 +298,7 @@ class RunFolder:
     def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
-        about |= {"graph": _summary(group.graph), **described(group.built)}
+        about |= {"graph": group.graph.stats().to_dict(), **described(group.built)}
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 
@@ -320,7 +319,7 @@ class RunFolder:
 
     def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
         """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
-        before, now = checkpoint.about.get("graph"), _summary(graph)
+        before, now = checkpoint.about.get("graph"), json.loads(json.dumps(graph.stats().to_dict()))
         # What only one of two versions of Weft wrote down says nothing of the graph.
         if before is not None and any(before[name] != now[name] for name in before.keys() & now.keys()):
             raise SpecError(
@@ -339,12 +338,6 @@ class RunFolder:
                 f"cannot write to {self.path}: {write_reason(error)}; every file there is whole: free space, then "
                 f"{switch('resume')}"
             ) from error
-
-
-def _summary(graph: Graph) -> dict[str, Any]:
-    """A graph's fingerprint without reading all of it, as JSON returns it."""
-    summary: dict[str, Any] = json.loads(json.dumps(graph.stats().to_dict()))
-    return summary
 
 
 class SweepFolder(RunFolder):
