@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from weft.core.decision import RUNNING
 from weft.core.errors import SpecError, TrainingError
 from weft.core.event import Event
-from weft.core.files import write_json, write_text
+from weft.core.files import fcntl, write_json, write_text
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
@@ -42,11 +42,6 @@ from weft.runtime.group import GroupRun
 from weft.runtime.modules.convert import described
 
 # ---- One run at a time writes into a folder. The system releases the lock however the run ends.
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock
-    fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
 
