@@ -89,12 +89,11 @@ class Control:
 
 
 def _check(names: Iterable[str], known: Collection[str] | None) -> None:
-    unknown = [name for name in names if known is not None and name not in known]
-    if not unknown or known is None:
-        return
-    more = ", ..." if len(known) > MOST_NAMED else ""
-    hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
-    raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
+    unknown = [] if known is None else [name for name in names if name not in known]
+    if unknown and known is not None:
+        more = ", ..." if len(known) > MOST_NAMED else ""
+        hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
+        raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
 
 
 # ---- Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once.

@@ -362,7 +362,12 @@ class SweepFolder(RunFolder):
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
         tasks = self._sweep.tasks()
         if self._extends:
-            return self._renamed(saved, groups, former_members(saved, tasks, file))
+            # Members of the former run go by the names that they have now.
+            before = [one.get("name") or one["model"] for one in saved]
+            labels = (task.label for task in former_members(saved, tasks, file))
+            now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
+            self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in names]
+            return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
         if len(saved) != len(tasks):
             raise SpecError(
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
@@ -371,14 +376,6 @@ class SweepFolder(RunFolder):
         for one, task in zip(saved, tasks, strict=True):
             check_same_task(one, task.to_dict(), file)
         return groups
-
-    def _renamed(self, saved: Sequence[dict[str, Any]], groups: Groups, tasks: Sequence[Task]) -> Groups:
-        """The groups of a former run by the names that its members have now."""
-        before = [one.get("name") or one["model"] for one in saved]
-        now = dict(zip(before, (task.label for task in tasks), strict=True))
-        kept = set(self._names.values())
-        self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in kept]
-        return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
 
     def open(self, afresh: bool) -> None:
         """As :meth:`RunFolder.open`; members that have another name now are written under it."""

@@ -29,7 +29,6 @@ from weft.engine.control import Control, Interrupted, interruptible
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_errors, give_back_memory, what_was_raised
-from weft.engine.estimator import NONE
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
@@ -92,7 +91,7 @@ class Job:
         device: torch.device,
         events: EventSource,
         folder: RunFolder | None,
-        options: RunOptions = NONE,
+        options: RunOptions,
         control: Control | None = None,
         report: PlanReport | None = None,
     ) -> None:

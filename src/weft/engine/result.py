@@ -288,13 +288,3 @@ def model_code(task: Task) -> str | None:
         file = module if spec is None else spec.origin
         return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     return None
-
-
-def check_same_code(task: Task, trained: str | None, folder: Path) -> None:
-    """Refuse a model whose file is another one by now; ``trained``: its digest then, None: not known."""
-    now = model_code(task)
-    if trained is not None and now is not None and now != trained:
-        raise SpecError(
-            f"{folder}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, "
-            "or give the model yourself if it is still the same: weft.read(folder, model=...)"
-        )

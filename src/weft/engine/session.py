@@ -227,16 +227,13 @@ class Session:
                 self._events.ended(member)
         self._running = [member for member in self.members if member.running]
 
-    def save(self, finished: bool = False) -> Path | None:
-        """Write a checkpoint, if there is a folder for one; its path."""
-        if self._save_to is None:
-            return None
-        members = [
-            {"status": m.status, "message": m.message, "seconds": m.seconds, "epoch": m.epoch} for m in self.members
-        ]
-        self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
-        self._events.checkpoint(self.checkpoint, self.group.epoch)
-        return self.checkpoint
+    def save(self, finished: bool = False) -> None:
+        """Write a checkpoint, if there is a folder for one."""
+        if self._save_to is not None:
+            columns = ("status", "message", "seconds", "epoch")
+            members = [{column: getattr(member, column) for column in columns} for member in self.members]
+            self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
+            self._events.checkpoint(self.checkpoint, self.group.epoch)
 
     def _save_or_warn(self, finished: bool = False) -> None:
         """A checkpoint that cannot be written does not end the training: the next one may succeed."""
