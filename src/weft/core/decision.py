@@ -10,27 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.core.errors import SpecError
 from weft.core.plain_data import PlainData
 
 RUNNING = "running"
-REASONS = ("", "interrupted", "preempted")  # why a session ends with members that still run
-
-
-@dataclass(frozen=True)
-class MemberOutline(PlainData):
-    """What a driver needs to know about a member: its name, its epochs, and whose scores compare with its own.
-
-    ``score``: the column of the validation metric in a row, -1: none; ``lower``: less of it is better. ``peers`` is
-    equal for members that compare. ``columns``: the names of a row's numbers.
-    """
-
-    name: str
-    epochs: int
-    score: int = -1
-    peers: str = ""
-    columns: tuple[str, ...] = ()
-    lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,14 +72,6 @@ class Decision(PlainData):
     finish: bool = False
     reason: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.advance, bool) or not isinstance(self.advance, int) or self.advance < 0:
-            raise SpecError(f"decision: advance={self.advance!r} must be a number of epochs, at least 0")
-        if self.reason not in REASONS:
-            raise SpecError(f"decision: reason={self.reason!r} must be one of {', '.join(map(repr, REASONS))}")
-        if self.advance and (self.pause or self.finish):
-            raise SpecError(f"decision: advance={self.advance} must be 0 for a session that pauses or finishes")
 
 
 @dataclass(frozen=True)

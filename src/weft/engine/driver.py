@@ -138,8 +138,8 @@ class Driver:
         policy, running = self._policy, {member.name: member for member in self._running()}
         if policy is None or self._epoch % every(policy) or not running:
             return
-        peers = next(iter(running.values())).outline.peers
-        comparable = [member for member in self.board.values() if member.outline.peers == peers]
+        peers = next(iter(running.values())).peers
+        comparable = [member for member in self.board.values() if member.peers == peers]
         scores = {member.name: member.scores(self._epoch) for member in comparable}
         answer = policy(self._epoch, scores, list(running))
         if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
@@ -188,6 +188,6 @@ class Driver:
             at_hand = self._epoch % LEAVE_EVERY == 0 and not self.compiled
             leave = 0 < len(ended) < len(present) and at_hand
         else:
-            remaining = max((member.outline.epochs - member.epoch for member in self._running()), default=0)
+            remaining = max((member.epochs - member.epoch for member in self._running()), default=0)
             leave = pays_to_leave(len(ended), len(present), remaining, self._pace, self._prepare_seconds)
         return tuple(member.name for member in ended) if leave else ()

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.errors import GraphError, SpecError
 from weft.core.files import write_json
 from weft.core.task import Task
-from weft.engine.errors import clear_memory_errors
+from weft.engine.errors import clear_errors
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
 from weft.engine.memory import memory_cap
@@ -73,7 +73,7 @@ def predict(
     fetched = None if store is None else store.take_weights(str(weights))
     tensors = read_weights(weights) if fetched is None else fetched
     names = [task.graph] if isinstance(task.graph, str) else []
-    with clear_memory_errors([task.label], there), process_state(Needs.of([task], there, budget), there):
+    with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
         graphs = Graphs(there, on_host=budget is not None, store=store)
         with memory_cap(there, machine_with(there), budget, store, names):

@@ -25,11 +25,11 @@ from weft.core.startup import gc_paused
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.choosing import in_mode, phases_key
-from weft.engine.control import Control, Interrupted, Interruption
+from weft.engine.control import Control, Interrupted, interruptible
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
-from weft.engine.errors import clear_memory_errors, clear_model_errors, give_back_memory, what_was_raised
-from weft.engine.estimator import NONE, merger_for
+from weft.engine.errors import clear_errors, give_back_memory, what_was_raised
+from weft.engine.estimator import merger_for
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
@@ -90,7 +90,7 @@ class Job:
         device: torch.device,
         events: EventSource,
         folder: RunFolder | None,
-        options: RunOptions = NONE,
+        options: RunOptions,
         control: Control | None = None,
         report: PlanReport | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class Job:
             self._events.note("no checkpoint to resume from; starting afresh")
         self._prepare(saved)
         waiting = list(self.groups)
-        with Interruption(self._control), self._cap():
+        with interruptible(self._control), self._cap():
             while waiting:
                 key, plan = waiting.pop(0)
                 self._scheduled = admission(key, plan, str(self._device), self._planner.room)
@@ -158,12 +158,13 @@ class Job:
         if saved and report is not None:
             check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         with ExitStack() as stack:
-            stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
-            check_tasks(list(self._tasks.values()))
-            for task in self._tasks.values():
+            tasks = list(self._tasks.values())
+            stack.enter_context(clear_errors(tasks, self._device, models=False))
+            check_tasks(tasks)
+            for task in tasks:
                 self._graphs.check(task)
             # What reading the graphs left out or changed; summaries of graphs have nothing to say.
-            graphs = [self._graphs.summary(task) for task in self._tasks.values()]
+            graphs = [self._graphs.summary(task) for task in tasks]
             read = [graph for graph in graphs if isinstance(graph, Graph)]
             for note in dict.fromkeys(f"graph {graph.name!r}: {note}" for graph in read for note in graph.notes):
                 self._events.note(note)
@@ -181,9 +182,9 @@ class Job:
                 f"the budget of {show_bytes(budget)} covers what training adds; the process will take "
                 f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
             )
-        tasks, several = len(self._tasks), f" in {len(self.groups)} groups" if len(self.groups) > 1 else ""
-        words = f"planned: {tasks} task{'s' if tasks > 1 else ''}{several}"
-        self._events.preparing(words, groups=len(self.groups), tasks=tasks)
+        several = f" in {len(self.groups)} groups" if len(self.groups) > 1 else ""
+        words = f"planned: {len(tasks)} task{'s' if len(tasks) > 1 else ''}{several}"
+        self._events.preparing(words, groups=len(self.groups), tasks=len(tasks))
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
@@ -238,7 +239,7 @@ class Job:
 
         with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
-                with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
+                with clear_errors(tasks, self._device):
                     if self._options.ranks == 1:  # the kernels of ranks are compiled by their launches
                         self._planner.warm(tasks, plan, tell_compiling)
                     graph = self._graphs.placed(tasks[0], plan.places)
@@ -258,7 +259,7 @@ class Job:
                 raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group)
             try:
-                with clear_memory_errors(plan.members, self._device):
+                with clear_errors(tasks, self._device, models=False):
                     self._train(key, group, checkpoint)
             except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
