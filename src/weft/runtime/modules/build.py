@@ -19,7 +19,7 @@ from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
 from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
-from weft.runtime.modules.state import followers, reachable
+from weft.runtime.modules.state import CACHED, followers, reachable
 
 
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
@@ -190,18 +190,15 @@ def functions_that_hold(model: nn.Module) -> list[str]:
 
     A copy of the module keeps the same functions, which go on with the parts of the original.
     """
-    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    hooks = {
-        name: [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
-        for name, p in model.named_parameters()
-    }
-    holding = []
-    for name, value in (*_attributes(model), *hooks.items()):
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        functions = [item for item in values if name in hooks or isinstance(item, FunctionType)]
-        if any(id(reached) in parts for item in functions for reached in reachable(item)):
-            holding.append(name)
-    return holding
+    modules = {id(module) for module in model.modules()}
+    parts = modules | {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    functions = [
+        (name, [item for item in reachable(value, modules) if isinstance(item, (FunctionType, CACHED))])
+        for name, value in _attributes(model)
+    ]
+    for name, p in model.named_parameters():  # a copy has the same hooks, whatever they are
+        functions.append((name, [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]))
+    return [name for name, some in functions if any(id(r) in parts for item in some for r in reachable(item))]
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
