@@ -144,21 +144,6 @@ class GroupRun:
         self.epochs = max(task.epochs for task in tasks)
         self.epoch = self.step_in_epoch = 0
         self._notes: list[str] = []
-        self._build(graph, make_source, measure, former)
-        self.merged: Any = None  # the merged step of several stacks, once it is prepared
-        at_once = plan.join == "concurrent" and device.type == "cuda"
-        self.run_steps: Callable[[Steps], None] | None = ConcurrentSteps(device) if at_once else None
-        self._has_run: set[bool] = set()  # kinds of epochs, with and without evaluation, that have run before
-        self._not_compiled: set[int] = set()  # stacks that failed to compile: not tried again
-        self._recordings = Recordings()
-        self._run_epoch: dict[bool, Callable[[], None]] = {}  # with evaluation or without; empty: not prepared
-        self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
-
-    # ---- building ------------------------------------------------------------------------------------
-
-    def _build(self, graph: Graph, make_source: MakeSource, measure: bool, former: Sequence[BuiltStack]) -> None:
-        """Put the graph on its device with its rows in order, and build the stacks and members."""
-        plan, device = self.plan, self.device
         splits = {task.split or 0 for task in self.tasks}
         graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
         placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
@@ -183,6 +168,16 @@ class GroupRun:
             for row, index in enumerate(rows)
         ]
         self.members = sorted(members, key=lambda member: member.index)
+        self.merged: Any = None  # the merged step of several stacks, once it is prepared
+        at_once = plan.join == "concurrent" and device.type == "cuda"
+        self.run_steps: Callable[[Steps], None] | None = ConcurrentSteps(device) if at_once else None
+        self._has_run: set[bool] = set()  # kinds of epochs, with and without evaluation, that have run before
+        self._not_compiled: set[int] = set()  # stacks that failed to compile: not tried again
+        self._recordings = Recordings()
+        self._run_epoch: dict[bool, Callable[[], None]] = {}  # with evaluation or without; empty: not prepared
+        self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
+
+    # ---- building ------------------------------------------------------------------------------------
 
     def _build_again(self, former: Sequence[BuiltStack]) -> list[tuple[Stack, list[int]]]:
         """The stacks of a former run: what was decided there is not decided anew, which might give other numbers."""

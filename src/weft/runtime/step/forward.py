@@ -510,7 +510,23 @@ class LeafForward(Forward):
         grads = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None  # a captured step would hold them in addition to the flat gradient
-        self._check_same_gradients(grads)
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
+                "only parameters that have it from the start are trained"
+            )
+        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
+        if sparse:
+            raise SpecError(
+                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
+                "gradients cannot be; leave out sparse=True"
+            )
+        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
+        if self._may_skip:
+            self.without_gradient = without
+        else:
+            self._check_without(without)
         return losses.detach(), self.layout.flat_of(
             [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, grads, strict=True)]
         )[None]
@@ -547,26 +563,6 @@ class LeafForward(Forward):
             if follower.owner in owners:
                 follower.tensor.data = follower.tensor.data.clone()
         self._followers = [follower for follower in self._followers if follower.owner not in owners]
-
-    def _check_same_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """As :meth:`_check_without`; and no parameter that was frozen may have thawed, nor a gradient be sparse."""
-        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        if thawed:
-            raise TrainingError(
-                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
-                "only parameters that have it from the start are trained"
-            )
-        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
-        if sparse:
-            raise SpecError(
-                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
-                "gradients cannot be; leave out sparse=True"
-            )
-        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
-        if self._may_skip:
-            self.without_gradient = without
-        else:
-            self._check_without(without)
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
