@@ -13,11 +13,10 @@ import weft.weave
 from tests.graphs_for_tests import random_graph
 from weft import ops
 from weft.batches.block import PaddedAdjacency
-from weft.capture.costs import ATEN, FAMILIES, WEFT
+from weft.capture.costs import ATEN, FAMILIES, WEFT, work_of
 from weft.capture.meta_graph import meta_graph
 from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import ObservedCall, Observer
-from weft.capture.program_builder import work_of
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import register
 

@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from weft.core.task import Task
-from weft.runtime.step.evaluation import Bookkeeper
-from weft.runtime.step.evaluation_triton import Scores, note_triton, record_triton
+from weft.runtime.step.evaluation import Bookkeeper, Scores, note_triton, record_triton
 from weft.runtime.step.state import State
 
 

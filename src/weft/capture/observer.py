@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
+from weft.graph.check import dtype_name
 from weft.ops.launch.hooks import intercepted
 
 
@@ -113,11 +114,6 @@ class Seen:
         return self.numel * self.itemsize
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"``."""
-    return str(dtype).removeprefix("torch.")
-
-
 class Observer(TorchDispatchMode):
     """Records calls and storages of one device while it is entered.
 
@@ -204,7 +200,8 @@ class Observer(TorchDispatchMode):
         device = kwargs.get("device")
         if not inputs and (self.kind != "cpu" if device is None else torch.device(device).type != self.kind):
             return func(*args, **kwargs)  # neither its arguments nor its results are on the device
-        if is_composite(func):
+        composite = "CompositeImplicitAutograd"  # written in terms of other operators, such as ``aten.matmul``
+        if func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
             with self:  # inside an operator, below autograd, no other rule decomposes it
                 if func is torch.ops.aten.matmul.default:
                     left, right = args
@@ -303,13 +300,6 @@ def is_lt(call: ObservedCall) -> bool:
         return False
     bias, left, right = call.args[:3]
     return len(bias.shape) == 1 and min(*left.shape, *right.shape) > 1
-
-
-def is_composite(func: Any) -> bool:
-    """Whether the operator is written in terms of other operators, such as ``aten.matmul``."""
-    if func.namespace != "aten":
-        return False
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

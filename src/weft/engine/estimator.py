@@ -287,7 +287,7 @@ class Estimator:
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
                 graph = self._graphs.summary(tasks[0])
-                captured = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
+                captured = capture(tasks, graph, plan, merger_for(plan))
             except WeftError:
                 raise
             except Exception as error:  # a user's module may raise anything

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.observer import HOST_READS, written_places
 from weft.core.errors import InputError
-from weft.runtime.device.process import generator_states, restore_generators
+from weft.runtime.device.process import same_draws
 from weft.runtime.step.preflight import apart
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import restored
@@ -285,9 +285,5 @@ def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
 @contextmanager
 def _restored(stack: Stack) -> Iterator[None]:
     """Restore the state of ``stack`` and torch's generators at the end."""
-    before = generator_states(stack.device)
-    try:
-        with restored(stack.state.tensors().values()):
-            yield
-    finally:
-        restore_generators(before, stack.device)
+    with same_draws(stack.device), restored(stack.state.tensors().values()):
+        yield

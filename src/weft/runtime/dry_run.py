@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from weft.batches.dry_sources import DrySampled, dry_source_for
+from weft.capture.costs import program_of
 from weft.capture.meta_graph import META, meta_graph
 from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import Observer
-from weft.capture.program_builder import program_of
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import on_device, within_device
@@ -59,23 +59,12 @@ class Captured:
         return [self.run.num_parameters(index) for index in range(len(self.run.members))]
 
 
-def capture(
-    task: Task | Sequence[Task],
-    graph: Graph | GraphStats,
-    device: str = "cuda",
-    *,
-    tasks: int = 1,
-    plan: Plan | None = None,
-    merger: Any = None,
-) -> Captured:
-    """Dry-run one epoch on ``graph``, or on a graph of which only the summary is known.
+def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger: Any = None) -> Captured:
+    """Dry-run one epoch of ``group`` on ``graph``, or on a graph of which only the summary is known.
 
-    ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
-    the kind of machine it is for; ``plan`` says more (which tasks stack, whether it is a CUDA graph); ``merger``
-    merges the steps of several stacks if the plan says so.
+    ``plan`` says for which kind of machine, which tasks stack, and whether it is a CUDA graph; ``merger`` merges the
+    steps of several stacks if the plan says so.
     """
-    group = [task] * tasks if isinstance(task, Task) else list(task)
-    plan = plan or default_plan(group, device)
     placement = within_device(plan.places, plan.device)
     try:
         return _follow(group, lambda: meta_graph(graph, placement), plan, META, merger)
@@ -102,18 +91,6 @@ def capture(
 
 def _runs_users_code(task: Task) -> bool:
     return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
-
-
-def default_plan(group: Sequence[Task], device: str) -> Plan:
-    """One stack of all, captured on a GPU, with the first aggregation computed once if it is constant."""
-    once = not any(task.input_dropout for task in group)
-    return Plan(
-        members=tuple(task.label for task in group),
-        join="stacked" if len(group) > 1 else "solo",
-        device=device,
-        replay=device == "cuda",
-        first_layer="once" if once else "per_step",
-    )
 
 
 def _follow(
@@ -171,7 +148,7 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     """The kinds of the storages that a run keeps."""
     graph = run.graph
     named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
-    held = (graph.x, *run.held_inputs())
+    held = (graph.x, *run.inputs.held())
     named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
     for stack in run.stacks:
         named += stack.source.held() if isinstance(stack.source, DrySampled) else []

@@ -144,21 +144,6 @@ class GroupRun:
         self.epochs = max(task.epochs for task in tasks)
         self.epoch = self.step_in_epoch = 0
         self._notes: list[str] = []
-        self._build(graph, make_source, measure, former)
-        self.merged: Any = None  # the merged step of several stacks, once it is prepared
-        at_once = plan.join == "concurrent" and device.type == "cuda"
-        self.run_steps: Callable[[Steps], None] | None = ConcurrentSteps(device) if at_once else None
-        self._has_run: set[bool] = set()  # kinds of epochs, with and without evaluation, that have run before
-        self._not_compiled: set[int] = set()  # stacks that failed to compile: not tried again
-        self._recordings = Recordings()
-        self._run_epoch: dict[bool, Callable[[], None]] = {}  # with evaluation or without; empty: not prepared
-        self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
-
-    # ---- building ------------------------------------------------------------------------------------
-
-    def _build(self, graph: Graph, make_source: MakeSource, measure: bool, former: Sequence[BuiltStack]) -> None:
-        """Put the graph on its device with its rows in order, and build the stacks and members."""
-        plan, device = self.plan, self.device
         splits = {task.split or 0 for task in self.tasks}
         graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
         placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
@@ -166,8 +151,8 @@ class GroupRun:
         if plan.row_order == "clustered" and device.type == "cuda":
             self.graph = clustered(self.graph, self._notes)
         features = within_device(placement, plan.device if device.type == "meta" else device.type).features
-        self._inputs = Inputs(self.graph, make_source, device, features)
-        self._inputs.group_size = len(self.tasks)
+        self.inputs = Inputs(self.graph, make_source, device, features)
+        self.inputs.group_size = len(self.tasks)
         self._own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
         if former:
             stacks = self._build_again(former)
@@ -183,6 +168,16 @@ class GroupRun:
             for row, index in enumerate(rows)
         ]
         self.members = sorted(members, key=lambda member: member.index)
+        self.merged: Any = None  # the merged step of several stacks, once it is prepared
+        at_once = plan.join == "concurrent" and device.type == "cuda"
+        self.run_steps: Callable[[Steps], None] | None = ConcurrentSteps(device) if at_once else None
+        self._has_run: set[bool] = set()  # kinds of epochs, with and without evaluation, that have run before
+        self._not_compiled: set[int] = set()  # stacks that failed to compile: not tried again
+        self._recordings = Recordings()
+        self._run_epoch: dict[bool, Callable[[], None]] = {}  # with evaluation or without; empty: not prepared
+        self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
+
+    # ---- building ------------------------------------------------------------------------------------
 
     def _build_again(self, former: Sequence[BuiltStack]) -> list[tuple[Stack, list[int]]]:
         """The stacks of a former run: what was decided there is not decided anew, which might give other numbers."""
@@ -190,7 +185,7 @@ class GroupRun:
         if len(former) != planned:
             self._notes.append(f"{len(self.tasks)} tasks train as {len(former)} stacks, not {planned}, as before")
         for built in former:
-            self._inputs.converted, self._inputs.agree = built.converted, True
+            self.inputs.converted, self.inputs.agree = built.converted, True
             try:
                 stacks.append((self._build_stack(list(built.members)), list(built.members)))
             except CannotStack as error:
@@ -200,7 +195,7 @@ class GroupRun:
                     f"they were trained with, or choose another {option('out')} to start afresh"
                 ) from None
             finally:
-                self._inputs.converted, self._inputs.agree = None, False
+                self.inputs.converted, self.inputs.agree = None, False
         return stacks
 
     def _build_stacks(self, rows: list[int], measure: bool) -> list[tuple[Stack, list[int]]]:
@@ -215,13 +210,13 @@ class GroupRun:
             if slower is None:
                 return [(stack, rows)]
             reason = slower
-            self._inputs.converted = stack.members.converted  # tried once: each trains as in the stack
+            self.inputs.converted = stack.members.converted  # tried once: each trains as in the stack
             del stack
         self._notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
         try:
             return [(self._build_stack([row]), [row]) for row in rows]
         finally:
-            self._inputs.converted = None
+            self.inputs.converted = None
 
     def _build_stack(self, rows: list[int]) -> Stack:
         tasks = [self.tasks[row] for row in rows]
@@ -229,10 +224,10 @@ class GroupRun:
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         draws = tasks[0].traits is None or tasks[0].has_own("objective") or tasks[0].has_own("metric")
         if len(rows) > 1 or len(self.tasks) == 1 or not draws or self.device.type != "cpu":
-            return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+            return Stack(tasks, self.inputs, first_once=once, length=self.epochs)
         generator = OwnGenerator(tasks[0].seed)  # a user's module or function may draw from torch's generator
         with generator:
-            stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+            stack = Stack(tasks, self.inputs, first_once=once, length=self.epochs)
         generator.with_python = stack.members.findings.hidden_state is not None or stack.members.findings.branches
         self._own_random[id(stack)] = generator
         return stack
@@ -451,10 +446,6 @@ class GroupRun:
         """Remarks for the user so far, each once."""
         return list(dict.fromkeys(self._notes + [note for stack in self.stacks for note in stack.members.notes]))
 
-    def held_inputs(self) -> tuple[Any, ...]:
-        """Features and first aggregations that are kept for all steps."""
-        return self._inputs.held()
-
     def reads(self) -> dict[str, float]:
         """What caches of sampled training had of what was read, so far; empty without any."""
         return {name: value for stack in self.stacks for name, value in stack.source.reads().items()}
@@ -530,7 +521,9 @@ class GroupRun:
             changed.append(stack)
             for member in present:
                 if member.index in leaving:
-                    member.dropped, member.row = stack.state.row(member.row), None
+                    row, tensors = member.row, stack.state.tensors()
+                    member.dropped = {name: tensor[row].detach().cpu().clone() for name, tensor in tensors.items()}
+                    member.row = None
             if not staying:
                 self.stacks.remove(stack)
                 continue
@@ -630,9 +623,8 @@ class GroupRun:
     def made_dense(self, index: int) -> bool:
         """Whether a member's model receives the graph's sparse features as a dense tensor."""
         stack = self.members[index].stack
-        if not isinstance(stack.graph.x, SparseFeatures) or self.tasks[index].traits is not None:
-            return False
-        return not isinstance(stack.source.example().x, SparseFeatures)
+        sparse_users = isinstance(stack.graph.x, SparseFeatures) and stack.members.is_users
+        return sparse_users and not isinstance(stack.source.example().x, SparseFeatures)
 
     def weight_digests(self) -> tuple[str, ...]:
         """A digest per stack of the names and shapes of its parameters, padded members at the widest size.

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.dry_runs import capture
 from tests.graphs_for_tests import tiny_graph
 from tests.stacks import MODELS, best_tensors, start, tasks_of
 from weft.core.task import Task
 from weft.engine.run import run
-from weft.runtime.dry_run import capture
 from weft.runtime.step.forward import layout_of
 from weft.runtime.step.members import Members
 

@@ -19,7 +19,7 @@ from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
 from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
-from weft.runtime.modules.state import followers, reachable
+from weft.runtime.modules.state import CACHED, followers, reachable
 
 
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
@@ -29,9 +29,43 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
         model: nn.Module = weft_nn.build(task.model, in_features, out_features, **options)
         weft_nn.reset_parameters(model, task.seed)
     elif isinstance(task.model, nn.Module):
-        model = _copied(task)
+        copied = f"task {task.label!r}: {task.model_name} is given as an object, of which a copy is trained, and "
+        if holding := functions_that_hold(task.model):
+            raise SpecError(
+                f"{copied}a function that it keeps ({', '.join(holding)}) refers to parts of it; give the class, or a "
+                "function that builds it"
+            )
+        model, left_out = copy_module(task.model)
+        if left_out:
+            raise SpecError(
+                f"{copied}{', '.join(left_out)} cannot be copied; give the class, or a function that builds it"
+            )
+        if task.init == "fresh":
+            if unknown := parameters_without_initial(model):
+                raise SpecError(
+                    f"task {task.label!r}: init='fresh': nothing says how {', '.join(unknown)} of {task.model_name} "
+                    f"begin{'s' * (len(unknown) == 1)}; write a reset_parameters() for the module that has them, or "
+                    "give the class instead of an object"
+                )
+            weft_nn.reset_parameters(model, task.seed)
     else:
-        model = _from_factory(task, in_features, out_features)
+        factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
+        signature, sizes = signature_of(factory), {"in_features": in_features, "out_features": out_features}
+        keywords = arguments(task, signature)
+        seed_all(task.seed)
+        try:
+            by_position = () if signature.by_name else tuple(sizes.values())
+            model = factory(*by_position, **(sizes if signature.by_name else {}), **keywords)
+        except Exception as error:
+            shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | keywords).items())
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
+                f"{in_words(error, __file__)}"
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
+            )
     weft_nn.assign_sites(model)
     return model
 
@@ -40,57 +74,6 @@ def model_options(task: Task) -> dict[str, Any]:
     """The settings that the named model of ``task`` reads, and those by names of its own."""
     assert task.traits is not None
     return {name: getattr(task, name) for name in task.traits.settings} | task.model_args
-
-
-def _copied(task: Task) -> nn.Module:
-    """A copy of the module that a task was given, with new weights if ``init="fresh"``."""
-    holding = functions_that_hold(task.model)
-    if holding:
-        raise SpecError(
-            f"task {task.label!r}: {task.model_name} is given as an object, of which a copy is trained, and a function "
-            f"that it keeps ({', '.join(holding)}) refers to parts of it; give the class, or a function that builds it"
-        )
-    model, left_out = copy_module(task.model)
-    if left_out:
-        raise SpecError(
-            f"task {task.label!r}: {task.model_name} is given as an object, of which a copy is trained, and "
-            f"{', '.join(left_out)} cannot be copied; give the class, or a function that builds it"
-        )
-    if task.init != "fresh":
-        return model
-    unknown = parameters_without_initial(model)
-    if unknown:
-        raise SpecError(
-            f"task {task.label!r}: init='fresh': nothing says how {', '.join(unknown)} of {task.model_name} "
-            f"begin{'s' * (len(unknown) == 1)}; write a reset_parameters() for the module that has them, or give the "
-            "class instead of an object"
-        )
-    weft_nn.reset_parameters(model, task.seed)
-    return model
-
-
-def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
-    factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
-    signature = signature_of(factory)
-    sizes = {"in_features": in_features, "out_features": out_features}
-    keywords = arguments(task, signature)
-    seed_all(task.seed)
-    try:
-        if signature.by_name:
-            model = factory(**sizes, **keywords)
-        else:
-            model = factory(in_features, out_features, **keywords)
-    except Exception as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | keywords).items())
-        raise SpecError(
-            f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
-            f"{in_words(error, __file__)}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise SpecError(
-            f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
-        )
-    return model
 
 
 # ---- Modules that torch compiled: they train as they were written, since Weft traces, stacks and compiles steps
@@ -190,18 +173,15 @@ def functions_that_hold(model: nn.Module) -> list[str]:
 
     A copy of the module keeps the same functions, which go on with the parts of the original.
     """
-    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    hooks = {
-        name: [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
-        for name, p in model.named_parameters()
-    }
-    holding = []
-    for name, value in (*_attributes(model), *hooks.items()):
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
-        functions = [item for item in values if name in hooks or isinstance(item, FunctionType)]
-        if any(id(reached) in parts for item in functions for reached in reachable(item)):
-            holding.append(name)
-    return holding
+    modules = {id(module) for module in model.modules()}
+    parts = modules | {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    functions = [
+        (name, [item for item in reachable(value, modules) if isinstance(item, (FunctionType, CACHED))])
+        for name, value in _attributes(model)
+    ]
+    for name, p in model.named_parameters():  # a copy has the same hooks, whatever they are
+        functions.append((name, [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]))
+    return [name for name, some in functions if any(id(r) in parts for item in some for r in reachable(item))]
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -302,23 +302,18 @@ def place_of(error: BaseException, model: Any) -> str:
     for candidates in (users, outside):
         if candidates:
             return f"line {candidates[-1].lineno} of {candidates[-1].filename}"
-    return defined_at(model) or "no line of it is on the way, as in a backward pass"
-
-
-def is_own_file(name: str) -> bool:
-    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
-    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
-
-
-def defined_at(model: Any) -> str:
-    """Where a model is defined; empty if that cannot be found."""
     if isinstance(model, str):
         return f"model {model!r}"
     thing = model if inspect.isclass(model) or inspect.isroutine(model) else type(model)
     with suppress(OSError, TypeError):
         kind = "class" if inspect.isclass(thing) else "function"
         return f"its {kind} is at line {inspect.getsourcelines(thing)[1]} of {inspect.getsourcefile(thing)}"
-    return ""
+    return "no line of it is on the way, as in a backward pass"
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
+    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
 
 
 # ---- How a user's module is called, by the names of the parameters of its ``forward``.

@@ -27,6 +27,7 @@ from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.modules.build import copy_module
 from weft.runtime.modules.layers import CountedDropout, StackedRows, TallLinear, has_own_products
 from weft.runtime.modules.state import followers
+from weft.runtime.step.inputs import bind
 from weft.runtime.step.losses import with_member
 from weft.runtime.step.state import State
 
@@ -223,21 +224,6 @@ def drawing_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if CLOCK in module._buffers]
 
 
-class ClockSlots:
-    """The slots of a model's random modules for the clock and, if they have one, their rate."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._clocks = [module._buffers for module in drawing_modules(model)]
-        self._rates = [table for table in self._clocks if RATE in table]
-
-    def bind(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
-        """Bind ``clock [2]`` = (seed, step) in all of them, and the ``rates`` (0-d each) in their modules."""
-        for table in self._clocks:
-            table[CLOCK] = clock
-        for table, rate in zip(self._rates, rates, strict=True):
-            table[RATE] = rate
-
-
 class BufferSlots:
     """The slots of a model's buffers."""
 
@@ -294,7 +280,7 @@ Loss = Callable[[Any, Batch], Tensor]
 class Forward:
     """``forward(flat [T, P], training, batch) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
 
-    ``call(batch)`` runs the model on a batch; ``dtype`` is the type of weights and activations. The batch is
+    ``dtype`` is the type of weights and activations. The batch is
     the same for all members, so it stays outside of ``vmap`` and is never copied T times.
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
@@ -307,18 +293,18 @@ class Forward:
         self,
         model: nn.Module,
         layout: Layout,
-        call: Callable[[Batch], Tensor],
         dtype: torch.dtype = torch.float32,
         reduce: Reduce = ONE_RANK,
     ) -> None:
-        self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, call, dtype, reduce
+        self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, bind(model), dtype, reduce
         self._own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
-        self._first_site = len(drawing_modules(model))  # their own sites come first
+        self._clocks = [module._buffers for module in drawing_modules(model)]  # their own sites come first
+        self._rated = [table for table in self._clocks if RATE in table]
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
         self.without_gradient: tuple[str, ...] | None = None  # names of parameters, if that is checked
         self.reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
-        self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
+        self._slots, self._buffers = Slots(model, layout.names), BufferSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
         """Read clocks and buffers from ``state``, dropout rates from ``rates`` (one ``[T]`` per random module)."""
@@ -425,11 +411,14 @@ class Forward:
             replacing = TallLinear()
         elif self._own_products and self._state.members > 1:
             replacing = StackedRows()
-        with CountedDropout(clock, self._first_site, self._reduce), replacing, self.around:
+        with CountedDropout(clock, len(self._clocks), self._reduce), replacing, self.around:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        self._clocks.bind(clock, rates)
+        for table in self._clocks:  # (seed, step) for random modules, and the rate of those that have one
+            table[CLOCK] = clock
+        for table, rate in zip(self._rated, rates, strict=True):
+            table[RATE] = rate
         self._buffers.bind(buffers)
 
     def _one(
@@ -456,11 +445,10 @@ class LeafForward(Forward):
         self,
         model: nn.Module,
         layout: Layout,
-        call: Callable[[Batch], Tensor],
         reduce: Reduce = ONE_RANK,
         may_skip: bool = False,
     ) -> None:
-        super().__init__(model, layout, call, torch.float32, reduce)
+        super().__init__(model, layout, torch.float32, reduce)
         self._may_skip = may_skip
         by_name = dict(nn.Module.named_parameters(model))
         self._parameters = [by_name[name] for name in layout.names]
@@ -498,20 +486,26 @@ class LeafForward(Forward):
         grads = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None  # a captured step would hold them in addition to the flat gradient
-        self._check_same_gradients(grads)
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
+                "only parameters that have it from the start are trained"
+            )
+        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
+        if sparse:
+            raise SpecError(
+                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
+                "gradients cannot be; leave out sparse=True"
+            )
+        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
+        if self._may_skip:
+            self.without_gradient = without
+        else:
+            self._check_without(without)
         return losses.detach(), self.layout.flat_of(
             [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, grads, strict=True)]
         )[None]
-
-    @contextmanager
-    def as_function(self) -> Iterator[Forward]:
-        """The same model as a function of its weights, as a trace needs it."""
-        plain = Forward(self.model, self.layout, self.call, self._dtype, self._reduce)
-        plain.attach(self._state, self._rates)
-        try:
-            yield plain
-        finally:
-            self.attach(self._state, self._rates)
 
     def _point(self, flat: Tensor) -> None:
         """Make the parameters views of ``flat [P]``."""
@@ -545,26 +539,6 @@ class LeafForward(Forward):
             if follower.owner in owners:
                 follower.tensor.data = follower.tensor.data.clone()
         self._followers = [follower for follower in self._followers if follower.owner not in owners]
-
-    def _check_same_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """As :meth:`_check_without`; and no parameter that was frozen may have thawed, nor a gradient be sparse."""
-        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        if thawed:
-            raise TrainingError(
-                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
-                "only parameters that have it from the start are trained"
-            )
-        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
-        if sparse:
-            raise SpecError(
-                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
-                "gradients cannot be; leave out sparse=True"
-            )
-        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
-        if self._may_skip:
-            self.without_gradient = without
-        else:
-            self._check_without(without)
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from weft.batches.block import exact_device
 from weft.batches.placement import place_features
 from weft.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
-from weft.core.errors import SpecError
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.models import GNN
@@ -121,21 +120,6 @@ def takes_blocks(model: nn.Module) -> bool:
 def layers_of(model: nn.Module) -> int | None:
     """How many layers the model has, if it can run each alone; else None."""
     return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
-
-
-def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int, per: str = "class") -> None:
-    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers, a column ``per`` class or what else."""
-    name = type(model).__name__
-    if not isinstance(logits, Tensor):
-        raise SpecError(
-            f"task {task!r}: model {name} returned {type(logits).__name__}; "
-            f"expected a tensor of logits [{nodes}, {classes}]"
-        )
-    if tuple(logits.shape) != (nodes, classes):
-        raise SpecError(
-            f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
-            f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
-        )
 
 
 class Inputs:

@@ -78,56 +78,44 @@ if TYPE_CHECKING:
 # Shapes: P parameters of the wide model, Q of the narrow one.
 
 
-@dataclass(frozen=True)
-class Widths:
-    """A hidden width inside a wider one, both of them ``heads`` parts side by side."""
-
-    narrow: int
-    wide: int
-    heads: int = 1
-
-    def along(self, narrow: int, wide: int) -> Tensor:
-        """Where the ``narrow`` indices of one dimension lie among its ``wide`` ones."""
-        if narrow == wide:
-            return torch.arange(narrow)
-        if (narrow, wide) == (self.narrow // self.heads, self.wide // self.heads):
-            return torch.arange(narrow)
-        if (narrow, wide) != (self.narrow, self.wide):
-            raise ValueError(
-                f"a dimension of {narrow} does not become {wide} when {self.narrow} is padded to {self.wide}"
-            )
-        head = torch.arange(self.heads)[:, None] * (self.wide // self.heads)
-        return (head + torch.arange(self.narrow // self.heads)).flatten()
-
-    def inside(self, narrow: Sequence[int], wide: Sequence[int]) -> Tensor:
-        """Flat places of the elements of a tensor of shape ``narrow`` in one of shape ``wide``."""
-        index = torch.zeros((), dtype=torch.int64)
-        for small, large in zip(narrow, wide, strict=True):
-            index = index[..., None] * large + self.along(small, large)
-        return index.flatten()
-
-
 class Padding:
     """One member's tensors in the layout of the wide model: by name for buffers, flat for parameters.
 
+    ``widths``: the hidden width of the narrow and of the wide model, both of them ``heads`` parts side by side;
     ``turned``: parameters that lie transposed in both (:class:`weft.runtime.step.forward.Layout`).
     """
 
     def __init__(
-        self, widths: Widths, narrow: Mapping[str, Sequence[int]], wide: Mapping[str, Sequence[int]],
-        buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]], device: torch.device,
-        turned: Collection[str] = (),
+        self, widths: tuple[int, int], heads: int, narrow: Mapping[str, Sequence[int]],
+        wide: Mapping[str, Sequence[int]], buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+        device: torch.device, turned: Collection[str] = (),
     ) -> None:  # fmt: skip
+
+        def along(small: int, large: int) -> Tensor:
+            """Where the ``small`` indices of one dimension lie among its ``large`` ones."""
+            if small == large or (small * heads, large * heads) == widths:
+                return torch.arange(small)
+            if (small, large) != widths:
+                raise ValueError(f"a dimension of {small} does not become {large} when {widths[0]} is padded")
+            head = torch.arange(heads)[:, None] * (large // heads)
+            return (head + torch.arange(small // heads)).flatten()
+
+        def inside(own: Sequence[int], padded: Sequence[int]) -> Tensor:
+            """Flat places of the elements of a tensor of shape ``own`` in one of shape ``padded``."""
+            index = torch.zeros((), dtype=torch.int64)
+            for small, large in zip(own, padded, strict=True):
+                index = index[..., None] * large + along(small, large)
+            return index.flatten()
+
         parts, start = [], 0
         for name, shape in wide.items():
             order = -1 if name in turned else 1
-            parts.append(widths.inside(narrow[name][::order], shape[::order]) + start)
+            parts.append(inside(narrow[name][::order], shape[::order]) + start)
             start += torch.Size(shape).numel()
         self._total, self._shapes = start, {name: tuple(shape) for name, shape in narrow.items()}
         self._flat = torch.cat(parts).to(device)
         self._buffers = {
-            name: (widths.inside(*shapes).to(device), tuple(shapes[0]), tuple(shapes[1]))
-            for name, shapes in buffers.items()
+            name: (inside(*shapes).to(device), tuple(shapes[0]), tuple(shapes[1])) for name, shapes in buffers.items()
         }
 
     @property
@@ -272,26 +260,6 @@ def check_shared(models: list[nn.Module]) -> None:
             raise CannotStack(f"{name} has a hook on its gradient")
 
 
-def check_relations(task: Task, graph: Graph) -> None:
-    """A :class:`SpecError` if a relational model meets a graph without relations."""
-    if task.traits is not None and task.traits.relational and not graph.num_relations:
-        raise SpecError(
-            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
-            "give the graph relation=, one number per edge, or choose another model"
-        )
-
-
-def empty_relations(task: Task, graph: Graph) -> list[str]:
-    """A remark on relations without edges, if the model has weights for them."""
-    if task.traits is None or not task.traits.relational:
-        return []
-    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
-    if not empty:
-        return []
-    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
-    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
-
-
 class Members:
     """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
 
@@ -329,7 +297,15 @@ class Members:
         as_pyg = self.sparse and takes_edges(self.model)
         self.source = self.source_of(dense=self.made_dense or as_pyg)
         self._convert(models, dry_run and as_pyg)
-        rates = _take_rates(models)
+        rated = [rated_modules(model) for model in models]
+        if len({len(modules) for modules in rated}) > 1:
+            raise CannotStack("their models have different random modules")
+        rates = [tuple(module.rate.clone() for module in modules) for modules in rated]
+        for same_place in zip(*rated, strict=True):  # the shared model drops wherever one of the members does
+            most = max(getattr(module, "p", 0.0) for module in same_place)
+            for module in same_place:
+                if hasattr(module, "p") and module.p == 0.0:
+                    module.p = most
         set_up(self.model, self.source.reduce, stacked=len(tasks) > 1)
         shared_batches = self.source.reduce.ranks > 1 and not self.source.constant
         if shared_batches and any(isinstance(module, BatchNorm) for module in self.model.modules()):
@@ -346,7 +322,11 @@ class Members:
         self.initial = self._stacked(models, paddings, wide)
         self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
-        self.notes.extend(empty_relations(self.task, inputs.graph))
+        if self.task.traits is not None and self.task.traits.relational:
+            empty = [str(relation) for relation, edges in enumerate(self.graph.stats().relation_edges) if not edges]
+            shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+            note = f"no edge of graph {self.graph.name!r} has relation {shown}: what {self.task.model} keeps for it "
+            self.notes += [note + "does not train"] if empty else []
         self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
         if self.is_users and dry_run:  # for the plan: the style follows from the names of forward's parameters
             self.notes.append(f"{self.task.model_name}.forward is called with {GIVEN[call_style(self.model)]}")
@@ -376,7 +356,11 @@ class Members:
         device, graph = self.inputs.device, self.graph
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
-            check_relations(task, graph)
+            if task.traits is not None and task.traits.relational and not graph.num_relations:
+                raise SpecError(
+                    f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have "
+                    "none; give the graph relation=, one number per edge, or choose another model"
+                )
             model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
             if was_compiled(task, model):
                 model = as_written(model)
@@ -481,8 +465,8 @@ class Members:
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
             skips = self.task.has_own("optimizer") and self.task.accumulate == 1
-            return LeafForward(model, self.layout, bind(model), reduce, skips)
-        return Forward(model, self.layout, bind(model), dtype, reduce)
+            return LeafForward(model, self.layout, reduce, skips)
+        return Forward(model, self.layout, dtype, reduce)
 
     def attach(self, state: State) -> None:
         """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
@@ -651,8 +635,8 @@ class Members:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
         heads = task.heads if task.traits is not None and task.traits.has_heads else 1
-        widths, turned = Widths(task.hidden, self.task.hidden, heads), self.layout.turned_names
-        return Padding(widths, narrow, wide, buffers, self.inputs.device, turned)
+        widths, turned = (task.hidden, self.task.hidden), self.layout.turned_names
+        return Padding(widths, heads, narrow, wide, buffers, self.inputs.device, turned)
 
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
@@ -668,17 +652,3 @@ class Members:
         if any(buffers.keys() != wide.keys() for buffers in taken):
             raise CannotStack("their models have different buffers")
         return torch.stack(flats), {name: torch.stack([buffers[name] for buffers in taken]) for name in wide}
-
-
-def _take_rates(models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
-    """Every member's dropout rates; the shared model drops wherever one of the members does."""
-    rated = [rated_modules(model) for model in models]
-    if len({len(modules) for modules in rated}) > 1:
-        raise CannotStack("their models have different random modules")
-    rates = [tuple(module.rate.clone() for module in modules) for modules in rated]
-    for same_place in zip(*rated, strict=True):
-        most = max(getattr(module, "p", 0.0) for module in same_place)
-        for module in same_place:
-            if hasattr(module, "p") and module.p == 0.0:
-                module.p = most
-    return rates

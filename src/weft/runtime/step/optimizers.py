@@ -432,11 +432,43 @@ class TorchOptimizer:
         self._name = function_name(task.optimizer)
         self._parameters = {name: nn.Parameter(view) for name, view in layout.named(flat.detach()[0]).items()}
         self._optimizer = self._made(model)
-        self._check()
-        self._initial = [group.get("lr") for group in self._optimizer.param_groups]
+        # A :class:`SpecError` before the first epoch for an optimizer that cannot be used.
+        groups = self._optimizer.param_groups
+        start = f"task {task.label!r}: optimizer {self._name}"
+        held = {id(p) for group in groups for p in group["params"]}
+        missing = [name for name, p in self._parameters.items() if id(p) not in held]
+        if missing:
+            raise SpecError(
+                f"{start} leaves out {', '.join(missing)}; freeze what is not to train with requires_grad_(False)"
+            )
+        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise SpecError(
+                f"{start} computes the loss several times per step by itself, which Weft's steps do not offer"
+            )
+        moves = task.schedule != "constant" or task.warmup or task.callbacks
+        if moves and any("lr" not in group for group in groups):
+            raise SpecError(f"{start} has no lr for a schedule to change")
+        if task.plateau.get("min_lr") and len({str(group.get("lr")) for group in groups}) > 1:
+            raise SpecError(
+                f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: "
+                "one factor serves all"
+            )
+        check_group_rates(task, [float(group["lr"]) for group in groups if "lr" in group])
+        self._initial = [group.get("lr") for group in groups]
         self.first_rate = float(self._initial[0]) if self._initial[0] is not None else 1.0
         self._factors = rate_factors(task, steps_per_epoch)
         self._rules = LoopRules([task], task.epochs, steps_per_epoch, flat.device)
+        if flat.is_meta:
+            return
+        trial = copy.deepcopy(self._optimizer)
+        for group in trial.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        try:
+            trial.step()
+        except Exception as error:
+            raise SpecError(f"{start} cannot take a step: {error}") from error
 
     def _made(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer by the user's class or function, with the settings that the task gives and it takes."""
@@ -476,41 +508,6 @@ class TorchOptimizer:
             for parameter in list(optimizer.state):
                 optimizer.state[views[id(parameter)]] = optimizer.state.pop(parameter)
         return optimizer
-
-    def _check(self) -> None:
-        """A :class:`SpecError` before the first epoch for an optimizer that cannot be used."""
-        task, groups = self._task, self._optimizer.param_groups
-        start = f"task {task.label!r}: optimizer {self._name}"
-        held = {id(p) for group in groups for p in group["params"]}
-        missing = [name for name, p in self._parameters.items() if id(p) not in held]
-        if missing:
-            raise SpecError(
-                f"{start} leaves out {', '.join(missing)}; freeze what is not to train with requires_grad_(False)"
-            )
-        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise SpecError(
-                f"{start} computes the loss several times per step by itself, which Weft's steps do not offer"
-            )
-        moves = task.schedule != "constant" or task.warmup or task.callbacks
-        if moves and any("lr" not in group for group in groups):
-            raise SpecError(f"{start} has no lr for a schedule to change")
-        if task.plateau.get("min_lr") and len({str(group.get("lr")) for group in groups}) > 1:
-            raise SpecError(
-                f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: "
-                "one factor serves all"
-            )
-        check_group_rates(task, [float(group["lr"]) for group in groups if "lr" in group])
-        if next(iter(self._parameters.values())).is_meta:
-            return
-        trial = copy.deepcopy(self._optimizer)
-        for group in trial.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        try:
-            trial.step()
-        except Exception as error:
-            raise SpecError(f"{start} cannot take a step: {error}") from error
 
     def update(self, state: State, grad: Tensor) -> None:
         """As :meth:`Optimizer.update`, with numbers on the host."""

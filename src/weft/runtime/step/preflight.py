@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from weft.batches.source import Batch
 from weft.core.errors import SpecError
 from weft.nn.pyg.edges import is_bypass
-from weft.runtime.device.process import DTYPES, same_draws, step_seconds
+from weft.runtime.device.process import same_draws, step_seconds
 from weft.runtime.modules.build import functions_that_hold
 from weft.runtime.modules.convert import convert
 from weft.runtime.modules.settings import model_errors
@@ -43,7 +43,7 @@ from weft.runtime.modules.state import (
     same_numbers,
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import bind, check_logits, given_tensors, takes_edges
+from weft.runtime.step.inputs import given_tensors, takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
@@ -239,32 +239,38 @@ class Preflight:
 
     def _check_output(self) -> None:
         """Call the first member's model and check what it returns."""
-        task, batch = self._members.slots[0].task, self._members.source.example()
-        with torch.no_grad(), model_errors(task, self._members.graph.name):
-            output = self._first_output(batch)
+        members, state, graph = self._members, self._state, self._members.graph
+        task, batch = members.slots[0].task, members.source.example()
+        with torch.no_grad(), model_errors(task, graph.name):
+            if self._models:  # a user's is called as a copy of its own
+                model = self._models[0]
+                # Functions that a module keeps would go on with the parts of the original.
+                calls = self._calls(self._built_again() if functions_that_hold(model) else members.copied(model), 0)
+                with members.naming_left_out(model):
+                    output = calls.forward.one(calls.state.flat[0], training=False, batch=batch)
+            else:
+                members.forward.attach(state.select([0]), [rate[None] for rate in members.slots[0].rates])
+                try:
+                    output = members.forward.one(state.flat[0], training=False, batch=batch)
+                finally:
+                    members.attach(state)
         if task.has_own("objective"):
-            self._members.plain_output = isinstance(output, Tensor)
+            members.plain_output = isinstance(output, Tensor)
             return
         has_extra = not isinstance(output, Tensor) and task.traits is None
         logits = logits_and_extra(output, task.label)[0] if has_extra else output
-        graph = self._members.graph
-        per = "number to predict" if graph.regression else "class"
-        check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes, per)
-
-    def _first_output(self, batch: Batch) -> Any:
-        """What the first member's model returns in evaluation mode; a user's is called as a copy of its own."""
-        members, state = self._members, self._state
-        if self._models:
-            model = self._models[0]
-            # Functions that a module keeps would go on with the parts of the original.
-            calls = self._calls(self._built_again() if functions_that_hold(model) else members.copied(model), 0)
-            with members.naming_left_out(model):
-                return calls.forward.one(calls.state.flat[0], training=False, batch=batch)
-        members.forward.attach(state.select([0]), [rate[None] for rate in members.slots[0].rates])
-        try:
-            return members.forward.one(state.flat[0], training=False, batch=batch)
-        finally:
-            members.attach(state)
+        nodes, classes, name = batch.y.shape[0], graph.num_classes, type(members.model).__name__
+        if not isinstance(logits, Tensor):
+            raise SpecError(
+                f"task {task.label!r}: model {name} returned {type(logits).__name__}; "
+                f"expected a tensor of logits [{nodes}, {classes}]"
+            )
+        if tuple(logits.shape) != (nodes, classes):
+            per = "number to predict" if graph.regression else "class"
+            raise SpecError(
+                f"task {task.label!r}: model {name} returned shape {list(logits.shape)}; "
+                f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
+            )
 
     def _built_again(self) -> nn.Module:
         """The first member's module as before any call: built anew, or a copy of the object that its task has."""
@@ -540,38 +546,16 @@ class Preflight:
     # ---- copies --------------------------------------------------------------------------------------
 
     def _try_copy(self) -> None:
-        """Copy a user's module as at the end of training, so that a failing copy is known before training.
-
-        The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
-        """
-        members, state, task = self._members, self._state, self._task
-        holding = functions_that_hold(members.model)
-        members.rebuilds = bool(holding) and not isinstance(task.model, nn.Module)
-        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
+        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
+        members, state = self._members, self._state
+        members.rebuilds = not isinstance(self._task.model, nn.Module) and bool(functions_that_hold(members.model))
         try:
-            model = members.model_of(members.slots[0], flat, buffers, as_written=False)
+            buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
+            members.model_of(members.slots[0], state.flat[0], buffers)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise members.cannot_copy(f"{type(error).__name__}: {error}") from error
-        if (
-            members.rebuilds
-            or members.findings.hidden_state is not None
-            or DTYPES[task.precision] != torch.float32
-            or state.members > 1
-        ):
-            return
-        batch = members.source.example()
-        with torch.no_grad(), same_draws(self._device):
-            before, module_state = state.snapshot(), members.module_state()
-            state.flat[0] = flat
-            expected = members.forward.one(state.flat[0], training=False, batch=batch)
-            state.restore(before)
-            members.rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
-            if module_state is not None:
-                restore_state(members.model, module_state)
-        if members.rebuilds and isinstance(task.model, nn.Module):
-            raise members.cannot_copy("a function that it keeps holds its parameters")
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -272,12 +272,11 @@ class Stack:
     @contextmanager
     def as_function(self) -> Iterator[None]:
         """Inside, the model is a function of the weights that it receives, as a trace needs it."""
-        if not isinstance(self.forward, LeafForward):
+        own, members = self.forward, self.members
+        members.forward = self.forward = members.forward_of(members.model, alone=False)
+        members.attach(self.state)
+        try:
             yield
-            return
-        leaf_forward = self.forward
-        with leaf_forward.as_function() as self.forward:
-            try:
-                yield
-            finally:
-                self.forward = leaf_forward
+        finally:
+            members.forward = self.forward = own
+            members.attach(self.state)

@@ -127,19 +127,13 @@ class State:
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
 
-    def row(self, index: int) -> dict[str, Tensor]:
-        """One member's state, on the host, by the names of :meth:`tensors`."""
-        return {name: tensor[index].detach().cpu().clone() for name, tensor in self.tensors().items()}
-
     def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
         if len(rows) == 1:
-            return self.of({name: tensor[rows[0] : rows[0] + 1].clone() for name, tensor in self.tensors().items()})
-        index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
-        return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
-
-    def of(self, tensors: Mapping[str, Tensor]) -> State:
-        """A state of ``tensors``, by the names of :meth:`tensors`."""
+            tensors = {name: tensor[rows[0] : rows[0] + 1].clone() for name, tensor in self.tensors().items()}
+        else:
+            index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
+            tensors = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
         return State(
             **{name: tensors[name] for name in PLAIN},
             moments=tuple(tensors[f"moment.{index}"] for index in range(len(self.moments))),
