@@ -157,13 +157,13 @@ def test_spmm_max(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.ops.sparse.edge_softmax import edge_softmax_backward_triton, edge_softmax_triton
+    from weft.ops.sparse.edge_softmax import edge_softmax_triton
     from weft.ops.sparse.sddmm import sddmm_triton
 
     adj = small()
     csr, _ = both_csr(adj)
     scores = sddmm_triton(numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype), 4, csr)
-    edge_softmax_backward_triton(scores, edge_softmax_triton(scores, csr), csr)
+    edge_softmax_triton(edge_softmax_triton(scores, csr), csr, scores)
     compile_all(launches)
 
 

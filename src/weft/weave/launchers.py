@@ -34,12 +34,13 @@ from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
 from weft.ops.launch.triton_lang import tl, triton
-from weft.ops.sparse import edge_softmax, sddmm, spmm  # noqa: F401
+from weft.ops.sparse import sddmm, spmm  # noqa: F401
+from weft.ops.sparse.edge_softmax import edge_softmax_triton
 from weft.ops.sparse.sddmm import sddmm_triton
 from weft.ops.sparse.spmm import spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
 from weft.weave.merged_launch import FlatCalls, OpCall, count_results, unflatten
-from weft.weave.rows_triton import push_triton, row_softmax_triton
+from weft.weave.rows_triton import push_triton
 from weft.weave.two_phase_ops import (
     add_parts,
     backward_bias_parts,
@@ -235,8 +236,8 @@ LAUNCHERS: dict[str, Callable[..., Tensor | Tensors | Callable[[], Tensors] | No
         grad, winner, weight, unpack_csr(back)
     ),
     "sddmm": lambda a, b, heads, csr, back: sddmm_triton(a, b, heads, unpack_csr(csr)),
-    "edge_softmax": lambda scores, csr: row_softmax_triton(scores, None, unpack_csr(csr)),
-    "edge_softmax_backward": lambda grad, out, csr: row_softmax_triton(out, grad, unpack_csr(csr)),
+    "edge_softmax": lambda scores, csr: edge_softmax_triton(scores, unpack_csr(csr)),
+    "edge_softmax_backward": lambda grad, out, csr: edge_softmax_triton(out, unpack_csr(csr), grad),
     "graph_attention_packed": _attention_packed,
     "graph_attention_packed_backward": _attention_packed_backward,
     "graph_attention_v2": lambda x_src, x_dst, att, slope, rate, clock, site, csr, back: attention_v2_forward_triton(
