@@ -19,7 +19,6 @@ from weft.ops.attention.gat import (
 )
 from weft.ops.attention.gat_gather_triton import GatherLaunch, choose_gather_launch
 from weft.ops.attention.gat_triton import (
-    RowGradientLaunch,
     attention_backward_triton,
     attention_forward_triton,
     attention_row_gradient_triton,
@@ -177,16 +176,15 @@ def test_tiles_of_a_gather(heads, width, shared, launch):
     assert choose_gather_launch(heads, width, shared) == GatherLaunch(*launch)
 
 
-@pytest.mark.parametrize("launch", [RowGradientLaunch(4, 8), RowGradientLaunch(32, 4, 2)], ids=str)
 @pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
-def test_row_gradient_in_steps(shared, launch):
+def test_row_gradient(shared):
     rows, heads, width = 5, 3, 20
     grad = numbers(rows, 1 if shared else heads, width, seed=3).expand(rows, heads, width)
     out, out_plus = numbers(rows, heads, width, seed=4), numbers(rows, heads, width, seed=5)
     alpha_plus, a_dst, log_sum = (numbers(rows, heads, seed=seed) for seed in (6, 7, 8))
     given = (grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
     expected = attention_row_gradient_torch(*given)
-    assert_same(attention_row_gradient_triton(*given, launch=launch), expected, torch.float32)
+    assert_same(attention_row_gradient_triton(*given), expected, torch.float32)
 
 
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)

@@ -1,6 +1,6 @@
 """Launchers of ``gat.py`` in two passes: coefficients ``[E, H]`` first, then the weighted rows.
 
-One pass (``gat_forward_triton.py``, ``gat_backward_triton.py``) is faster where a head fills its lanes: 0.179 and
+One pass (``gat_triton.py``) is faster where a head fills its lanes: 0.179 and
 0.150 ms on an H200 against 0.233 and 0.225 (arxiv shape, 4 heads of 16, float32). It pads every head to a power of two, and
 in half precision a thread of it loads 8 bytes at a time. Here a head is split into groups that fill the lanes: an epoch
 of a GAT with heads of 40 in its last layer takes 2.31 ms per task with that layer in two passes and 2.50 in one, and in
@@ -21,7 +21,7 @@ from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, heavy_row_span, light_rows
 from weft.ops.launch.backend import H200, DeviceLimits, accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import drop_key, keep_scale, mask_row
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 
 # ---- Triton kernels of ``gat.py`` in two passes, first pass: the softmax's coefficients, one number per edge and
@@ -35,7 +35,7 @@ from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 #
 # Forward, ``alpha`` is only ``exp(score - shift)``: the pass that writes the coefficients adds up the denominator,
 # and the pass that weights rows with them divides a row's sums by it. The shift is a bound of the row's scores,
-# computed before (``gat_score_bounds_triton.py``); if source scores are too far apart for it, every row finds its
+# computed before (``gat_gather_triton.py``); if source scores are too far apart for it, every row finds its
 # maximum first.
 #
 # Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that
@@ -116,11 +116,7 @@ def _coefficients_kernel(
     log_sum += task * N * H
     alpha_plus += task * N * H
     inverse += task * N * H
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     bound = tl.load(bounds + task * 2 * H + h, mask=h < H, other=0.0)
     spread = bound - tl.load(bounds + (task * 2 + 1) * H + h, mask=h < H, other=0.0)
     total = tl.zeros([L, U, BH], ACC)
@@ -250,11 +246,7 @@ def _coefficients_back_kernel(
     a_src += task * M * S_SRC
     out += task * E * H
     loss += task * M * H
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     total = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
         start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
@@ -285,28 +277,12 @@ def _coefficients_back_kernel(
         tl.store(loss + row[:, None] * H + h[None, :], tl.sum(total, 1), mask=seen)
 
 
-@dataclass(frozen=True)
-class CoefficientLaunch:
-    """Launch parameters: lanes, edges and heads per tile, warps."""
-
-    lanes: int
-    edges: int
-    block_heads: int
-    num_warps: int = 1
-
-    @property
-    def tile(self) -> dict[str, int]:
-        """As a kernel's keywords."""
-        return {"L": self.lanes, "U": self.edges, "BH": self.block_heads, "num_warps": self.num_warps}
-
-
-def choose_coefficient_launch(heads: int, kind: str) -> CoefficientLaunch:
+def _coefficient_tile(heads: int, lanes: int, warps: int) -> dict[str, int]:
     """Few warps, one thread per edge with four heads.
 
     Measured on an H200 (arxiv shape, 4 heads): forward 0.052 ms (with given denominators), backward 0.069.
     """
-    lanes, edges, warps = {"forward": (8, 8, 2), "backward": (4, 8, 1)}[kind]
-    return CoefficientLaunch(lanes, edges, min(8, next_power_of_2(heads)), warps)
+    return {"L": lanes, "U": 8, "BH": min(8, next_power_of_2(heads)), "num_warps": warps}
 
 
 STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with full precision
@@ -340,7 +316,7 @@ def softmax_coefficients(
     out, inverse = a_src.new_empty(tasks, csr.num_edges, H), log_sum.new_empty(tasks, N, H)
     partials = work.hub_of_partial.numel()
     part = log_sum.new_empty(3, tasks, max(partials, 1), H)
-    tile = choose_coefficient_launch(H, "forward").tile
+    tile = _coefficient_tile(H, 8, 2)
     _coefficients_kernel[_grid(csr, H, tile, tasks)](
         a_src, a_dst, bounds, log_sum if rate is None else rate.contiguous(),
         log_sum if clock is None else clock.contiguous(), csr.indices, *work_items(csr), work.hub_ptr,
@@ -373,7 +349,7 @@ def coefficients_back(
     out, loss = a_src.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
     partials = work.hub_of_partial.numel()
     part = stats.new_empty(tasks, max(partials, 1), H)
-    tile = choose_coefficient_launch(H, "backward").tile
+    tile = _coefficient_tile(H, 4, 1)
     _coefficients_back_kernel[_grid(back, H, tile, tasks)](
         stats, a_src, stats if rate is None else rate.contiguous(), stats if clock is None else clock.contiguous(),
         back.indices, back.perm, *work_items(back), out, loss, part,
@@ -708,7 +684,7 @@ def backward_in_two_passes(
     (x, s_x), (_, g_x), (_, g_src) = spaced_rows(x, 2), spaced_rows(grad_x, 2), spaced_rows(grad_a, 1)
     weights, loss, part = coefficients_back(flatten_tasks(stats, 3), a_src, slope, rate, clock, site, back)
     if back.work.hub_of_partial.numel():
-        add_hub_parts(part, back.work, loss, M, H)
+        add_hub_parts(part, back.work, loss, M)
     gather_rows(
         grad, D if shared else H * D, shared, weights, H, D, back, True, grad_x, g_x, own=x, own_spacing=s_x,
         loss=loss, grad_a=grad_a, grad_a_spacing=g_src, slope=slope,

@@ -32,7 +32,7 @@ from weft.ops.csr.packed import (
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, rate_and_clock, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import drop_key, keep_scale, mask_row
 from weft.ops.sparse.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
@@ -94,11 +94,7 @@ def _forward_kernel(
     out += task * N * H * D
     log_sum += task * N * H
     vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     top = tl.full([L, BH], float("-inf"), ACC)
     total = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
@@ -200,11 +196,7 @@ def _backward_kernel(
     stats += task * num_rows * H * 2
     grad_near += task * num_near * H * D
     vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     sum_near = tl.zeros([L, BH, BD], ACC)
     sum_att = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
@@ -352,7 +344,7 @@ def _backward_pass(near, far, grad, stats, att, slope, rate, clock, site, launch
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part_near, work, grad_near, num_near, H * D)
+            add_hub_parts(part_near, work, grad_near, num_near)
     return grad_near, part_att
 
 

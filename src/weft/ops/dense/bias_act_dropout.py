@@ -1,6 +1,6 @@
 """Bias, activation and counter-based dropout in one pass; plain dropout is the case without the others.
 
-    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see torch_bits.py
+    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random_bits.py
 
 The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f. Values without
 columns (a task's stored values ``[Z]``) are rows of one.
