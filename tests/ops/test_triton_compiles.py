@@ -207,14 +207,14 @@ def test_attention(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_v2(launches, dtype):
-    from weft.ops.attention.gatv2 import attention_v2_backward_triton, attention_v2_forward_triton
+    from weft.ops.attention.gatv2 import attention_v2_backward_launches, attention_v2_forward_triton
 
     adj = small()
     csr, back = both_csr(adj)
     x_src, x_dst, att = (numbers(*n, 4, 16, dtype=dtype) for n in ((9,), (11,), ()))
     random = (*dropout_of(), 3)
     out, log_sum = attention_v2_forward_triton(x_src, x_dst, att, 0.2, *random, csr)
-    attention_v2_backward_triton(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, csr, back)
+    attention_v2_backward_launches(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, csr, back)()
     compile_all(launches)
 
 

@@ -290,12 +290,6 @@ def _attention_backward(call: ObservedCall) -> Work:
     )
 
 
-def _row_gradient(call: ObservedCall) -> Work:
-    return Work(
-        flops=4 * elements((call.argument("grad"), call.argument("out"))), stream=bytes_in(call) + bytes_out(call)
-    )
-
-
 def _attention_v2(call: ObservedCall) -> Work:
     x, edges = call.argument("x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
@@ -376,7 +370,6 @@ WEFT: dict[str, Callable[[ObservedCall], Work]] = {
     "weft.graph_attention_packed": lambda call: _attention(call, packed=True),
     "weft.graph_attention_packed_backward": _attention_backward,
     "weft.graph_attention_backward": _attention_backward,
-    "weft.graph_attention_row_gradient": _row_gradient,
     "weft.graph_attention_v2": _attention_v2,
     "weft.graph_attention_v2_backward": _attention_v2_backward,
     "weft.linear": _product,

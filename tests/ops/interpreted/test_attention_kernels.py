@@ -25,8 +25,8 @@ from weft.ops.attention.gat_triton import (
 )
 from weft.ops.attention.gat_two_pass_triton import suits_one_pass
 from weft.ops.attention.gatv2 import (
+    attention_v2_backward_launches,
     attention_v2_backward_torch,
-    attention_v2_backward_triton,
     attention_v2_forward_torch,
     attention_v2_forward_triton,
 )
@@ -203,7 +203,7 @@ def test_attention_v2(lead, heads, width, active, dtype):
     delta = (grad.to(log_sum.dtype) * out.to(log_sum.dtype)).sum(-1)
     given = (grad, x_src, x_dst, att, delta, log_sum, 0.2, rate, clock, 7, csr)
     size = torch.float32 if dtype == torch.float64 else dtype  # the slope is a float32 number
-    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), size)
+    assert_same(attention_v2_backward_launches(*given, back)(), attention_v2_backward_torch(*given), size)
 
 
 def test_tasks_may_share_att():
@@ -215,7 +215,7 @@ def test_tasks_may_share_att():
     assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), torch.float32)
     given = (numbers(2, adj.num_rows, 2, 3, seed=3), x_src, x_dst, att, numbers(2, adj.num_rows, 2), expected[1])
     given = (*given, 0.2, None, None, 0, csr)
-    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), torch.float32)
+    assert_same(attention_v2_backward_launches(*given, back)(), attention_v2_backward_torch(*given), torch.float32)
 
 
 def test_attention_without_edges(passes):

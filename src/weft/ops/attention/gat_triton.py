@@ -21,6 +21,7 @@ from weft.ops.attention.gat_gather_triton import (
     row_of,
     score_bounds,
     spread_limit,
+    store_softmax,
     weigh_four,
     wide_offsets,
     work_items,
@@ -74,16 +75,6 @@ def _highest_of_row(
         score = tl.load(a_src + col[:, None] * S_SRC + head[None, :], mask=seen, other=0.0).to(ACC) + dst[None, :]
         highest = tl.maximum(highest, tl.where(seen, leaky(score, slope), float("-inf")))
     return tl.max(highest, 0)
-
-
-@triton.jit
-def _store_softmax(log_sum, alpha_plus, at, mask, top, total, positive):
-    """A row's results from its denominator, and the inverse; for a row without edges 0, 0 and 1."""
-    some = total != 0  # a NaN denominator stays NaN
-    safe = tl.where(some, total, 1.0)
-    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
-    tl.store(alpha_plus + at, positive / safe, mask=mask)
-    return 1.0 / safe
 
 
 @triton.jit
@@ -180,7 +171,7 @@ def _attend_kernel(
             tl.store(part_sums + (2 * chunks + slot) * H + head, positive_one, mask=in_head)
         else:
             row_one = task * N + tl.load(heavy_row + piece)
-            scale_one = _store_softmax(
+            scale_one = store_softmax(
                 log_sum, alpha_plus, row_one * H + head, in_head, top_one, total_one, positive_one
             )[:, None]
             place_one = row_one * (H * D) + at
@@ -190,7 +181,7 @@ def _attend_kernel(
     else:
         row += task * N
         at_row = row[:, None] * H + head[None, :]
-        scale = _store_softmax(log_sum, alpha_plus, at_row, known, top, total, positive)[:, :, None]
+        scale = store_softmax(log_sum, alpha_plus, at_row, known, top, total, positive)[:, :, None]
         place = row[:, None, None] * (H * D) + at[None, :, :]
         mask = valid[:, None, None] & in_tile[None, :, :]
         tl.store(out + place, (acc * scale).to(out.dtype.element_ty), mask=mask)
@@ -228,7 +219,7 @@ def _attend_hubs_kernel(
     row = task * N + tl.load(hub_row + hub)
     top = tl.load(part_sums + (task * num_partial + begin) * H + head, mask=in_head, other=0.0)
     total_one = tl.sum(total, 0)
-    scale = _store_softmax(log_sum, alpha_plus, row * H + head, in_head, top, total_one, tl.sum(positive, 0))
+    scale = store_softmax(log_sum, alpha_plus, row * H + head, in_head, top, total_one, tl.sum(positive, 0))
     place = row * (H * D) + at
     tl.store(out + place, (tl.sum(acc, 0) * scale[:, None]).to(out.dtype.element_ty), mask=in_tile)
     if PLUS:

@@ -91,11 +91,7 @@ def _column_sum_op(x):
     return column_sum_triton(x) if use_triton(x) else column_sum_torch(x)
 
 
-@_column_sum_op.register_fake
-def _column_sum_fake(x):
-    return x.new_empty(*x.shape[:-2], x.shape[-1])
-
-
+_column_sum_op.register_fake(lambda x: x.new_empty(*x.shape[:-2], x.shape[-1]))
 batch_tasks(_column_sum_op)
 
 
