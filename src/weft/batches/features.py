@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.batches.block import exact_device
 from weft.core.errors import InputError
-from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_cpu, gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_rows_cpu, gather_rows_triton
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class FeatureStore:
         if self._slots is not None:
             ids = ids.to(self.device)
             if self.tier == "pinned":
-                return gather_cached_triton(self.x, self._cache, self._slots, ids, self._device_hits)
+                return gather_rows_triton(self.x, ids, cached=(self._cache, self._slots, self._device_hits))
             slots = self._slots[ids.long()]
             hit = slots >= 0
             there, missing = hit.nonzero().squeeze(1), (~hit).nonzero().squeeze(1)
@@ -149,10 +149,8 @@ class FeatureStore:
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
         self._device_rows += count
-        if self._slots is None:
-            return gather_rows_triton(self.x, ids, out, count=count, concurrent=concurrent)
-        cached = (self._cache, self._slots, ids, self._device_hits)
-        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=concurrent)
+        cached = None if self._slots is None else (self._cache, self._slots, self._device_hits)
+        return gather_rows_triton(self.x, ids, out, count=count, cached=cached, concurrent=concurrent)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""

@@ -331,9 +331,6 @@ WEFT: dict[str, Callable[[ObservedCall], Work]] = {
     "weft.graph_attention_packed": lambda call: _attention(call, packed=True),
     "weft.graph_attention_packed_backward": _attention_backward,
     "weft.graph_attention_backward": _attention_backward,
-    "weft.graph_attention_row_gradient": lambda call: Work(
-        flops=4 * elements((call.argument("grad"), call.argument("out"))), stream=bytes_in(call) + bytes_out(call)
-    ),
     "weft.graph_attention_v2": _attention_v2,
     "weft.graph_attention_v2_backward": lambda call: _attention_v2(call, flops=24, passes=2, gathers=3),
     "weft.linear": _product,

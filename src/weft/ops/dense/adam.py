@@ -110,9 +110,7 @@ def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
     serve(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
 
 
-@_op.register_fake
-def _fake(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
-    return None
+_op.register_fake(lambda *arguments: None)
 
 
 def adam_(

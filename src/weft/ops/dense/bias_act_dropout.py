@@ -1,6 +1,6 @@
 """Bias, activation and counter-based dropout in one pass; plain dropout is the case without the others.
 
-    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see torch_bits.py
+    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random_bits.py
 
 The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f. Values without
 columns (a task's stored values ``[Z]``) are rows of one.
@@ -91,11 +91,7 @@ def _column_sum_op(x):
     return column_sum_triton(x) if use_triton(x) else column_sum_torch(x)
 
 
-@_column_sum_op.register_fake
-def _column_sum_fake(x):
-    return x.new_empty(*x.shape[:-2], x.shape[-1])
-
-
+_column_sum_op.register_fake(lambda x: x.new_empty(*x.shape[:-2], x.shape[-1]))
 batch_tasks(_column_sum_op)
 
 

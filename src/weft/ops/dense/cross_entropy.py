@@ -128,11 +128,6 @@ def _backward_op(grad_loss, logits, labels, rows):
     return serve(grad_loss, logits, labels, rows)
 
 
-@_op.register_fake
-def _fake(logits, labels, rows):
-    return logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
-
-
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
@@ -141,6 +136,9 @@ def _backward(ctx, grad_loss):
     return _backward_op(grad_loss, *ctx.saved_tensors), None, None
 
 
+_op.register_fake(
+    lambda logits, labels, rows: logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
+)
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op, shared=(1, 2))
 batch_tasks(_backward_op, shared=(2, 3), like=(1,))

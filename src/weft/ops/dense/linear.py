@@ -48,9 +48,7 @@ def weight_grad(grad, x):
     return weight_grad_torch(grad, x).contiguous()
 
 
-@weight_grad.register_fake
-def _weight_grad_fake(grad, x):
-    return x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1])
+weight_grad.register_fake(lambda grad, x: x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1]))
 
 
 @weight_grad.register_vmap
@@ -251,11 +249,7 @@ def product(x, weight):
     return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
 
 
-@product.register_fake
-def _product_fake(x, weight):
-    return x.new_empty(*x.shape[:-1], weight.shape[-2])
-
-
+product.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[-2]))
 batch_tasks(product)
 
 
@@ -348,11 +342,6 @@ def _op(flat, sizes):
     return parts
 
 
-@_op.register_fake
-def _fake(flat, sizes):
-    return [flat.new_empty(flat.shape[0], size) for size in sizes]
-
-
 def _setup(ctx, inputs, output):
     flat, ctx.sizes = inputs
     ctx.save_for_backward(flat.new_empty(0))  # type and device, for unused parts
@@ -365,6 +354,7 @@ def _backward(ctx, grads):
     return torch.cat([like.new_zeros(ctx.tasks, n) if g is None else g for g, n in pairs], 1), None
 
 
+_op.register_fake(lambda flat, sizes: [flat.new_empty(flat.shape[0], size) for size in sizes])
 _op.register_autograd(_backward, setup_context=_setup)
 
 

@@ -79,11 +79,6 @@ def edge_dot(a, b, heads, csr, back):
     return serve(a, b, heads, unpack_csr(csr))
 
 
-@edge_dot.register_fake
-def _sddmm_fake(a, b, heads, csr, back):
-    return a.new_empty(*a.shape[:-2], csr[1].shape[0], heads)
-
-
 def _sddmm_setup(ctx, inputs, output):
     a, b, ctx.heads, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(a, b)
@@ -109,6 +104,7 @@ def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, csr: list[Tensor], bac
     return out.movedim(0, -2).flatten(-2)
 
 
+edge_dot.register_fake(lambda a, b, heads, csr, back: a.new_empty(*a.shape[:-2], csr[1].shape[0], heads))
 edge_dot.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
 batch_tasks(edge_dot)
 

@@ -27,6 +27,7 @@ from weft.ops.launch.backend import (
     use_triton,
 )
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.sparse.lanes_triton import add_hub_parts
 from weft.ops.sparse.sddmm import edge_dot
 
 # ---- Triton kernels: bounded work items, partial sums for hubs, no atomics
@@ -104,32 +105,6 @@ def _spmm_kernel(
         if ADD:
             total += tl.load(at, mask=there, other=0.0).to(ACC)
         tl.store(at, total.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _add_partials_kernel(
-    partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
-    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Add the partial rows of one hub, BP at a time and always in the same order; ADD: onto what is in ``out``."""
-    hub = tl.program_id(0)
-    task = tl.program_id(2).to(tl.int64)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    in_f = f < F
-    first = tl.load(hub_ptr + hub)
-    last = tl.load(hub_ptr + hub + 1)
-    row = tl.load(hub_row + hub).to(tl.int64)
-    total = tl.zeros([BP, BF], ACC)
-    for base in range(first, last, BP):
-        slot = base + tl.arange(0, BP)
-        at = partial + (task * num_partial + slot)[:, None] * F + f[None, :]
-        total += tl.load(at, mask=(slot < last)[:, None] & in_f[None, :], other=0.0)
-    sum_f = tl.sum(total, 0)
-    if HAS_RS:
-        sum_f *= tl.load(row_scale + row).to(ACC)
-    if ADD:
-        sum_f += tl.load(out + (task * N + row) * F + f, mask=in_f, other=0.0).to(ACC)
-    tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
 
 
 @dataclass(frozen=True)
@@ -217,12 +192,7 @@ def spmm_triton(
         ADD=add, num_warps=launch.num_warps,
     )  # fmt: skip
     if num_partial:
-        _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
-            partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
-            num_partial, csr.num_rows,
-            F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, ADD=add,
-            num_warps=4,
-        )  # fmt: skip
+        add_hub_parts(partial, work, out_TNF, csr.num_rows, row_scale, add, launch.block_features)
     return out_TNF.reshape(*lead, csr.num_rows, num_features)
 
 

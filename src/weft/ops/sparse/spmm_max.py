@@ -231,7 +231,7 @@ def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None
             F=F, HAS_W=weight is not None, ACC=triton_acc(grad.dtype), L=lanes, BF=block, num_warps=4,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part, work, grad_x, M, F)
+            add_hub_parts(part, work, grad_x, M)
     return grad_x.reshape(*grad.shape[:-2], M, F)
 
 

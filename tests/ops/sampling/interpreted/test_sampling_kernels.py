@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
-from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
+from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.gather_rows import GatherLaunch, gather_cached_triton, gather_rows_torch, gather_rows_triton
+from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_torch, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
@@ -121,7 +121,7 @@ def test_rows_in_order_of_their_degree_class():
 def test_hops_with_compaction(fanouts, seeds):
     indptr, indices = random_csr(40)
     seeds = seeds % 40
-    compactor, sampler = Compactor(40, torch.device("cpu"), CompactLaunch(64, 4)), CpuSampler(indptr, indices)
+    compactor, sampler = Compactor(40, torch.device("cpu"), 64, 4), CpuSampler(indptr, indices)
     for batch in range(2):
         clock = make_clock(0, 4, batch)
         hops = sample_hops_triton(
@@ -162,11 +162,11 @@ def test_gather_with_a_cache(width):
     cache = x[held] + 100  # so that the result tells where a row came from
     ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
     for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True, programs=1)):
-        rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
+        rows = gather_rows_triton(x, ids, cached=(cache, slots, hits), launch=launch)
         assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
     assert hits.tolist() == [6]
     out = torch.zeros(5, width)
-    gather_cached_triton(x, cache, slots, ids, hits, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
+    gather_rows_triton(x, ids, out, count=torch.tensor([2]), cached=(cache, slots, hits), launch=GatherLaunch(2, 16))
     assert torch.equal(out[:2], cache[[1, 1]])
     assert not out[2:].any()
     assert hits.tolist() == [8]
