@@ -76,10 +76,6 @@ class QueueTask:
     result: Mapping[str, Any] | None = None
     error: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "after": list(self.after)}
-
     @classmethod
     def from_row(cls, row: sqlite3.Row) -> QueueTask:
         """The task of a database row."""

@@ -76,7 +76,7 @@ class RayWorker(WorkerProcess):
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
         self.end_reason, self.fetched = "", {}
-        self._ended, self._stopping = threading.Event(), False
+        self._ended = threading.Event()
         self._ray = import_ray()
         self._host = self._start_host(options)
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)

@@ -202,19 +202,17 @@ class _Server:
     def run(self) -> None:
         import asyncio
 
+        async def answer() -> None:
+            asyncio.get_running_loop().set_exception_handler(_log_trouble)
+            # serve() without uvicorn's own handlers, which raise the signal again
+            await self._server._serve(sockets=list(self._addresses))
+
         before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            asyncio.run(self._answer())
+            asyncio.run(answer())
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    async def _answer(self) -> None:
-        import asyncio
-
-        asyncio.get_running_loop().set_exception_handler(_log_trouble)
-        # serve() without uvicorn's own handlers, which raise the signal again
-        await self._server._serve(sockets=list(self._addresses))
 
     def _end(self, number: int, _: FrameType | None) -> None:
         if self._server.should_exit:

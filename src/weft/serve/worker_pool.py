@@ -148,7 +148,8 @@ class WorkerPool:
         if self._mps is not None:
             self._mps.stop()
 
-    def _start(self, name: str, device: str, planner: bool = False) -> None:
+    def _start(self, name: str, device: str) -> None:
+        planner = name == PLANNER
         environment = dict(without_gpus()) if planner else dict(self._mps.environment if self._mps else {})
         options = self._state.options
         there = "cpu" if planner else device
@@ -254,7 +255,7 @@ class WorkerPool:
             if now < self._not_before.get(name, now):
                 continue
             try:
-                self._start(name, device, planner=name == PLANNER)
+                self._start(name, device)
             except (WeftError, OSError) as error:
                 failed = self._failed_starts[name] = self._failed_starts.get(name, 0) + isinstance(error, WeftError)
                 if failed >= MOST_STARTS_FAILED and not self.room:  # not one has ever started
