@@ -42,8 +42,7 @@ from weft.serve.state import (
     without_twins,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, WorkerPool, WorkerProcess
 
 # ---- How groups end.
 

@@ -53,8 +53,7 @@ from weft.serve.state import (
     unless_lost,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess
 
 SAMPLES = 1_800  # of memory by device over time
 
