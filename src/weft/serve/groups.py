@@ -186,8 +186,8 @@ class GroupEndings:
         """Record that a member failed, and if it diverged where its best weights are."""
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         has_weights = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
-        result = finite(_result(active, outcome)) if has_weights else None
-        self._state.db.fail(name, worker, attempt, error, result=result)
+        known = {"result": finite(_result(active, outcome))} if has_weights else {}
+        self._state.db.fail(name, worker, attempt, error, **known)
 
     def _wait_for_room(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""

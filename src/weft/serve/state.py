@@ -277,7 +277,7 @@ class SupervisorState:
         if active.fused:
             plan = {**plan, "alone": True, "from": active.group.folder}
         try:
-            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
+            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan=plan)
         except LostClaimError:  # cancelled, or paused: then it continues by this
             self.db.replan(name, plan)
             raise
