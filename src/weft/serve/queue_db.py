@@ -96,10 +96,6 @@ class QueueEvent:
     time: float
     data: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 def check_change(task: str, old: str, new: str) -> None:
     """Refuse a change of state that cannot be."""
@@ -304,10 +300,6 @@ class Group:
     ended: float | None = None
     note: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members)}
-
 
 # ---- Users: their shares of the devices, and their waiting tasks in turn
 
@@ -493,7 +485,7 @@ class QueueDB:
         ``shares``: of their users, from now on.
         """
         with transaction(self.connection) as db:
-            values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+            values = {**asdict(group), "members": json.dumps(group.members)}
             names = ", ".join(values)
             marks = ", ".join("?" for _ in values)
             db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))

@@ -63,10 +63,6 @@ class WorkerHost:
                 lines.append(self._lines.get_nowait())
         return lines, None if lines else self._process.poll()
 
-    def kill(self) -> None:
-        """End the worker process."""
-        self._process.kill()
-
 
 class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
