@@ -126,14 +126,15 @@ class GroupEndings:
             kind, error = str(message["kind"]), str(message["error"])
             for name in active.members:
                 if kind == "memory":
-                    unless_lost(self._out_of_memory, active, name, error, None)
-                elif kind != "preempted" and is_full_disk(error):
+                    unless_lost(self._out_of_memory, active, name, error, message.get("held"))
+                elif kind not in ("preempted", "gone") and is_full_disk(error):
                     unless_lost(self._wait_for_room, active, name, error)
-                elif kind == "preempted" or active.fused or (kind == "unexpected" and not active.users_code):
+                elif kind in ("preempted", "gone") or active.fused or (kind == "unexpected" and not active.users_code):
                     unless_lost(self._lost, active, name, error)
                 else:
                     unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
-            self._state.end_group(active, "dissolved" if active.fused else "ended", error)
+            dissolved = active.fused or "held" in message  # of a worker that is gone
+            self._state.end_group(active, "dissolved" if dissolved else "ended", error)
         else:
             missing = {"status": "failed", "message": "no result"}
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
@@ -226,15 +227,8 @@ class GroupEndings:
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
-            self._write(partial(self._dissolved, active, reason, worker.bytes))
-
-    def _dissolved(self, active: ActiveGroup, reason: str, held: int) -> None:
-        for name in active.members:
-            if reason.startswith("out of memory"):
-                unless_lost(self._out_of_memory, active, name, reason, held)
-            else:
-                unless_lost(self._lost, active, name, reason)
-        self._state.end_group(active, "dissolved", reason)
+            kind = "memory" if reason.startswith("out of memory") else "gone"
+            self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
 
 def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:
