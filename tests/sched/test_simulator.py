@@ -35,13 +35,6 @@ def test_one_after_another():
     assert figures.p95_jct == pytest.approx(5.0)
 
 
-def test_a_cold_start_takes_its_seconds():
-    conditions = Conditions(cold_start_seconds=3.0)
-    tasks = [task("a", 1, 4.0), task("b", 1, 2.0)]
-    assert ends(simulate(find_policy("sequential"), tasks, [device()], conditions)) == {"a": 7.0, "b": 12.0}
-    assert ends(simulate(find_policy("pipeswitch"), tasks, [device()], conditions)) == {"a": 4.0, "b": 6.0}
-
-
 def test_two_that_fill_the_device_share_it():
     # Both at half speed until b has done its 2 s at t = 4; a then has 2 of 4 s left.
     tasks = [task("a", 1, 4.0), task("b", 1, 2.0)]

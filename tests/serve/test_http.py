@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import asdict
 
 import httpx
 import pytest
@@ -493,4 +494,4 @@ def _events_of(server, task):
 
 def _events(server):
     with DirectQueue(server.db) as queue:
-        return [event.to_dict() for event in queue.events()]
+        return [asdict(event) for event in queue.events()]

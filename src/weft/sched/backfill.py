@@ -23,15 +23,6 @@ from weft.sched.task_queue import LaneKey, SortedTasks, TaskQueue, lane_key, lan
 Rank = tuple[float, float, float, float, float]
 
 
-@dataclass
-class _Head:
-    """The next task of a lane that has not been considered."""
-
-    task: QueuedTask
-    rest: Iterator[str]
-    level: float
-
-
 class CandidateOrder:
     """Ready tasks one by one, best first; tasks taken meanwhile are skipped.
 
@@ -45,19 +36,19 @@ class CandidateOrder:
         self._used = {share.user: share.device_seconds for share in machine.users}
         self._last = {share.user: share.last_start for share in machine.users}
         self.taken: set[str] = set()
-        self._heap: list[tuple[Rank, LaneKey, _Head]] = []
+        self._heap: list[tuple[Rank, LaneKey, QueuedTask, Iterator[str]]] = []  # the next task per lane, and the rest
         self.begin(queue.lanes)
 
     def __iter__(self) -> Iterator[QueuedTask]:
         while self._heap:
-            rank, key, head = heapq.heappop(self._heap)
-            current = self._rank(head)
+            rank, key, task, rest = heapq.heappop(self._heap)
+            current = self._rank(task, -rank[0])
             if current > rank:  # a task of this user was started meanwhile
-                heapq.heappush(self._heap, (current, key, head))
+                heapq.heappush(self._heap, (current, key, task, rest))
                 continue
-            self._push(key, head.rest)
-            if head.task.id not in self.taken:
-                yield head.task
+            self._push(key, rest)
+            if task.id not in self.taken:
+                yield task
 
     def take(self, task: QueuedTask) -> None:
         """Skip ``task`` from now on; its user has had its device-seconds."""
@@ -77,13 +68,12 @@ class CandidateOrder:
         task = self._queue[name]
         last = self._last.get(task.user, {}).get(lane_name(key), task.arrival)
         waited = max(self._now - max(last, task.arrival), 0.0)
-        head = _Head(task, lane, task.priority + waited // self._age_seconds)
-        heapq.heappush(self._heap, (self._rank(head), key, head))
+        rank = self._rank(task, task.priority + waited // self._age_seconds)
+        heapq.heappush(self._heap, (rank, key, task, lane))
 
-    def _rank(self, head: _Head) -> Rank:
-        task = head.task
+    def _rank(self, task: QueuedTask, level: float) -> Rank:
         due, virtual_arrival = lane_order(task)
-        return (-head.level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
+        return (-level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
 
 
 # ---- The task that must start now for the queue to end early, though shorter ones wait

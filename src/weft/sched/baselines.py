@@ -1,4 +1,4 @@
-"""Policies to compare with: CoGNN's three, one task after another (cold or, like PipeSwitch, warm), and plain MPS.
+"""Policies to compare with: CoGNN's three, one task after another (also like PipeSwitch), and plain MPS.
 
 CoGNN packs the next task group in some order, and starts it when the last one is done. :class:`Base` takes tasks first
 in, first out, :class:`LMCF` the lowest memory consumption first, :class:`BMC` (its Algorithm 1) small and large tasks
@@ -24,13 +24,12 @@ class Base:
 
     ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
     ``one_at_a_time``: one task per device, of either kind; a device has at least one worker that is not kept for
-    inference. ``warm``: whether starts cost nothing.
+    inference.
     """
 
     safety: float = SAFETY_THRESHOLD
     strict: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
-    warm: ClassVar[bool] = True
 
     def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
         """The ready tasks in the order in which they start."""
@@ -58,9 +57,7 @@ class Base:
             why = "is next, and has the device to itself" if self.one_at_a_time else why
             for each in group:
                 needed = needed_bytes(each.bytes, self.safety)
-                starts.append(
-                    GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why, self.warm)
-                )
+                starts.append(GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why))
         waits = len(busy) == len(machine.devices)
         rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
         rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
@@ -97,19 +94,16 @@ class LMCF(Base):
 
 
 class Sequential(Base):
-    """First in, first out, one task per device; every start is cold."""
-
-    one_at_a_time, warm = True, False
-
-
-class PipeSwitchLike(Base):
-    """Temporal sharing: inference tasks first, then first in, first out, one task per device.
-
-    A standby worker receives the next model while the active one computes, so every start is warm. Unlike PipeSwitch
-    it does not interrupt a running training for an inference task.
-    """
+    """First in, first out, one task per device."""
 
     one_at_a_time = True
+
+
+class PipeSwitchLike(Sequential):
+    """Temporal sharing: inference tasks first, then first in, first out, one task per device.
+
+    Unlike PipeSwitch it does not interrupt a running training for an inference task.
+    """
 
     def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
         """Inference tasks, then the others."""
@@ -147,5 +141,5 @@ class MPSNoAdmission:
                 free.remove(chosen)
                 trainings[chosen] -= not inference
                 why = "a worker is free; memory is not checked"
-                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why, warm=False))
+                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why))
         return QueueDecision(tuple(starts), rest="waits for a free worker")

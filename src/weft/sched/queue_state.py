@@ -201,7 +201,7 @@ class GroupStart:
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
     device, which it leaves idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of its kernels, 0 if
-    unknown. ``warm``: whether the start costs nothing because a running worker takes the group.
+    unknown.
     """
 
     device: str
@@ -210,7 +210,6 @@ class GroupStart:
     seconds: float
     utilisation: float
     why: str
-    warm: bool = True
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
 

@@ -213,13 +213,12 @@ MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends o
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the simulated device is like: how groups interfere, and what a cold start costs.
+    """What the simulated device is like: how groups interfere.
 
     ``background``: the share of the device that is always busy with work outside the queue.
     """
 
     interference: Interference = field(default_factory=Interference)
-    cold_start_seconds: float = 0.0
     background: float = 0.0
 
 
@@ -394,7 +393,6 @@ class _Run:
             start=self.now,
             tasks=[self.actual.get(task.id, task) for task in taken],
             model=self.model,
-            progress=0.0 if start.warm else -self.conditions.cold_start_seconds,
             as_planned=bool(self.actual),
         )
         groups.append(group)

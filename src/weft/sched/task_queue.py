@@ -40,9 +40,6 @@ class SortedTasks:
     def __iter__(self) -> Iterator[str]:
         return (row[2] for row in self._rows)
 
-    def __reversed__(self) -> Iterator[str]:
-        return (row[2] for row in reversed(self._rows))
-
 
 LaneKey = tuple[str, int, bool]
 """User, priority, and whether the tasks must end by a given time."""
@@ -137,11 +134,10 @@ class TaskQueue:
         self.all_by_bytes.remove((float(taken.bytes),), self._position[task], task)
         return taken
 
-    def drop(self, task: str) -> QueuedTask:
+    def drop(self, task: str) -> None:
         """Remove a queued task for good, without releasing what depends on it."""
-        dropped = self.take(task)
+        self.take(task)
         del self._position[task]
-        return dropped
 
     def put_back(self, task: QueuedTask) -> None:
         """Queue a task that was taken, at its former position."""

@@ -47,9 +47,11 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     if task.traits is None or task.sampled:
         return None
     machine, stats = estimator.machine, estimator.stats(task)
+    rates, epoch = rates_of(machine.device, machine, task.precision), work(task, stats)
+    epoch_seconds = epoch.seconds(rates) + epoch.launches * rates.launch
+    seconds = task.epochs * epoch_seconds
     limits = GroupLimits(stats, machine.device, machine)
     most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
-    seconds = task.epochs * _epoch(task, estimator)[0]
     if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
         return None
     estimate = {
@@ -57,25 +59,13 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
         "seconds": seconds,
         "shared_bytes": max(2 * most - two, 0),
         "utilisation": 1.0,
-        "turn_seconds": turn_seconds(task, estimator),
+        # Mean seconds of a kernel; 0 on a processor, whose cores do not take turns by kernels.
+        "turn_seconds": epoch_seconds / epoch.launches if machine.device == "cuda" else 0.0,
         "why": f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small",
     }
     made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
     compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
     return estimate, replace(made, compiled=compiled, cost={"total_bytes": most})
-
-
-def turn_seconds(task: Task, estimator: Estimator) -> float:
-    """Mean seconds of a kernel by rule of thumb; 0 on a processor, whose cores do not take turns by kernels."""
-    seconds, launches = _epoch(task, estimator)
-    return seconds / launches if estimator.machine.device == "cuda" else 0.0
-
-
-def _epoch(task: Task, estimator: Estimator) -> tuple[float, int]:
-    """Seconds of an epoch, launches included, and how many of them there are."""
-    rates = rates_of(estimator.machine.device, estimator.machine, task.precision)
-    done = work(task, estimator.stats(task))
-    return done.seconds(rates) + done.launches * rates.launch, done.launches
 
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once

@@ -42,8 +42,7 @@ from weft.serve.state import (
     without_twins,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, WorkerPool, WorkerProcess
 
 # ---- How groups end.
 
@@ -127,14 +126,15 @@ class GroupEndings:
             kind, error = str(message["kind"]), str(message["error"])
             for name in active.members:
                 if kind == "memory":
-                    unless_lost(self._out_of_memory, active, name, error, None)
-                elif kind != "preempted" and is_full_disk(error):
+                    unless_lost(self._out_of_memory, active, name, error, message.get("held"))
+                elif kind not in ("preempted", "gone") and is_full_disk(error):
                     unless_lost(self._wait_for_room, active, name, error)
-                elif kind == "preempted" or active.fused or (kind == "unexpected" and not active.users_code):
+                elif kind in ("preempted", "gone") or active.fused or (kind == "unexpected" and not active.users_code):
                     unless_lost(self._lost, active, name, error)
                 else:
                     unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
-            self._state.end_group(active, "dissolved" if active.fused else "ended", error)
+            dissolved = active.fused or "held" in message  # of a worker that is gone
+            self._state.end_group(active, "dissolved" if dissolved else "ended", error)
         else:
             missing = {"status": "failed", "message": "no result"}
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
@@ -187,8 +187,8 @@ class GroupEndings:
         """Record that a member failed, and if it diverged where its best weights are."""
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         has_weights = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
-        result = finite(_result(active, outcome)) if has_weights else None
-        self._state.db.fail(name, worker, attempt, error, result=result)
+        known = {"result": finite(_result(active, outcome))} if has_weights else {}
+        self._state.db.fail(name, worker, attempt, error, **known)
 
     def _wait_for_room(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
@@ -227,15 +227,8 @@ class GroupEndings:
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
-            self._write(partial(self._dissolved, active, reason, worker.bytes))
-
-    def _dissolved(self, active: ActiveGroup, reason: str, held: int) -> None:
-        for name in active.members:
-            if reason.startswith("out of memory"):
-                unless_lost(self._out_of_memory, active, name, reason, held)
-            else:
-                unless_lost(self._lost, active, name, reason)
-        self._state.end_group(active, "dissolved", reason)
+            kind = "memory" if reason.startswith("out of memory") else "gone"
+            self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
 
 def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:

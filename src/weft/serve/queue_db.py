@@ -486,7 +486,7 @@ class QueueDB:
         ``shares``: of their users, from now on.
         """
         with transaction(self.connection) as db:
-            values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+            values = {**asdict(group), "members": json.dumps(group.members)}
             names = ", ".join(values)
             marks = ", ".join("?" for _ in values)
             db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
@@ -512,23 +512,14 @@ class QueueDB:
             return self._change(held, "done", result=result, error=None, **_NO_WORKER)
 
     def fail(
-        self,
-        task: str,
-        worker: str,
-        attempt: int,
-        error: str,
-        retry: bool = False,
-        plan: Mapping[str, Any] | None = None,
-        result: Mapping[str, Any] | None = None,
+        self, task: str, worker: str, attempt: int, error: str, retry: bool = False, **known: Mapping[str, Any]
     ) -> QueueTask:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
 
-        ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
+        ``known``: its ``plan`` if more is known of it now, and the ``result`` that it left all the same.
         """
         with transaction(self.connection):
-            held = self._held(task, worker, attempt)
-            known = {name: data for name, data in (("plan", plan), ("result", result)) if data is not None}
-            return self._lost(held, error, retry, **known)
+            return self._lost(self._held(task, worker, attempt), error, retry, **known)
 
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""

@@ -172,8 +172,6 @@ def serve(
         app = make_app(options, supervisor, tokens)
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             http=BoundedConnection,
             backlog=most_waiting(),
             log_level="warning",
@@ -181,51 +179,43 @@ def serve(
             timeout_graceful_shutdown=2,
         )
         logging.getLogger("uvicorn.error").addFilter(Seldom())
-        server = _Server(uvicorn.Server(config), addresses)
+        server = uvicorn.Server(config)
+
+        def end_after_supervisor() -> None:  # a server without one must not accept tasks
+            supervisor.join()
+            server.should_exit = True
+
         supervisor.start()
-        threading.Thread(target=server.end_after, args=(supervisor,), daemon=True).start()
+        threading.Thread(target=end_after_supervisor, daemon=True).start()
         try:
-            server.run()
+            _answer(server, addresses)
         finally:
             supervisor.stop(drain_seconds)
         if supervisor.error:
             raise WeftError(f"the supervisor ended: {supervisor.error}")
 
 
-class _Server:
-    """uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
+def _answer(server: Any, addresses: Sequence[socket.socket]) -> None:
+    """Run uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
+    import asyncio
 
-    def __init__(self, server: Any, addresses: Sequence[socket.socket]) -> None:
-        self._server, self._addresses = server, addresses
-        self._server.install_signal_handlers = lambda: None
-
-    def run(self) -> None:
-        import asyncio
-
-        before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            asyncio.run(self._answer())
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def _answer(self) -> None:
-        import asyncio
-
-        asyncio.get_running_loop().set_exception_handler(_log_trouble)
-        # serve() without uvicorn's own handlers, which raise the signal again
-        await self._server._serve(sockets=list(self._addresses))
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        if self._server.should_exit:
+    def end(number: int, _: FrameType | None) -> None:
+        if server.should_exit:
             os._exit(128 + number)
         print("weft: draining; running groups save their state (a second signal ends at once)", file=sys.stderr)
-        self._server.should_exit = True
+        server.should_exit = True
 
-    def end_after(self, supervisor: Supervisor) -> None:
-        """Stop answering when the supervisor has ended: a server without one must not accept tasks."""
-        supervisor.join()
-        self._server.should_exit = True
+    async def answer() -> None:
+        asyncio.get_running_loop().set_exception_handler(_log_trouble)
+        # serve() without uvicorn's own handlers, which raise the signal again
+        await server._serve(sockets=list(addresses))
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        asyncio.run(answer())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Seldom(logging.Filter):

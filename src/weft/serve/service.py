@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -114,7 +115,7 @@ class QueueService:
 
     def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
         """Events after a sequence number."""
-        return [self._hidden.data(event.to_dict()) for event in self._db.events(since, task, limit)]
+        return [self._hidden.data(asdict(event)) for event in self._db.events(since, task, limit)]
 
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
@@ -123,7 +124,7 @@ class QueueService:
     def state(self, user: str) -> dict[str, Any]:
         """What the dashboard shows ``user`` in addition to the tasks."""
         view = self.supervisor.view
-        groups = [self._hidden.data(group.to_dict()) for group in self._db.groups(limit=300)]
+        groups = [self._hidden.data(asdict(group)) for group in self._db.groups(limit=300)]
         shown = {key: value for key, value in view.items() if key != "why"}
         return {**shown, "user": user, "counts": self._db.counts(), "groups": groups, "last_seq": self._db.last_seq()}
 

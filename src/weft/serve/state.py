@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import WeftError
 from weft.core.models import BUILT_IN
@@ -25,7 +25,9 @@ from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
-from weft.serve.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from weft.serve.worker_pool import WorkerProcess
 
 # ---- Events of a run as events of its tasks, which dashboards and ``weft watch`` read.
 
@@ -275,7 +277,7 @@ class SupervisorState:
         if active.fused:
             plan = {**plan, "alone": True, "from": active.group.folder}
         try:
-            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
+            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan=plan)
         except LostClaimError:  # cancelled, or paused: then it continues by this
             self.db.replan(name, plan)
             raise

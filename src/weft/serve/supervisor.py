@@ -20,6 +20,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -53,8 +54,7 @@ from weft.serve.state import (
     unless_lost,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess
 
 SAMPLES = 1_800  # of memory by device over time
 
@@ -366,7 +366,7 @@ class Supervisor:
                 for w in self.pool.workers.values()
             ],
             "running": [
-                {**active.group.to_dict(), "epoch": active.epoch, "held": active.worker.bytes}
+                {**asdict(active.group), "epoch": active.epoch, "held": active.worker.bytes}
                 for active in self.state.active.values()
             ],
             "samples": list(self._samples),
