@@ -64,10 +64,7 @@ class Clock(Protocol):
         """A mark behind all work submitted so far."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds between two marks, once both are reached."""
-
-    def wait(self, mark: Any) -> None:
-        """Wait until the work in front of ``mark`` is done."""
+        """Wait until the work in front of both marks is done; the seconds between them."""
 
 
 class HostClock:
@@ -83,9 +80,6 @@ class HostClock:
         """Their difference."""
         return end - begin
 
-    def wait(self, mark: float) -> None:
-        """Nothing to wait for."""
-
 
 class CudaClock:
     """Events on the current stream of a GPU."""
@@ -99,13 +93,9 @@ class CudaClock:
         return event
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """By the GPU's clock."""
+        """By the GPU's clock; other threads run while this one waits."""
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
-
-    def wait(self, mark: torch.cuda.Event) -> None:
-        """Until the event has happened; other threads run meanwhile."""
-        mark.synchronize()
 
 
 @dataclass(frozen=True)

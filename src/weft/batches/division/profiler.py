@@ -290,7 +290,6 @@ class _Profiler:
             first = self._clock.mark()
             work()
             last = self._clock.mark()
-            self._clock.wait(last)
             seconds.append(self._clock.seconds(first, last))
             over, all_steps = time.perf_counter() - begin > limit, len(seconds) > self._steps
             if len(seconds) > FEWEST and ((all_steps or over) and (enough() or (over and (all_steps or not firm)))):
