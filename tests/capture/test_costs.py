@@ -125,9 +125,9 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 
 def test_operators_in_one_launch_cost_the_sum():
+    from tests.weave.merged_calls import merged_call
     from weft.ops.csr.packed import pack_csr
     from weft.weave.merged_launch import OpCall as One
-    from weft.weave.merged_launch import merged_call
 
     register()
     graph = meta_graph(random_graph().stats())

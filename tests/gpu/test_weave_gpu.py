@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.graphs_for_tests import from_pairs, tiny_graph
+from tests.weave.merged_calls import merged_call
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -15,7 +16,7 @@ from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.runtime.group import GroupRun
-from weft.weave.merged_launch import OpCall, merged_call
+from weft.weave.merged_launch import OpCall
 from weft.weave.step import Weaver, WovenStep
 
 pytestmark = [

@@ -164,7 +164,7 @@ def test_streams():
         Trainee(undirected(), "gcn", 2),
     ]
     woven = weave(captured(trainees))
-    streams = {node.meta["stream"] for node in woven.graph.nodes if node.op == "call_function"}
+    streams = {node.meta["stream"] for node in woven.graph.calls}
     assert streams == {0, 1, 2, 3}
 
 

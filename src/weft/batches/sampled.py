@@ -18,7 +18,7 @@ from weft.batches.cache import CacheChoice, Presampled, choose_cache, policy_cal
 from weft.batches.features import FeatureStore
 from weft.batches.layerwise import LayerWise
 from weft.batches.pipeline import Pipeline, training_stages
-from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, is_plain, resolved
+from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, edge_chunks, is_plain, resolved
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.errors import SpecError
 from weft.core.placement import EVALUATION_EDGES, DataPlacement
@@ -34,7 +34,6 @@ from weft.ops.sampling.reference import epoch_clocks
 
 MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
 WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
-EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
 
 # ---- Batches that are made on the GPU.
@@ -214,7 +213,7 @@ class Sampled:
         # Sampling and training can be CUDA graphs if the GPU reaches everything and there are no self loops to find.
         reached = self._device.type == "cuda" and self._sampler.device == self._device and self.store.tier != "host"
         capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
-        loops = capturable and adj.derived("has loops", lambda: _has_loops(adj, self._device))
+        loops = capturable and adj.derived("has loops", lambda: has_loops(adj, self._device))
         self._captured = sampling.captured and capturable and not loops
         self.overlaps = self._captured and placement is not None and placement.overlap
         self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
@@ -329,15 +328,6 @@ class Sampled:
         return self._graph.y.to(self._device) if self._layers is None else self._layers.labels()
 
 
-def _has_loops(adj: Adjacency, device: torch.device) -> bool:
+def has_loops(adj: Adjacency, device: torch.device) -> bool:
     """Whether any edge leads back to its source; ``device`` compares them in chunks."""
-    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
-    for first in range(0, adj.num_rows, rows):
-        last = min(first + rows, adj.num_rows)
-        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
-        count = adj.indptr[first : last + 1].to(device).diff().long()
-        ids = torch.arange(first, last, device=device, dtype=torch.int32)
-        sources = adj.indices[begin:end].to(device)
-        if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == sources).any()):
-            return True
-    return False
+    return any(bool((of == adj.indices[edges].to(device)).any()) for _, edges, of in edge_chunks(adj, device))

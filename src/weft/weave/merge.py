@@ -1,10 +1,10 @@
 """weave: merge the traced steps of several members into one step, whose operators share launches.
 
 Sparse operators (on small graphs: all operators with a Weft kernel) are matched in rounds (``matching.py``), and those
-of a round become one :func:`weft.weave.merged_launch.merged_call`; everything else is copied as it is. A :class:`Fused`
-records which members each fused kernel serves. Members share nothing that any of them writes, so any order
-that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
-rounding: see :mod:`weft.weave.merged_launch`).
+of a round become one ``weft::merged_call`` (:mod:`weft.weave.merged_launch`); everything else is copied as it is. A
+:class:`Fused` records which members each fused kernel serves. Members share nothing that any of them writes, so any
+order that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU
+to rounding: see :mod:`weft.weave.merged_launch`).
 
 Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
 touched that storage before it in its own step, and before everything after.
@@ -196,7 +196,7 @@ class _Merge:
         calls = self._calls(positions, nodes)
         in_place = weft_operator(calls[0].name)._schema.is_mutable
         target = torch.ops.weft.merged_call_ if in_place else torch.ops.weft.merged_call
-        fused = self.graph.call_function(target.default, flatten(calls).lists)
+        fused = self.graph.call_function(target.default, tuple(flatten(calls)))
         family = self.members[positions[0][0]].family_of[positions[0][1]]
         stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
         backward = sum(bool(node.meta.get("backward")) for node in nodes)

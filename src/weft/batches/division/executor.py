@@ -128,7 +128,7 @@ class _Running:
         self._error: BaseException | None = None
         self._stopped = self._paused = False
         self._at_work = 0  # threads that have begun something
-        # Actions of the trainer: the mark after each, and of training steps the mark before them and their phase.
+        # Actions of the trainer: the marks after and before each, and the phase of a training step.
         self._submitted: deque[tuple[Any, Any, str]] = deque()
         keys = [PREPARE] * division.workers + [TRANSFER] if division.host_batches and seeds else []
         names = {PREPARE: "weft-prepare", TRANSFER: "weft-transfer"}
@@ -160,9 +160,9 @@ class _Running:
                 # Decide from where the work is, not from how far the host has run ahead of it.
                 while len(self._submitted) >= AHEAD:
                     end, begin, phase = self._submitted.popleft()
-                    clock.wait(end)
-                    if self.schedule.assignment is not None and phase:
-                        self._took(phase, clock.seconds(begin, end))
+                    seconds = clock.seconds(begin, end)
+                    if phase and self.schedule.assignment is not None:
+                        self._took(phase, seconds)
                 action, batch = self._decide()
                 if action == "train":
                     break
@@ -204,7 +204,7 @@ class _Running:
                 item = work(item)
                 marks.append(clock.mark())
                 self._log(f"{phase}_{trainer}", clock, *marks[-2:])
-        self._submitted.append((marks[-1], None, ""))
+        self._submitted.append((marks[-1], marks[0], ""))
         self._done(self._before + batch, item)
         return marks[0]
 

@@ -19,7 +19,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(
         dividing, "profile_group", lambda group, workers, limit: profile(group, workers, steps=4, limit=3.0)
     )
-    monkeypatch.setattr(dividing.Dividing, "workers", 2)
+    monkeypatch.setattr(dividing, "host_workers", lambda machine: 2)
 
 
 class Slowed:
