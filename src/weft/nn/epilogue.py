@@ -203,11 +203,14 @@ class BatchNorm(Parametrised):
         if self.stacked:  # the separate epilogue has a CPU kernel, the fused norm has none
             return then(self._train_in_one(x, weight, bias, b, NOTHING))
         if b is None:
-            return then(self._normalise(x, self.running_mean, weight, bias))
+            return then(
+                F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, self.momentum, self.eps)
+            )
         # Subtracting the mean cancels b, so adding it would be two useless passes over [N, F]. It still shifts
         # the running mean, and has a gradient: zero.
         without_b = self.running_mean - b.detach()
-        out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
+        bias = torch.add(bias, b, alpha=0.0)
+        out = F.batch_norm(x, without_b, self.running_var, weight, bias, True, self.momentum, self.eps)
         self.running_mean.copy_(without_b + b.detach())
         return then(out)
 
@@ -221,9 +224,6 @@ class BatchNorm(Parametrised):
         self.running_mean.mul_(keep).add_(mean if b is None else mean + b.detach(), alpha=take)
         self.running_var.mul_(keep).add_(var, alpha=take * rows / max(rows - 1, 1))
         return out
-
-    def _normalise(self, x: Tensor, mean: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.batch_norm(x, mean, self.running_var, weight, bias, True, self.momentum, self.eps)
 
     def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         centre = self.running_mean if b is None else self.running_mean - b

@@ -24,7 +24,7 @@ from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
 from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, size_in_words
-from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stack_draft, stacks_of
+from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stacks_of
 from weft.planner.placement import stages_of, why_this_mode
 
 # Weaving pays by running matched operators as one; so similarity counts operators by kind and how many of them could be
@@ -91,7 +91,12 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
         for joined, why, score, words in _candidates(bundle, groups, limits) if alone is None else ():
             names = _name(bundle), _name(joined[0])
             obstacle = f"similarity {score:.2f} is below {ALIKE} ({words})" if score < ALIKE else None
-            obstacle = obstacle or _no_room([*joined, bundle], limits)
+            load = sum(each.load for each in (*joined, bundle))
+            tasks = [task for each in (*joined, bundle) for task in each.tasks]
+            if obstacle is None and load > 1.0:
+                obstacle = f"together they would be {load:.1f} times what fills the device"
+            if obstacle is None and limits.room is not None and not limits.fits(tasks):
+                obstacle = f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
             if obstacle is None:
                 reason = f"similarity {score:.2f} ({words})" if limits.weave else "neither fills the device"
                 why.append(f"{names[0]} {how} {names[1]}: {reason}")
@@ -131,18 +136,6 @@ def _candidates(
                 score, words = min(similarity(features[0], f) for f in features[1:] if features[0] and f)
             candidates.append((joined, why, score, words))
     return sorted(candidates, key=lambda candidate: -candidate[2])
-
-
-def _no_room(bundles: list[StackDraft], limits: GroupLimits) -> str | None:
-    """Why ``bundles`` cannot be one group, by load or by memory; None if they can."""
-    load = sum(bundle.load for bundle in bundles)
-    if load > 1.0:
-        return f"together they would be {load:.1f} times what fills the device"
-    tasks = [task for bundle in bundles for task in bundle.tasks]
-    if not limits.fits(tasks):
-        assert limits.room is not None
-        return f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
-    return None
 
 
 def _name(bundle: StackDraft) -> str:
@@ -200,8 +193,9 @@ def plan_as_one_group(
     bundles = []
     for alike in by_structure(listed, positions):
         for inside, why in padded(listed, alike, limits):
-            reasons = [*why, *padding_reason([listed[position] for position in inside], limits)]
-            bundles.append(stack_draft(listed, inside, Size(len(inside), ""), reasons))
+            members = [listed[position] for position in inside]
+            reasons = [*why, *padding_reason(members, limits)]
+            bundles.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
     return _plan(listed, positions, bundles, [], limits)
 
 

@@ -78,28 +78,20 @@ def padded(tasks: list[Task], positions: list[int], limits: GroupLimits) -> list
     if len(counts) > 1 and obstacle is not None:
         runs, why = [[size] for size in sorted(counts)], [f"widths {_listed(counts)} apart: {obstacle}"]
     elif len(counts) > 1:
-        cost = _cost(sample, limits)
-        runs = cut_widths(counts, cost, _overhead(sample, limits))
+        cost, overhead = _prices(sample, limits)
+        runs = cut_widths(counts, cost, overhead)
         if len(runs) > 1:
             zeros = f"{waste(counts, cost):.0%} of the work would be zeros"
             why = [f"widths {_listed(counts)} not all padded to {max(counts)}: {zeros}"]
     return [([position for position in positions if width(tasks[position]) in run], why) for run in runs]
 
 
-def stack_draft(tasks: list[Task], positions: list[int], size: Size, why: list[str]) -> StackDraft:
-    """The tasks at ``positions`` as one stack."""
-    chosen = sorted(positions)
-    return StackDraft([tasks[position] for position in chosen], chosen, size, list(why))
-
-
-def _cost(sample: Task, limits: GroupLimits) -> Callable[[int], float]:
+def _prices(sample: Task, limits: GroupLimits) -> tuple[Callable[[int], float], float]:
+    """Seconds of an epoch of one such task by its width, and of the launches of one more stack."""
     rates = rates_of(limits.device, limits.machine, sample.precision)
-    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates)
-
-
-def _overhead(sample: Task, limits: GroupLimits) -> float:
-    rates = rates_of(limits.device, limits.machine, sample.precision)
-    return work(sample, limits.stats).launches * rates.launch
+    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates), work(
+        sample, limits.stats
+    ).launches * rates.launch
 
 
 def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
@@ -107,9 +99,9 @@ def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
     counts, sample = Counter(width(task) for task in tasks), tasks[0]
     if len(counts) < 2:
         return []
-    cost = _cost(sample, limits)
+    cost, overhead = _prices(sample, limits)
     extra = sum(counts.values()) * cost(max(counts)) * waste(counts, cost)
-    saved = (len(counts) - 1) * _overhead(sample, limits)
+    saved = (len(counts) - 1) * overhead
     more = "1 more stack" if len(counts) == 2 else f"{len(counts) - 1} more stacks"
     return [
         f"widths {_listed(counts)} padded with zeros to {max(counts)}: {waste(counts, cost):.0%} of the work is zeros, "
@@ -138,9 +130,10 @@ def _cut(tasks: list[Task], positions: list[int], why: list[str], limits: GroupL
     bundles, begin = [], 0
     for number in range(count):
         end = begin + shorter + (number < longer)
-        members = [tasks[position] for position in sorted(order[begin:end])]
+        chosen = sorted(order[begin:end])
+        members = [tasks[position] for position in chosen]
         reasons = [*why, *padding_reason(members, limits), *_stack_reason(members), *cut]
-        bundles.append(stack_draft(tasks, order[begin:end], size, reasons))
+        bundles.append(StackDraft(members, chosen, size, reasons))
         begin = end
     return bundles
 
