@@ -89,9 +89,8 @@ def padded(tasks: list[Task], positions: list[int], limits: GroupLimits) -> list
 def _prices(sample: Task, limits: GroupLimits) -> tuple[Callable[[int], float], float]:
     """Seconds of an epoch of one such task by its width, and of the launches of one more stack."""
     rates = rates_of(limits.device, limits.machine, sample.precision)
-    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates), work(
-        sample, limits.stats
-    ).launches * rates.launch
+    overhead = work(sample, limits.stats).launches * rates.launch
+    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates), overhead
 
 
 def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
