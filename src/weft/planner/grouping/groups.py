@@ -24,7 +24,7 @@ from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
 from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, size_in_words
-from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stacks_of
+from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 
 # Weaving pays by running matched operators as one; so similarity counts operators by kind and how many of them could be
@@ -170,7 +170,8 @@ def group(
     for positions in _by_group_key(listed, stats):
         graph = stats if isinstance(stats, GraphStats) else stats(listed[positions[0]])
         limits = GroupLimits(graph, device, machine, memory_of, budget, weave)
-        bundles = [b for alike in by_structure(listed, positions) for b in stacks_of(listed, alike, limits)]
+        padding = (run for alike in by_structure(listed, positions) for run in padded(listed, alike, limits))
+        bundles = [bundle for inside, why in padding for bundle in cut_stacks(listed, inside, why, limits)]
         for joined, why in shared_groups(bundles, limits):
             members = sorted(position for bundle in joined for position in bundle.positions)
             plans.append((members[0], _plan(listed, members, joined, why if len(listed) > 1 else [], limits)))
