@@ -33,7 +33,7 @@ from unittest.mock import patch
 import torch
 
 import weft
-from benchmarks.baselines import processes
+from benchmarks.baselines.processes import train_together
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import Memory, Timing, synchronize, time_until
@@ -158,8 +158,7 @@ def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> di
     if not service.start() and side == "mps":
         raise NotHere("NVIDIA's Multi-Process Service could not be started: it is not installed, or there is no GPU")
     try:
-        with processes.Workers(requests, {**os.environ, **service.environment}) as workers:
-            found = workers.run(args.process_seconds, args.process_seconds)
+        found = train_together(requests, service.environment, args.process_seconds)
     finally:
         service.stop()
     own = [worker["seconds"] * 1e3 / epochs for worker in found["workers"]]

@@ -31,35 +31,6 @@ from weft.graph.check import (
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 
-def csr_from_edges(
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    weight: Tensor | None = None,
-    relation: Tensor | None = None,
-    *,
-    directed: bool = True,
-    attr: Tensor | None = None,
-) -> tuple[Adjacency, Tensor | None]:
-    """The adjacency of the edges ``src[e] -> dst[e]``, and their relations in its order.
-
-    ``src``, ``dst``, ``weight``, ``relation`` are ``[E]``, ``attr`` is ``[E, ...]``, all already checked.
-    ``directed=False`` joins every pair both ways exactly once: see :func:`undirected`.
-    """
-    if not directed:
-        src, dst, weight, relation, attr = undirected(src, dst, num_nodes, weight, relation, attr)
-    keys = edge_keys(src, dst, num_nodes)
-    del src, dst
-    keys, order = sort_keys(keys, need_order=any(values is not None for values in (weight, relation, attr)))
-    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
-    indptr = row_offsets(keys, num_nodes, num_nodes)
-    indices = keys.remainder_(num_nodes).to(torch.int32)
-    del keys
-    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
-    adj.symmetric = adj.symmetric or is_symmetric(adj)
-    return adj if attr is None else adj.attributed(attr), relation
-
-
 def in_order(values: Tensor | None, order: Tensor | None) -> Tensor | None:
     """Numbers per edge in another order; ``order=None`` keeps them as they are."""
     return values if values is None or order is None else values[order]
@@ -148,9 +119,13 @@ def is_symmetric(adj: Adjacency) -> bool:
 
 
 def adjacency_from_edges(
-    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool, attr: Any = None
+    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool, attr: Any
 ) -> tuple[Adjacency, Tensor | None]:
-    """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order."""
+    """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order.
+
+    ``weight`` and ``relation`` are ``[E]``, ``attr`` is ``[E, ...]``. ``directed=False`` joins every pair both ways
+    exactly once: see :func:`undirected`.
+    """
     src, dst = as_ids(src, "src"), as_ids(dst, "dst")
     if src.numel() != dst.numel():
         raise GraphError(f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge")
@@ -161,7 +136,19 @@ def adjacency_from_edges(
     check_range(src, num_nodes, "src")
     check_range(dst, num_nodes, "dst")
     weight, relation, attr = edge_values(weight, relation, attr, src)
-    return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed, attr=attr)
+    dst = dst.to(src.device)
+    if not directed:
+        src, dst, weight, relation, attr = undirected(src, dst, num_nodes, weight, relation, attr)
+    keys = edge_keys(src, dst, num_nodes)
+    del src, dst
+    keys, order = sort_keys(keys, need_order=any(values is not None for values in (weight, relation, attr)))
+    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
+    indptr = row_offsets(keys, num_nodes, num_nodes)
+    indices = keys.remainder_(num_nodes).to(torch.int32)
+    del keys
+    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
+    adj.symmetric = adj.symmetric or is_symmetric(adj)
+    return adj if attr is None else adj.attributed(attr), relation
 
 
 def merged_words(src: Any, dst: Any, adj: Adjacency) -> str:

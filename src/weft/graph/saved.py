@@ -113,20 +113,17 @@ def map_array(path: Path, spec: ArraySpec) -> Tensor:
         )
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    values = np.frombuffer(_map_private(path), dtype=spec.numpy, offset=start)
+    with path.open("rb") as file:  # copy-on-write, so that torch may call it writable
+        options: dict[str, int] = {"access": mmap.ACCESS_COPY}
+        if sys.platform == "linux":
+            # Linux counts a private writable mapping against free memory and refuses one larger than that,
+            # unless a flag says that no page of it needs a reserve. The constant has its name from Python 3.13 on.
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+            options = {"flags": flags, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+        mapped = mmap.mmap(file.fileno(), 0, **options)
+    values = np.frombuffer(mapped, dtype=spec.numpy, offset=start)
     tensor = torch.from_numpy(values).view(spec.shape)
     return tensor.view(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
-
-
-def _map_private(path: Path) -> mmap.mmap:
-    """The file mapped copy-on-write, so that torch may call it writable."""
-    with path.open("rb") as file:
-        if sys.platform != "linux":
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        # Linux counts a private writable mapping against free memory and refuses one larger than that,
-        # unless a flag says that no page of it needs a reserve. The constant has its name from Python 3.13 on.
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-        return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 VERSION = 1
