@@ -98,12 +98,11 @@ class DrySampled(FullGraph):
 
     def held(self) -> list[tuple[str, Tensor]]:
         """What is kept for all steps, by kind."""
-        held = []
-        for kind, (x, blocks) in {
-            "batch": (self.batch.x, self.batch.blocks),
-            "queue": self._waiting or (None, ()),
-        }.items():
-            held += [] if x is None else [(kind, x)]
+        held: list[tuple[str, Tensor]] = []
+        batches = [("batch", self.batch.x, self.batch.blocks)]
+        batches += [("queue", *self._waiting)] if self._waiting is not None else []
+        for kind, x, blocks in batches:
+            held.append((kind, x))
             for block in blocks if isinstance(blocks, tuple) else (blocks,):
                 held += [(kind, block.indptr), (kind, block.indices)]
         held += [("input", self._dense)] if self._dense is not None else []
