@@ -36,7 +36,6 @@ from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
 from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
-from weft.runtime.group import StepMerger
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
 #
@@ -375,7 +374,7 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
     return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
-def merger_for(plan: Plan) -> StepMerger | None:
+def merger_for(plan: Plan) -> Any:
     """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
     if plan.join != "woven":
         return None
