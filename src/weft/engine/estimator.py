@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import SIZES, Cost
