@@ -278,8 +278,7 @@ def memory_cap(
 
 def memory_fraction(device: torch.device) -> float:
     """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
-    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
-    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
+    return float(torch.cuda.get_per_process_memory_fraction(_number(device))) if device.type == "cuda" else 1.0
 
 
 def set_memory_fraction(share: float, device: torch.device) -> None:
