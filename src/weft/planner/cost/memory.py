@@ -330,7 +330,7 @@ class _Run:
 
 # ---- The estimate
 
-SHOWN = 8  # of the largest Values at the peak
+SHOWN = 4  # of the largest Values at the peak
 MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
 SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 
@@ -338,22 +338,6 @@ SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 def upper_bound(estimate: int) -> int:
     """Bytes that a run stays below, of which ``estimate`` is the likely figure."""
     return int(estimate * SAFETY_FACTOR)
-
-
-@dataclass(frozen=True)
-class LiveValue:
-    """A Value at the peak: its bytes, its kind, and the operator that made it (``""``: there before the step)."""
-
-    bytes: int
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    maker: str = ""
-
-    def __str__(self) -> str:
-        shape = " x ".join(f"{size:,}" for size in self.shape) or "one number"
-        origin = f" of {self.maker}" if self.maker else ""
-        return f"{show_bytes(self.bytes)} {self.kind}{origin} ({shape} {self.dtype})"
 
 
 @dataclass(frozen=True)
@@ -375,7 +359,7 @@ class MemoryEstimate:
     kinds: Mapping[str, int] = field(default_factory=dict)
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
-    alive: tuple[LiveValue, ...] = ()
+    alive: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     training: int = 0
 
@@ -438,17 +422,17 @@ def live_bytes(program: Program) -> list[int]:
     return [sum(sizes) for sizes in zip(*timeline_of(program).values(), strict=True)]
 
 
-def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
-    """The largest Values that are alive at an operator, each with its maker."""
-    lives, values = program.lifetimes(), program.values
+def largest(program: Program, position: int) -> tuple[str, ...]:
+    """The largest Values that are alive at an operator in words, each with the operator that made it in the step."""
+    lives, words = program.lifetimes(), []
     alive = [number for number, (first, last) in lives.items() if first <= position <= last]
-    alive = sorted((*program.resident, *alive), key=lambda number: -values[number].bytes)[:SHOWN]
-    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in alive}
-    return tuple(
-        LiveValue(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
-        for number in alive
-        if values[number].bytes
-    )
+    for number in sorted((*program.resident, *alive), key=lambda number: -program.values[number].bytes)[:SHOWN]:
+        value = program.values[number]
+        shape = " x ".join(f"{size:,}" for size in value.shape) or "one number"
+        origin = f" of {program.operators[lives[number][0]].name}" if number in lives else ""
+        if value.bytes:
+            words.append(f"{show_bytes(value.bytes)} {value.kind}{origin} ({shape} {value.dtype})")
+    return tuple(words)
 
 
 def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = True) -> tuple[str, ...]:
