@@ -194,25 +194,11 @@ class Execution:
     alone: bool = False
 
 
-@dataclass(frozen=True)
-class PeakBytes:
-    """Most bytes at any time of a run: that were allocated, and that the allocator held.
-
-    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
-    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
-    """
-
-    allocated: int
-    reserved: int
-    needed: int
-    library: int = 0
-
-
 def replay_allocations(
     program: Program, preparation: Program | None, workspace: int, execution: Execution
-) -> PeakBytes:
+) -> PoolsOfRun:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
-    run, replay = _Run(workspace), execution.replay
+    run, replay = PoolsOfRun(workspace), execution.replay
     default = run.pool(DEFAULT)
     run.evaluating = default if execution.stepped else None
     side = run.pool(SIDE) if replay else default
@@ -246,13 +232,17 @@ def replay_allocations(
     elif replay:
         for _ in range(EAGER):
             run.play(program, default, default)
-    return PeakBytes(run.allocated, run.reserved, run.needed, run.library)
+    return run
 
 
-class _Run:
-    """The pools of one run, and the most of them together."""
+class PoolsOfRun:
+    """The pools of one run, and the most bytes of them together: that were allocated, and that the allocator held.
 
-    def __init__(self, workspace: int) -> None:
+    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
+    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
+    """
+
+    def __init__(self, workspace: int = 0) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
         self._shares: dict[tuple[Allocator, int], Allocator] = {}
@@ -381,7 +371,8 @@ def memory(
     if machine.device == "cuda":
         held = replay_allocations(program, preparation, machine.workspace_bytes, execution or Execution())
     else:  # allocated exactly as requested
-        held = PeakBytes(*[max(*alive, before) if alive else max(program.resident_bytes, before)] * 3)
+        held, most = PoolsOfRun(), max(*alive, before) if alive else max(program.resident_bytes, before)
+        held.allocated = held.reserved = held.needed = most
     # What the kinds lack to make up the peak: the set-up, as far as it takes more than the step, libraries, rounding.
     lacking = held.allocated - sum(kinds.values())
     setup = min(max(before - max(alive, default=0), 0), lacking)
