@@ -12,6 +12,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.dry_runs import capture, default_plan
 from tests.graphs_for_tests import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
@@ -20,7 +21,6 @@ from weft.core.models import MODELS
 from weft.core.plan import Plan
 from weft.core.program import MARKER_KEPT, Program
 from weft.core.task import Task
-from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
 from weft.weave.step import Weaver
 
@@ -115,7 +115,7 @@ def test_a_graph_too_large_for_this_machine_is_captured_from_its_summary(model, 
 def test_no_gpu_is_asked_for():
     code = (
         "import torch; from tests.graphs_for_tests import PRODUCTS; from weft.core.task import Task;"
-        "from weft.runtime.dry_run import capture;"
+        "from tests.dry_runs import capture;"
         "capture(Task(graph='products', model='gat'), PRODUCTS); assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -342,7 +342,7 @@ def test_a_layer_that_is_repeated_in_the_backward_pass_is_followed():
 def test_triton_is_not_needed():
     code = (
         "import sys; sys.modules['triton'] = None; from tests.graphs_for_tests import PRODUCTS;"
-        "from weft.core.task import Task; from weft.runtime.dry_run import capture;"
+        "from weft.core.task import Task; from tests.dry_runs import capture;"
         "p = capture(Task(graph='products', model='gat'), PRODUCTS).program;"
         "print(sum(op.launches for op in p.operators), p.unknown, sum(op.workspace for op in p.operators))"
     )
@@ -358,7 +358,7 @@ def test_the_first_estimate_of_a_process_is_like_the_second():
         "import gc; gc.disable(); from torch import nn; import weft; from tests.graphs_for_tests import PRODUCTS;"
         "from weft.core.task import Task; from weft.planner.cost.memory import memory;"
         "from weft.planner.machine_profiles import profile;"
-        "from weft.runtime.dry_run import capture;"
+        "from tests.dry_runs import capture;"
         "build = lambda i, o: nn.Sequential(nn.Linear(i, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, o));"
         "steps = [capture(Task(graph='products', model=build), PRODUCTS, tasks=3) for _ in range(2)];"
         "print(*(memory(s.program, profile('h200'), s.preparation).peak for s in steps))"

@@ -21,7 +21,9 @@ from weft.cluster.ray import (
     unpack,
 )
 from weft.core.errors import InputError, SpecError
+from weft.core.plan import Plan
 
+PLAN = Plan(("a", "b"))
 SWEEP = weft.Sweep("demo", model=["gcn", "sage"], hidden=8, epochs=3, seed=range(6), lr=[0.01, 0.02])
 
 
@@ -46,7 +48,7 @@ def test_parts_differ_by_one():
 
 
 def test_what_ray_is_to_reserve():
-    share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30)
+    share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30, PLAN)
     nodes = [RayNode("a", 8 << 30), RayNode("b", 16 << 30)]
     assert needs(share, nodes, "cpu") == {"num_cpus": 1, "memory": 10 << 30}
     with pytest.raises(SpecError, match="the largest node of the cluster has 8"):
@@ -56,12 +58,12 @@ def test_what_ray_is_to_reserve():
     assert 0 < wanted["num_gpus"] < 0.1
     assert wanted["num_gpus"] * gpu_bytes("h200") >= share.num_bytes
     with pytest.raises(SpecError, match="no GPU of the cluster has as much"):
-        needs(Share("1", (), 10**15), gpus, "cuda")
+        needs(Share("1", (), 10**15, PLAN), gpus, "cuda")
 
 
 def test_a_share_has_a_device_of_its_own_while_there_are_enough():
     """Ray would put parts of 0.1 on one GPU, and gives a task of one CPU one thread."""
-    share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30)
+    share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30, PLAN)
     gpus = [RayNode("a", 64 << 30, 4, "h200", cpus=64), RayNode("b", 64 << 30, 4, "h200", cpus=64)]
     parts = [needs(share, gpus, "cuda", shares)["num_gpus"] for shares in (1, 8, 9, 16, 17)]
     assert parts == [1.0, 1.0, 0.5, 0.5, 0.33]

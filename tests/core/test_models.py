@@ -20,7 +20,7 @@ def test_every_row_has_a_class_and_every_class_a_row():
 def test_the_settings_of_a_row_are_settings_and_options_of_its_class(name):
     traits = BUILT_IN[name]
     assert set(traits.settings) <= set(model_settings())
-    assert set(traits.settings) <= set(options_of(name))
+    assert set(traits.settings) <= set(options_of(CLASSES[name]))
     assert set(traits.shaping) <= set(traits.settings)
     assert traits.has_heads == ("heads" in traits.settings)
 

@@ -233,12 +233,10 @@ def cache(
         return
     forms = store.forms()
     for entry in forms:
-        since = max(time.time() - entry["last_use"], 0.0)
-        units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-        unit, size = next((pair for pair in units if since >= pair[1]), units[-1])
+        since = show_seconds(max(time.time() - entry["last_use"], 0.0))
         words = entry["form"].split(" ")  # without the digest of features and the marks of Python
         form = re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
-        line = f"{show_bytes(entry['bytes']):>10}  {f'{since / size:.0f} {unit}':>8}  {entry['graph']}: {form}"
+        line = f"{show_bytes(entry['bytes']):>10}  {since:>9}  {entry['graph']}: {form}"
         print(jsonlib.dumps(entry) if json else f"{line} ({entry['seconds']:.1f} s to make)")
     if not json:
         total, limit = show_bytes(sum(entry["bytes"] for entry in forms)), show_bytes(store.max_bytes or 0)

@@ -26,11 +26,6 @@ BUDGET, MACHINE, TASKS, SEED = "26GiB", "v100-32g", 100, 0
 COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
 
 
-@app.callback()
-def _queue() -> None:
-    pass
-
-
 SIMULATED = (
     ShellOption(
         "policy",
@@ -90,7 +85,7 @@ def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
     """The queue that the options select; refuses options that it would leave unused."""
     from weft.planner.machine_profiles import profile
     from weft.sched.queue_state import DeviceState
-    from weft.sched.queues import Mixture, RecordedQueue, paper_queue, random_queue, read_recorded
+    from weft.sched.queues import RecordedQueue, paper_queue, random_queue, read_recorded
 
     queue, file, machine = given["queue"], given["file"], given["machine"]
     if file is not None and queue is not None:
@@ -109,7 +104,7 @@ def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
     else:
         length = TASKS if given["tasks"] is None else given["tasks"]
         seed = SEED if given["seed"] is None else given["seed"]
-        tasks = random_queue(length, seed, costs, Mixture(gap_seconds=given["gap"] or 0.0))
+        tasks = random_queue(length, seed, costs, given["gap"] or 0.0)
     return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
 
 

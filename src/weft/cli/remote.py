@@ -156,7 +156,7 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
     Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
-    from weft.serve.queue_file import ENDED
+    from weft.serve.queue_db import ENDED
 
     client = _client(server, token)
     states = {name: client.show(name)["state"] for name in tasks}

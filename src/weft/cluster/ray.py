@@ -188,11 +188,15 @@ def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: Files | None,
 
 @dataclass(frozen=True)
 class Share:
-    """Tasks that one node trains. ``key`` names it; ``num_bytes``: what its device must have, at most."""
+    """Tasks that one node trains. ``key`` names it; ``num_bytes``: what its device must have, at most.
+
+    ``plan``: its members stack as the planner would have them on one machine.
+    """
 
     key: str
     tasks: tuple[Task, ...]
     num_bytes: int
+    plan: Plan
 
 
 def shares_of(report: PlanReport, nodes: int) -> list[Share]:
@@ -205,7 +209,11 @@ def shares_of(report: PlanReport, nodes: int) -> list[Share]:
         parts = divide(group.plan.tasks, max(1, round(nodes * spent / total)))
         for part_number, part in enumerate(parts, 1):
             key = str(number) if len(parts) == 1 else f"{number}.{part_number}"
-            shares.append(Share(key, part, group.cost.total_bytes))
+            names, planned = tuple(task.label for task in part), group.plan
+            why = f"share {key}: {len(names)} of a group of {len(planned.members)}, on a node that Ray chose"
+            join = "stacked" if len(names) > 1 else "solo"
+            joined = Plan(names, join, planned.device, why=(why, *planned.why), mode=planned.mode)
+            shares.append(Share(key, part, group.cost.total_bytes, joined))
     return shares
 
 
@@ -314,10 +322,9 @@ class _Run:
         if not report.fits:
             raise SpecError(f"{report.name}: it does not fit a device of the cluster; `weft plan` says what would")
         shares = shares_of(report, sum(node.gpus for node in nodes) if on_gpu else len(nodes))
-        plans = {share.key: _plan_of(share, report) for share in shares}
         if self._folder is not None:
             self._folder.open(afresh=True)
-            self._folder.save_groups(list(plans.items()))
+            self._folder.save_groups([(share.key, share.plan) for share in shares])
         described = [
             {"key": share.key, "tasks": [task.label for task in share.tasks], "bytes": share.num_bytes}
             for share in shares
@@ -325,7 +332,7 @@ class _Run:
         self._emit("start", tasks=len(self._tasks), device=device, nodes=len(nodes), shares=described)
         # A node of GPUs keeps to what is free on each of them.
         self._train_shares(shares, replace(options, device=device, budget=None if on_gpu else options.budget))
-        return self._conclude(tuple(plans.values()), time.perf_counter() - begin)
+        return self._conclude(tuple(share.plan for share in shares), time.perf_counter() - begin)
 
     def _train_shares(self, shares: list[Share], options: RunOptions) -> None:
         """Train every share on some node; a share whose node is lost continues on another one."""
@@ -426,11 +433,3 @@ class _Run:
         figures = {key: summary[key] for key in ("best", "metric", "statuses", "seconds")}
         self._emit("finish", status="finished", **figures, **report)
         return result
-
-
-def _plan_of(share: Share, report: PlanReport) -> Plan:
-    """The plan of a share: its members stack as the planner would have them on one machine."""
-    names = tuple(task.label for task in share.tasks)
-    group = next(each.plan for each in report.groups if names[0] in each.plan.members)
-    why = (f"share {share.key}: {len(names)} of a group of {len(group.members)}, on a node that Ray chose", *group.why)
-    return Plan(names, join="stacked" if len(names) > 1 else "solo", device=group.device, why=why, mode=group.mode)

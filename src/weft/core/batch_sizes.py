@@ -101,27 +101,22 @@ class LargeBatch:
     nodes: int
 
 
-def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int, deviations: float = DEVIATIONS) -> LargeBatch:
-    """A batch so many standard deviations above the expected one.
+def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> LargeBatch:
+    """A batch :data:`DEVIATIONS` standard deviations above the expected one.
 
     What one seed leads to deviates by about as much as it is, or as its picks do where degrees differ more; that of S
     seeds by its part of the square root of S.
     """
+    first = picks_per_hop(fanouts, stats)[0] if fanouts else 0
+    kinds, all_nodes = _kinds(stats), max(stats.num_nodes, 1)
+    mean = sum(kind.count * kind.picks(first) for kind in kinds) / all_nodes
+    square = sum(kind.count * kind.picks(first) ** 2 for kind in kinds) / all_nodes
+    deviation = max(math.sqrt(max(square - mean * mean, 0.0)) / max(mean, 1e-9), 1.0)  # of a seed's picks, by the mean
     expected = expected_batch(stats, fanouts, seeds)
-    more = 1.0 + deviations * _deviation(stats, fanouts) / math.sqrt(max(seeds, 1))
+    more = 1.0 + DEVIATIONS * deviation / math.sqrt(max(seeds, 1))
     rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
     nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
     return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)
-
-
-def _deviation(stats: GraphStats, fanouts: Sequence[Hop]) -> float:
-    """Standard deviation of what a seed picks as a share of its mean, at least 1."""
-    first = picks_per_hop(fanouts, stats)[0] if fanouts else 0
-    nodes = max(stats.num_nodes, 1)
-    kinds = _kinds(stats)
-    mean = sum(kind.count * kind.picks(first) for kind in kinds) / nodes
-    square = sum(kind.count * kind.picks(first) ** 2 for kind in kinds) / nodes
-    return max(math.sqrt(max(square - mean * mean, 0.0)) / max(mean, 1e-9), 1.0)
 
 
 def _kinds(stats: GraphStats) -> list[NodeKind]:

@@ -10,27 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.core.errors import SpecError
 from weft.core.plain_data import PlainData
 
 RUNNING = "running"
-REASONS = ("", "interrupted", "preempted")  # why a session ends with members that still run
-
-
-@dataclass(frozen=True)
-class MemberOutline(PlainData):
-    """What a driver needs to know about a member: its name, its epochs, and whose scores compare with its own.
-
-    ``score``: the column of the validation metric in a row, -1: none; ``lower``: less of it is better. ``peers`` is
-    equal for members that compare. ``columns``: the names of a row's numbers.
-    """
-
-    name: str
-    epochs: int
-    score: int = -1
-    peers: str = ""
-    columns: tuple[str, ...] = ()
-    lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,13 +37,11 @@ class Progress:
     """How many epochs a group has trained.
 
     ``seconds`` is what those since the last time took, ``prepare_seconds`` what preparing the step took before.
-    ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
     """
 
     epochs: int
     seconds: float = 0.0
     prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ class Decision(PlainData):
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
+    ``rates``: factors for the learning rates of members from now on. ``finish``:
     this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -91,16 +71,7 @@ class Decision(PlainData):
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.advance, bool) or not isinstance(self.advance, int) or self.advance < 0:
-            raise SpecError(f"decision: advance={self.advance!r} must be a number of epochs, at least 0")
-        if self.reason not in REASONS:
-            raise SpecError(f"decision: reason={self.reason!r} must be one of {', '.join(map(repr, REASONS))}")
-        if self.advance and (self.pause or self.finish):
-            raise SpecError(f"decision: advance={self.advance} must be 0 for a session that pauses or finishes")
 
 
 @dataclass(frozen=True)

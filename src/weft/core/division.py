@@ -453,8 +453,7 @@ class DualBuffer:
     one to be trained may be on the device, so there is always room for the next one.
 
     ``seconds``: of the phases of an elastic division, from earlier epochs. ``upcoming``: batches of the next epoch.
-    ``host_late``, ``device_late``: how often a side was late at the end of filling; ``taken_over``: batches that the
-    device prepared for the host. Methods that begin something return None to wait.
+    ``taken_over``: batches that the device prepared for the host. Methods that begin something return None to wait.
     """
 
     def __init__(
@@ -462,7 +461,7 @@ class DualBuffer:
     ) -> None:
         self.division, self.batches = division, batches
         self.upcoming = upcoming if division.elastic else 0
-        self.host_late = self.device_late = self.taken_over = 0
+        self.taken_over = 0
         count = batches + self.upcoming
         self._state = [State.WAITING] * count
         self._by_device = [division.elastic or i % division.overlap < division.device_batches for i in range(count)]
@@ -569,11 +568,6 @@ class DualBuffer:
             return
         self._expect(batch, State.READY)
         self._state[batch] = State.TRAINED
-        if self._filling and self.division.divided:  # once per overlap
-            division, last = self.division, min(self._trained + self.division.overlap, self.batches)
-            of_host = sum(not self._by_device[other] for other in range(self._trained, last))
-            self.host_late += self._held < min(division.host_batches, division.host_buffer, of_host)
-            self.device_late += self._held >= division.host_buffer and self.host_has_work
         self._trained += 1
         self._filling = not self.division.elastic and self._is_own_waiting(self._trained)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from weft.core.plain_data import PlainData
+
+LATER = ("relation_edges", "relation_rows", "regression", "num_splits", "edge_features")  # in digests if not default
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,8 @@ class GraphStats(PlainData):
 
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
-        without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
-        without |= set() if self.regression else {"regression"}
-        without |= {"num_splits"} if self.num_splits == 1 else set()
-        without |= {"edge_features"} if self.edge_features is None else set()
-        about = {key: value for key, value in self.to_dict().items() if key not in without}
+        without = {one.name for one in fields(self) if one.name in LATER and getattr(self, one.name) == one.default}
+        about = {key: value for key, value in self.to_dict().items() if key not in {"name", *without}}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
         return GraphFingerprint(self.name, *sizes, digest)

@@ -103,11 +103,8 @@ def interpolate(rates: Rates, row_bytes: float) -> float:
         return first[1] * max(row_bytes, 1.0) / first[0]
     if row_bytes >= last[0]:
         return last[1]
-    for (low, slow), (high, fast) in pairwise(rates):
-        if row_bytes <= high:
-            share = math.log2(row_bytes / low) / math.log2(high / low)
-            return slow + share * (fast - slow)
-    raise AssertionError("the last point ends the search")
+    (low, slow), (high, fast) = next(ends for ends in pairwise(rates) if row_bytes <= ends[1][0])
+    return slow + math.log2(row_bytes / low) / math.log2(high / low) * (fast - slow)
 
 
 def _check_number(who: str, name: str, value: Any, above: bool) -> None:

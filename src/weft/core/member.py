@@ -7,21 +7,26 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.core.decision import RUNNING, MemberOutline, Update
+from weft.core.decision import RUNNING, Update
+from weft.core.settings import lower_is_better
 
 
 @dataclass
 class Member:
-    """A member in training: ``rows`` has one row of ``outline.columns`` per epoch.
+    """A member in training: ``rows`` has one row of ``columns`` per epoch, of ``epochs`` at most.
 
-    Columns are the training loss, then losses and metrics of the splits. ``status`` is ``"running"`` or how it ended;
+    Columns are the training loss, then losses and metrics of the splits. ``peers`` is equal for members whose scores
+    compare. ``status`` is ``"running"`` or how it ended;
     ``end``: the epoch it is to end at; ``best_epoch`` counts from 0, -1: none. ``present``: whether it is still part of
     its group's step. ``seconds``: its share of the group's time.
     """
 
-    outline: MemberOutline
+    name: str
+    epochs: int
+    columns: tuple[str, ...] = ()
     metric: str = ""
     objective: str = ""
+    peers: str = ""
     rows: list[tuple[float, ...]] = field(default_factory=list)
     end: int = 0
     best_epoch: int = -1
@@ -32,11 +37,6 @@ class Member:
     seconds: float = 0.0
     steady_seconds: float = 0.0  # without set-up and the first poll
     steady_epochs: int = 0
-
-    @property
-    def name(self) -> str:
-        """What the task is called."""
-        return self.outline.name
 
     @property
     def running(self) -> bool:
@@ -59,17 +59,19 @@ class Member:
 
     def scores(self, epochs: int) -> list[float]:
         """The validation metric of the first ``epochs`` epochs where it was measured; more is better."""
-        column, sign = self.outline.score, -1.0 if self.outline.lower else 1.0
-        measured = (row[column] for row in self.rows[:epochs]) if column >= 0 else ()
-        return [sign * score for score in measured if math.isfinite(score)]
+        watched = f"val_{self.metric}"
+        if watched not in self.columns:
+            return []
+        column, sign = self.columns.index(watched), -1.0 if lower_is_better(watched) else 1.0
+        return [sign * row[column] for row in self.rows[:epochs] if math.isfinite(row[column])]
 
     def row(self, epoch: int) -> dict[str, float]:
         """What was measured at ``epoch`` (counted from 0), by column."""
-        return dict(zip(self.outline.columns, self.rows[epoch], strict=True))
+        return dict(zip(self.columns, self.rows[epoch], strict=True))
 
     def standing(self) -> dict[str, Any]:
         """The epoch, what was measured last, and the best so far."""
-        data: dict[str, Any] = {"epoch": self.epoch, "epochs": self.outline.epochs}
+        data: dict[str, Any] = {"epoch": self.epoch, "epochs": self.epochs}
         if self.rows:
             data |= {key: short(value) for key, value in self.row(self.epoch - 1).items() if not math.isnan(value)}
         if 0 <= self.best_epoch < self.epoch:
@@ -91,7 +93,7 @@ class Member:
     def history(self) -> dict[str, list[float]]:
         """One list per column."""
         columns: dict[str, list[Any]] = {"epoch": list(range(1, self.epoch + 1))}
-        return columns | {name: [row[index] for row in self.rows] for index, name in enumerate(self.outline.columns)}
+        return columns | {name: [row[index] for row in self.rows] for index, name in enumerate(self.columns)}
 
 
 def short(value: float) -> float:

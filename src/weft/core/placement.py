@@ -9,7 +9,6 @@ disk      in the mapped files of a saved graph, read by the CPU
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.plain_data import PlainData
@@ -38,8 +37,9 @@ class DataPlacement(PlainData):
     chunk_edges: int = EVALUATION_EDGES
 
     def __post_init__(self) -> None:
-        check_place("features", self.features)
-        check_place("topology", self.topology)
+        for name in ("features", "topology"):
+            if getattr(self, name) not in PLACES:
+                raise SpecError(f"{name}={getattr(self, name)!r} must be one of {', '.join(PLACES)}")
         if self.evaluation not in EVALUATIONS:
             raise SpecError(f"evaluation={self.evaluation!r} must be one of {', '.join(EVALUATIONS)}")
 
@@ -70,9 +70,3 @@ def within_device(placement: DataPlacement, device: str) -> DataPlacement:
         return placement
     features, topology = ("gpu" if place == "host" else place for place in (placement.features, placement.topology))
     return replace(placement, features=features, topology=topology)
-
-
-def check_place(name: str, place: Any) -> None:
-    """A :class:`SpecError` unless ``place`` is one of :data:`PLACES`."""
-    if place not in PLACES:
-        raise SpecError(f"{name}={place!r} must be one of {', '.join(PLACES)}")

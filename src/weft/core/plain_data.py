@@ -15,8 +15,9 @@ class PlainData:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {one.name: plain(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]
+        """Plain data for JSON, without fields that are not compared."""
+        names = (one.name for one in fields(self) if one.compare)  # type: ignore[arg-type]
+        return {name: plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

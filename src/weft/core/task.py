@@ -20,6 +20,8 @@ from weft.core.settings import (
     object_name,
     open_choice,
     plain_hop,
+    read_arguments,
+    read_betas,
     read_callbacks,
     read_class_weights,
     read_fanout,
@@ -70,16 +72,16 @@ class Task:
     model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
     optimizer: Any = open_choice("adam", "adam", "adamw", "sgd")  # or a class of torch.optim, or what makes one
-    optimizer_args: dict[str, Any] = field(default_factory=dict, hash=False)  # of a torch.optim class
-    param_groups: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # by pattern of names
+    optimizer_args: dict[str, Any] = setting(dict, dict, parse=read_arguments)  # of a torch.optim class
+    param_groups: dict[str, dict[str, Any]] = setting(dict, dict, parse=read_param_groups)  # by pattern of names
     lr: float = setting(0.01, float, above=0)
     weight_decay: float = setting(0.0, float, low=0)
     decay: str = choice("all", "all", "first")  # which layers weight_decay reaches; the GCN paper: first
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = setting((0.9, 0.999), tuple, parse=read_betas)
     eps: float = setting(1e-8, float, above=0)
     momentum: float = setting(0.0, float, low=0, below=1)  # sgd
     schedule: Any = open_choice("constant", "constant", "cosine", "linear", "step", "plateau")  # or (epoch) -> factor
-    plateau: dict[str, Any] = field(default_factory=dict, hash=False)  # of schedule="plateau"
+    plateau: dict[str, Any] = setting(dict, dict, parse=read_plateau)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
     patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
@@ -88,22 +90,32 @@ class Task:
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
     accumulate: int = setting(1, int, low=1, high=MOST)  # steps per update
     ema: float | None = setting(None, float, low=0, below=1)  # decay of the averaged weights, which are evaluated
-    callbacks: tuple[Callback, ...] = field(default=(), hash=False)
+    callbacks: tuple[Callback, ...] = setting(tuple, tuple, parse=read_callbacks)
     objective: Any = open_choice("auto", "auto", "multiclass", "multilabel", "mse", "mae", "huber")
     metric: Any = open_choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc", "mse", "mae", "r2")
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
-    class_weights: str | tuple[float, ...] | None = None  # multiclass: one per class, or "balanced"
+    # Multiclass: one number per class, or "balanced".
+    class_weights: str | tuple[float, ...] | None = setting(None, tuple, parse=read_class_weights)
     huber_delta: float = setting(1.0, float, above=0)  # huber: where it goes from squares to a straight line
     convert: bool | None = setting(None, bool)  # layers of PyG compute with Weft's operators: if nothing changes
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
-    fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all
+    # Sampled: neighbours per hop (and relation), seeds outwards; -1: all.
+    fanout: tuple[Hop, ...] | None = setting(None, tuple, parse=read_fanout)
     batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
-    split: int | str | None = None  # which of the graph's splits; "all": a run makes a sweep over them; None: the first
+    # Which of the graph's splits; "all": a run makes a sweep over them; None: the first.
+    split: int | str | None = setting(
+        None,
+        int,
+        low=0,
+        section="",
+        accepts=lambda value: isinstance(value, str) and value == ALL_SPLITS,
+        described=f"the number of one of the graph's splits, from 0, or {ALL_SPLITS!r}",
+    )
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
@@ -121,7 +133,6 @@ class Task:
         for name, rule in rules().items():
             object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
         self._check_loop(where)
-        self._check_sampling(where)
         traits = self.traits
         if traits is not None and traits.has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
@@ -268,31 +279,12 @@ class Task:
                 f"{where}model={self.model!r} must be a name, an nn.Module, or a callable "
                 "(in_features, out_features) -> nn.Module"
             )
-        for name, whose, example in (
-            ("model_args", "model", '{"width": 32}'),
-            ("optimizer_args", "optimizer", '{"alpha": 0.9}'),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise SpecError(
-                    f"{where}{name}={value!r} must be a dict by the names of the {whose}'s own parameters, such as "
-                    f"{name}={example}"
-                )
-            object.__setattr__(self, name, dict(value))
+        object.__setattr__(self, "model_args", read_arguments(self.model_args, f"{where}model_args"))
         for name in self.model_args:
             if name in model_settings():
                 raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
 
     def _check_loop(self, where: str) -> None:
-        if not isinstance(self.betas, (list, tuple)) or len(self.betas) != 2:
-            raise SpecError(f"{where}betas={self.betas!r} must be two numbers, such as [0.9, 0.999]")
-        share = Rule(float, low=0, below=1)
-        betas = tuple(share.check(where, f"betas[{i}]", beta) for i, beta in enumerate(self.betas))
-        object.__setattr__(self, "betas", betas)
-        object.__setattr__(self, "class_weights", read_class_weights(self.label, self.class_weights))
-        object.__setattr__(self, "param_groups", read_param_groups(self.label, self.param_groups))
-        object.__setattr__(self, "plateau", read_plateau(self.label, self.plateau))
-        object.__setattr__(self, "callbacks", read_callbacks(self.label, self.callbacks))
         if not self.has_own("optimizer"):
             check_group_settings(self.label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
@@ -302,28 +294,19 @@ class Task:
                 f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "
                 "full rate"
             )
-
-    def _check_sampling(self, where: str) -> None:
-        split = self.split
-        numbered = isinstance(split, int) and not isinstance(split, bool) and split >= 0
-        if split is not None and split != ALL_SPLITS and not numbered:
-            raise SpecError(
-                f"{where}split={split!r} must be the number of one of the graph's splits, from 0, or {ALL_SPLITS!r}"
-            )
-        if self.fanout is None:
+        fanout, traits = self.fanout, self.traits
+        if fanout is None or traits is None:
             return
-        fanout = read_fanout(where, self.fanout)
-        if self.traits is not None and len(fanout) != self.layers:
+        if len(fanout) != self.layers:
             raise SpecError(
                 f"{where}fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for layers={self.layers}; "
                 "give one number per layer"
             )
-        if self.traits is not None and not self.traits.relational and any(map(is_per_relation, fanout)):
+        if not traits.relational and any(map(is_per_relation, fanout)):
             raise SpecError(
                 f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
                 "one number per hop"
             )
-        object.__setattr__(self, "fanout", fanout)
 
 
 def rules() -> dict[str, Rule]:
@@ -338,15 +321,16 @@ def model_settings() -> tuple[str, ...]:
 
 def plain_value(value: Any) -> Any:
     """The value of a setting for JSON; an object becomes a description of it."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): plain_value(item) for name, item in value.items()}
     if isinstance(value, (Range, Choice, Callback)):
         return value.to_dict()
-    value = number_in(value)
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
+    if (number := number_in(value)) is not value:
+        return number
     return str(value) if hasattr(value, "__fspath__") else f"<{name_of(value)}>"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -28,8 +30,7 @@ class Control:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._names: set[str] = set()
-        self._all = self._pause = self._preempt = False
+        self._requests = Requests()
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
         self.resumable = True  # whether the run under way could go on from a checkpoint
@@ -55,19 +56,17 @@ class Control:
         """
         with self._changed:
             _check(names, self._known)
-            self._names |= set(names)
-            self._all = self._all or not names
-            self._changed.notify_all()
+            before = self._requests
+            self._set(cancel=before.cancel | set(names), cancel_all=before.cancel_all or not names)
 
     @property
     def paused(self) -> bool:
         """Whether a pause is requested."""
-        return self._pause
+        return self._requests.pause
 
-    def _set(self, **flags: bool) -> None:
+    def _set(self, **changes: Any) -> None:
         with self._changed:
-            for name, value in flags.items():
-                setattr(self, f"_{name}", value)
+            self._requests = replace(self._requests, **changes)
             self._changed.notify_all()
 
     # ---- for the run ---------------------------------------------------------------------------------
@@ -76,32 +75,25 @@ class Control:
         """A run of members called ``names`` begins: refuse requests for others."""
         with self._changed:
             self._known, self.signal = frozenset(names), None
-            _check(self._names, self._known)
-
-    def interrupt(self, number: int) -> None:
-        """Signal ``number`` requests the end of the run. Called by a signal handler, so it takes no lock."""
-        self.signal = number
+            _check(self._requests.cancel, self._known)
 
     def requests(self) -> Requests:
         """All current requests."""
-        with self._changed:
-            flags = {"pause": self._pause, "preempt": self._preempt, "interrupt": self.signal is not None}
-            return Requests(frozenset(self._names), self._all, **flags)
+        return replace(self._requests, interrupt=self.signal is not None)
 
     def wait_while_paused(self, known: Requests) -> None:
         """Return once the requests differ from ``known``: to resume, to end members, or to leave."""
         with self._changed:
-            while self._pause and self.requests() == known:
+            while self.paused and self.requests() == known:
                 self._changed.wait(POLL_SECONDS)
 
 
 def _check(names: Iterable[str], known: Collection[str] | None) -> None:
-    unknown = [name for name in names if known is not None and name not in known]
-    if not unknown or known is None:
-        return
-    more = ", ..." if len(known) > MOST_NAMED else ""
-    hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
-    raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
+    unknown = [] if known is None else [name for name in names if name not in known]
+    if unknown and known is not None:
+        more = ", ..." if len(known) > MOST_NAMED else ""
+        hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
+        raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")
 
 
 # ---- Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once.
@@ -123,31 +115,26 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.number
 
 
-class Interruption:
-    """Hands the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
+@contextmanager
+def interruptible(control: Control) -> Iterator[None]:
+    """Hand the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
 
     Signals reach the main thread only; in any other thread this does nothing, and the control is the way to end a run.
     """
+    first, before = -inf, {}
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._before: dict[int, Any] = {}
-        self._first = -inf
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
+        nonlocal first
         now = time.monotonic()
-        if self._control.signal is None:
-            self._first = now
-            self._control.interrupt(number)
-        elif now - self._first > TWICE:
+        if control.signal is None:
+            first, control.signal = now, number  # without the lock of the control, which this thread may hold
+        elif now - first > TWICE:
             raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

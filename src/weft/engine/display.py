@@ -19,6 +19,11 @@ MOST_LINES = 6
 CHOICES = (True, False, "auto", "live", "plain")
 
 
+def graph_words(graph: Mapping[str, Any]) -> str:
+    """Name and size of a graph."""
+    return f"{graph['name']} ({graph['nodes']:,} nodes, {graph['edges']:,} edges)"
+
+
 def progress_words(data: Mapping[str, Any], metric: str, best: str = "best {:.4f} @ {}") -> list[str]:
     """Loss, validation metric and its best of one training's progress, as far as they are known."""
     value, best_value = data.get(f"val_{metric}"), data.get(f"best_val_{metric}")
@@ -56,10 +61,9 @@ class PlainLog:
         if kind in STEERED or kind == "interrupted":
             return f"{kind} after epoch {data['epoch']}"
         if kind == "start":
-            graph, self._metric = data["graph"], data["metric"]
-            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
+            self._metric = data["metric"]
             count = f"{data['tasks']} tasks" if "tasks" in data else f"{data['parameters']:,} parameters"
-            return f"{event.task}: {count} on {graph['name']} ({size}), {data['device']}"
+            return f"{event.task}: {count} on {graph_words(data['graph'])}, {data['device']}"
         if kind == "group":
             return f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks, {data['plan']['join']}"
         if kind == "end":

@@ -1,4 +1,4 @@
-"""Turn out-of-memory exceptions into one-line errors."""
+"""Turn exceptions of training into one-line errors, with file and line of users' code."""
 
 from __future__ import annotations
 
@@ -17,58 +17,34 @@ from weft.engine.machine import device_name
 from weft.engine.memory import give_back_heap
 from weft.runtime.modules.settings import in_one_line, place_of
 
-
-@contextmanager
-def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[None]:
-    """Turn whatever says that memory ran out into an :class:`OutOfMemoryError` that names the tasks."""
-    try:
-        yield
-    except WeftError:
-        raise
-    except Exception as error:
-        if not is_memory_error(error):
-            raise
-        where = device_name(device)
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
-            where += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
-        raise OutOfMemoryError(
-            f"{_who(names)}: the device ran out of memory ({where}); "
-            "try a smaller hidden or fewer layers, precision='bf16', or another device"
-        ) from error
-
-
-def give_back_memory(device: torch.device, gone: bool = False) -> None:
-    """Let go of what a group held, so that the next one finds it; ``gone``: no cycle of references holds it."""
-    if not gone:
-        gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    else:
-        give_back_heap()
-
-
-# ---- Turn exceptions of users' modules into one sentence with file and line.
-
 FUNCTIONS = ("objective", "metric", "optimizer")
 
 
 @contextmanager
-def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
-    """Turn what a module of the user's own raises into a :class:`ModelError`.
+def clear_errors(tasks: Sequence[Task], device: torch.device, models: bool = True) -> Iterator[None]:
+    """Turn exceptions into one sentence: memory that ran out, and with ``models`` what users' modules raise.
 
-    Errors of memory and Weft's own pass as they are. So does everything in a group of built-in models: that is a fault
-    of Weft's, and its traceback is worth having.
+    Weft's own errors pass as they are. So does everything else in a group of built-in models: that is a fault of
+    Weft's, and its traceback is worth having.
     """
     try:
         yield
     except WeftError:
         raise
     except Exception as error:
+        if is_memory_error(error):
+            where = device_name(device)
+            if device.type == "cuda":
+                free, total = torch.cuda.mem_get_info(device)
+                where += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
+            raise OutOfMemoryError(
+                f"{_who(tasks)}: the device ran out of memory ({where}); "
+                "try a smaller hidden or fewer layers, precision='bf16', or another device"
+            ) from error
         own = [task for task in tasks if task.traits is None or any(map(task.has_own, FUNCTIONS))]
-        if not own or is_memory_error(error):
+        if not models or not own:
             raise
-        raise ModelError(f"{_who([task.label for task in own])}: {what_was_raised(error, own[0])}") from error
+        raise ModelError(f"{_who(own)}: {what_was_raised(error, own[0])}") from error
 
 
 def what_was_raised(error: Exception, task: Task) -> str:
@@ -79,5 +55,16 @@ def what_was_raised(error: Exception, task: Task) -> str:
     return f"{whose} raised {in_one_line(error)} ({place_of(error, task.model)})"
 
 
-def _who(names: Sequence[str]) -> str:
-    return f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"
+def _who(tasks: Sequence[Task]) -> str:
+    first = repr(tasks[0].label)
+    return f"task {first}" if len(tasks) == 1 else f"{len(tasks)} tasks ({first}, ...)"
+
+
+def give_back_memory(device: torch.device, gone: bool = False) -> None:
+    """Let go of what a group held, so that the next one finds it; ``gone``: no cycle of references holds it."""
+    if not gone:
+        gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        give_back_heap()

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import SIZES, Cost
@@ -17,6 +16,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.models import BUILT_IN
 from weft.core.placement import DataPlacement, on_device
+from weft.core.plain_data import PlainData
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
@@ -48,7 +48,7 @@ PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(PlainData):
     """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes.
 
     ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU. ``notes``: remarks of the dry run
@@ -61,12 +61,6 @@ class Steps:
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Steps:
-        """From plain data, as ``dataclasses.asdict`` makes it."""
-        programs = Program.from_dict(data["step"]), Program.from_dict(data["preparation"])
-        return cls(*programs, tuple(data["parameters"]), tuple(data["weights"]), tuple(data["kernels"]))
 
 
 def step_keys(
@@ -280,7 +274,7 @@ class Estimator:
             steps = self.captured_now(tasks, plan)
             with suppress(OSError):  # a home that cannot be written to
                 if keys is not None:
-                    store.write(keys[0], asdict(steps))
+                    store.write(keys[0], steps.to_dict())
                 if keys is not None and steps.kernels:
                     store.write(keys[1], steps.kernels)
         self._captures[key] = steps
@@ -293,7 +287,7 @@ class Estimator:
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
                 graph = self._graphs.summary(tasks[0])
-                captured = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
+                captured = capture(tasks, graph, plan, merger_for(plan))
             except WeftError:
                 raise
             except Exception as error:  # a user's module may raise anything

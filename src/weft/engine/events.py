@@ -118,7 +118,7 @@ class SweepEvents(EventSource):
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str, why: str) -> None:
-        described = group.describe(0)
+        metric = group.describe(0)["metric"]
         if not self._group:
             self.event(
                 "start",
@@ -127,14 +127,14 @@ class SweepEvents(EventSource):
                 device=device_name(group.device),
                 graph=about_graph(group),
                 graphs=list(self._sweep.graphs),
-                metric=described["metric"],
+                metric=metric,
                 varying=list(self._sweep.varying),
                 settings=self._sweep.to_dict(),
                 plan=[plan.to_dict() for plan in plans],
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = [task.label for task in group.tasks]
-        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"], "scheduled": why}
+        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": metric, "scheduled": why}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
     def progress(self, members: Sequence[Member], epoch: int, trained: int, seconds: float, reads: Reads) -> None:
@@ -145,7 +145,7 @@ class SweepEvents(EventSource):
             rate = self._since[0] / max(self._since[1], 1e-9)
             done = sum(member.epoch for member in self._begun.values())
             # Epochs that members which ended early did not train are no longer part of the whole.
-            spared = sum(m.outline.epochs - m.epoch for m in self._begun.values() if not m.running)
+            spared = sum(m.epochs - m.epoch for m in self._begun.values() if not m.running)
             whole = {"done": done, "total": self._total - spared, "epochs_per_second": rate}
             rows = [{"task": member.name, "status": member.status, **member.standing()} for member in members]
             self.event("progress", **self._group, epoch=epoch, **whole, **reads, members=rows)
@@ -185,23 +185,19 @@ class Broadcast:
         event = replace(event, run=self._run, seq=self._seq, worker=self._worker)
         for listener in self._own:
             listener(event)
-        if self._on_event is None:
-            return
         try:
-            self._on_event(event)
+            if self._on_event is not None:
+                self._on_event(event)
         except BrokenPipeError:  # stdout is closed: the command handles that
             raise
         except Exception as error:
-            self._report(error, event)
-
-    def _report(self, error: Exception, event: Event) -> None:
-        if self._reported:
-            return
-        self._reported = True
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        message = (
-            f"on_event raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename}) "
-            f"at a {event.kind!r} event; training goes on, further errors of it are not reported"
-        )
-        self(Event("note", event.task, {"message": message}, group=event.group))
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+            if self._reported:
+                return
+            self._reported = True
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            message = (
+                f"on_event raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename}) "
+                f"at a {event.kind!r} event; training goes on, further errors of it are not reported"
+            )
+            self(Event("note", event.task, {"message": message}, group=event.group))
+            warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from weft.core.decision import RUNNING
 from weft.core.errors import SpecError, TrainingError
 from weft.core.event import Event
-from weft.core.files import write_json, write_text
+from weft.core.files import fcntl, write_json, write_text
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
@@ -42,11 +42,6 @@ from weft.runtime.group import GroupRun
 from weft.runtime.modules.convert import described
 
 # ---- One run at a time writes into a folder. The system releases the lock however the run ends.
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock
-    fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
 
@@ -206,8 +201,8 @@ class RunFolder:
                 if not text.endswith(b"\n"):
                     os.truncate(path, text.rfind(b"\n") + 1)
         except OSError as error:
-            what = f"cannot be written to ({error.strerror}); choose another"
-            raise SpecError(f"{option('out', self.path)}: {what}") from None
+            where = option("out", self.path)
+            raise SpecError(f"{where}: cannot be written to ({error.strerror}); choose another") from None
         self.opened = True
         self._write_journal()
 
@@ -275,12 +270,11 @@ class RunFolder:
         if checkpoint is not None and self._extends:
             checkpoint = lengthened(checkpoint, tasks, place / FILE)
         if checkpoint is not None:
-            saved = checkpoint.about.get("tasks", [])
+            saved, file = checkpoint.about.get("tasks", []), place / FILE
             if len(saved) != len(tasks):
-                what = f"holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}"
-                raise SpecError(f"{place / FILE}: {what}")
+                raise SpecError(f"{file}: holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}")
             for one, task in zip(saved, tasks, strict=True):
-                check_same_task(one, task.to_dict(), place / FILE)
+                check_same_task(one, task.to_dict(), file)
         return checkpoint
 
     def has_checkpoint(self, key: str) -> bool:
@@ -299,7 +293,7 @@ class RunFolder:
     def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
-        about |= {"graph": _summary(group.graph), **described(group.built)}
+        about |= {"graph": group.graph.stats().to_dict(), **described(group.built)}
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 
@@ -320,7 +314,7 @@ class RunFolder:
 
     def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
         """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
-        before, now = checkpoint.about.get("graph"), _summary(graph)
+        before, now = checkpoint.about.get("graph"), json.loads(json.dumps(graph.stats().to_dict()))
         # What only one of two versions of Weft wrote down says nothing of the graph.
         if before is not None and any(before[name] != now[name] for name in before.keys() & now.keys()):
             raise SpecError(
@@ -339,12 +333,6 @@ class RunFolder:
                 f"cannot write to {self.path}: {write_reason(error)}; every file there is whole: free space, then "
                 f"{switch('resume')}"
             ) from error
-
-
-def _summary(graph: Graph) -> dict[str, Any]:
-    """A graph's fingerprint without reading all of it, as JSON returns it."""
-    summary: dict[str, Any] = json.loads(json.dumps(graph.stats().to_dict()))
-    return summary
 
 
 class SweepFolder(RunFolder):
@@ -374,7 +362,12 @@ class SweepFolder(RunFolder):
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
         tasks = self._sweep.tasks()
         if self._extends:
-            return self._renamed(saved, groups, former_members(saved, tasks, file))
+            # Members of the former run go by the names that they have now.
+            before = [one.get("name") or one["model"] for one in saved]
+            labels = (task.label for task in former_members(saved, tasks, file))
+            now, names = dict(zip(before, labels, strict=True)), set(self._names.values())
+            self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in names]
+            return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
         if len(saved) != len(tasks):
             raise SpecError(
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
@@ -383,14 +376,6 @@ class SweepFolder(RunFolder):
         for one, task in zip(saved, tasks, strict=True):
             check_same_task(one, task.to_dict(), file)
         return groups
-
-    def _renamed(self, saved: Sequence[dict[str, Any]], groups: Groups, tasks: Sequence[Task]) -> Groups:
-        """The groups of a former run by the names that its members have now."""
-        before = [one.get("name") or one["model"] for one in saved]
-        now = dict(zip(before, (task.label for task in tasks), strict=True))
-        kept = set(self._names.values())
-        self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in kept]
-        return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
 
     def open(self, afresh: bool) -> None:
         """As :meth:`RunFolder.open`; members that have another name now are written under it."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.errors import GraphError, SpecError
 from weft.core.files import write_json
 from weft.core.task import Task
-from weft.engine.errors import clear_memory_errors
+from weft.engine.errors import clear_errors
 from weft.engine.graphs import Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
 from weft.engine.memory import memory_cap
@@ -73,7 +73,7 @@ def predict(
     fetched = None if store is None else store.take_weights(str(weights))
     tensors = read_weights(weights) if fetched is None else fetched
     names = [task.graph] if isinstance(task.graph, str) else []
-    with clear_memory_errors([task.label], there), process_state(Needs.of([task], there, budget), there):
+    with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
         graphs = Graphs(there, on_host=budget is not None, store=store)
         with memory_cap(there, machine_with(there), budget, store, names):
@@ -106,7 +106,7 @@ def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor
     if graph.y is None:
         raise GraphError(f"graph {graph.name!r} has no labels, which say how many classes the model has; give y")
     stack = Stack([one_epoch(task)], Inputs(graph), first_once=not task.input_dropout, length=1)
-    if stack.members.hidden_state is not None:
+    if stack.members.findings.hidden_state is not None:
         raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
     with torch.no_grad():  # not before: the stack of a user's module is tried with gradients when it is made
         _load(stack, tensors, task)

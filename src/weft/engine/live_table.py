@@ -20,7 +20,7 @@ from rich.text import Text
 from weft.core.event import STEERED, Event
 from weft.core.settings import lower_is_better
 from weft.core.units import show_loss
-from weft.engine.display import progress_words
+from weft.engine.display import graph_words, progress_words
 
 MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "green"} | dict.fromkeys(
@@ -66,8 +66,7 @@ class LiveTable:
             self._metric, self._count = data["metric"], data["tasks"]
             self._graphs = tuple(data.get("graphs", ())) or (graph["name"],)
             self._whole = {"done": 0, "total": data["epochs"]}
-            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-            where = f"{graph['name']} ({size})" if len(self._graphs) == 1 else f"{len(self._graphs)} graphs"
+            where = graph_words(graph) if len(self._graphs) == 1 else f"{len(self._graphs)} graphs"
             line = f"[bold]{escape(event.task)}[/]: {data['tasks']} tasks on {escape(where)}, {data['device']}"
             self._lines.append(line)
         elif kind == "group":
@@ -226,10 +225,8 @@ class LiveDisplay:
     def __call__(self, event: Event) -> None:
         data, kind, lines = event.data, event.kind, message_lines(event)
         if kind == "start":
-            graph = data["graph"]
             self._metric, self._epochs = data["metric"], data["epochs"]
-            size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-            where = f"[bold]{escape(event.task)}[/] on {escape(graph['name'])} ({size})"
+            where = f"[bold]{escape(event.task)}[/] on {escape(graph_words(data['graph']))}"
             lines = [f"{where}, {data['parameters']:,} parameters, {data['device']}"]
             lines += [f"  [dim]· {escape(reason)}[/]" for reason in data["plan"]["why"]]
             self._bar.update(self._line, description=escape(event.task), total=self._epochs)

@@ -21,7 +21,7 @@ from weft.core.settings import FunctionRef
 from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.engine.result import KEPT, OBJECT, RESULT, WEIGHTS, Result, check_format, check_same_code, own_graph
+from weft.engine.result import KEPT, OBJECT, RESULT, WEIGHTS, Result, check_format, model_code, own_graph
 from weft.engine.sweep_result import SweepResult, folder_names
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.device.process import same_draws
@@ -124,8 +124,12 @@ class LoadedResult(Result):
 
     def _build(self, folder: Path) -> nn.Module:
         task = self.task
-        if self._checked:
-            check_same_code(task, self.model_code, folder)
+        now = model_code(task) if self._checked and self.model_code is not None else None
+        if now is not None and now != self.model_code:
+            raise SpecError(
+                f"{folder}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it "
+                "back, or give the model yourself if it is still the same: weft.read(folder, model=...)"
+            )
         check_tasks([task])
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         with same_draws(torch.device("cpu")):

@@ -36,7 +36,6 @@ from weft.engine.ranking import (
     plus_minus,
     repeats,
     score_of,
-    standings,
     verdict,
     what_mattered,
 )
@@ -60,20 +59,21 @@ SPLITS = {"test": "test", "val": "validation", "train": "training"}
 # ---- Elements
 
 
+def row(cells: Iterable[Any]) -> str:
+    """A row of plain cells."""
+    return "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
+
+
 def table(values: Mapping[str, Any]) -> str:
     """Two columns: a name and its value."""
-    rows = []
-    for key, value in values.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else value
-        rows.append(f"<tr><td>{text(key)}</td><td>{text(shown)}</td></tr>")
+    rows = (row((key, f"{value:.6g}" if isinstance(value, float) else value)) for key, value in values.items())
     return f"<table>{''.join(rows)}</table>"
 
 
 def columns(heads: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table of plain cells with a heading per column."""
     shown = "".join(f"<th>{text(name)}</th>" for name in heads)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{shown}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{shown}</tr></thead><tbody>{''.join(map(row, rows))}</tbody></table>"
 
 
 def bullets(items: Iterable[Any]) -> str:
@@ -97,7 +97,7 @@ def _predicted_and_measured(plan: Plan) -> str:
         values = [amounts.get(key) for amounts in (plan.cost, plan.measured)]
         cells = [show(value) if is_number(value) and value > 0 else "–" for value in values]
         if cells != ["–", "–"]:
-            rows.append("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in (name, *cells)) + "</tr>")
+            rows.append(row((name, *cells)))
     return f"<table><tr><td></td><td>predicted</td><td>measured</td></tr>{''.join(rows)}</table>" if rows else ""
 
 
@@ -113,20 +113,22 @@ def cache_words(plan: Plan) -> str:
     return f"from the cache: {', '.join(parts)}" if parts else ""
 
 
-def _settings_rows(scores: Sequence[SettingsScore], metric: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Headings and rows of a table of settings, best first."""
+def _settings_table(scores: Sequence[SettingsScore], metric: str, most: int, number: str) -> str:
+    """The ``most`` best settings with mean and deviation over seeds; ``number``: the heading of their ranks."""
     several = any(score.splits > 1 for score in scores)
-    heads = ("settings", metric.replace("_", " "), "test", "over" if several else "seeds", "pruned")
-    return heads, [
+    rows = [
         (
+            rank,
             score.name,
             plus_minus(score.mean, score.deviation),
             plus_minus(score.test_mean, score.test_deviation),
             score.repeats if several else len(score.members),
             score.pruned or "",
         )
-        for score in scores
+        for rank, score in enumerate(scores[:most], 1)
     ]
+    heads = (number, "settings", metric.replace("_", " "), "test", "over" if several else "seeds", "pruned")
+    return columns(heads, rows)
 
 
 # ---- One training
@@ -243,7 +245,7 @@ def _overview(graphs: Mapping[str, SweepResult]) -> str:
     """A row per graph: the best settings there, and a link to its section."""
     rows = []
     for number, (name, part) in enumerate(graphs.items()):
-        first = next(iter(standings(part)), None)
+        first = next(iter(part.settings_table()), None)
         best = "no member reached an evaluation" if first is None else first.name
         score = "–" if first is None else f"{part.metric.replace('_', ' ')} {first.mean:.4f}"
         link = f'<a href="#graph-{number}">{text(name)}</a>'
@@ -255,7 +257,7 @@ def _overview(graphs: Mapping[str, SweepResult]) -> str:
 
 def _section(result: SweepResult, heading: str, number: int) -> str:
     """One graph: the winner, what mattered, charts, every member."""
-    ranked = standings(result)
+    ranked = result.settings_table()
     members = Members(result, ranked[0].positions if ranked else ())
     moved, metric = effects(result), result.metric.replace("_", " ")
     ramp = f'{members.span.low:.3f}<i class="ramp"></i>{members.span.high:.3f}'
@@ -273,7 +275,7 @@ def _section(result: SweepResult, heading: str, number: int) -> str:
     parts = [
         f'<h1 class="graph">{text(heading)} <span class="small">{text(_size(result))}</span></h1>' if heading else "",
         _winner(result, ranked) if ranked else card("No winner", "No member reached an evaluation.", "winner"),
-        _settings_table(result),
+        _settings_card(result),
         card("Settings and score", parallel(members), "parallel", legend),
         f'<div class="row">{curves}</div>',
         f'<h2 class="above">Effect of each setting on {text(metric)} <span class="small">{words}</span></h2>'
@@ -315,16 +317,14 @@ def _winner(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
     )
 
 
-def _settings_table(result: SweepResult) -> str:
-    """Mean and deviation over seeds of every choice of settings, if there are several choices or splits."""
+def _settings_card(result: SweepResult) -> str:
+    """Every choice of settings, if there are several choices or splits."""
     scores = result.settings_table() if result.sweep.varying else []
     if len(scores) < 2 and not any(score.splits > 1 for score in scores):
         return ""
-    heads, rows = _settings_rows(scores, result.metric)
-    numbered = [(rank, *row) for rank, row in enumerate(rows[:MOST_SETTINGS], 1)]
     more = f"<p>and {len(scores) - MOST_SETTINGS} more</p>" if len(scores) > MOST_SETTINGS else ""
     over = f"mean ± standard deviation over {repeats(result)}; pruned runs count apart"
-    body = f'<div class="scroll">{columns(("#", *heads), numbered)}</div>{more}'
+    body = f'<div class="scroll">{_settings_table(scores, result.metric, MOST_SETTINGS, "#")}</div>{more}'
     return card("Settings", body, "settings", f' <span class="small">{over}</span>')
 
 
@@ -385,9 +385,8 @@ def sweep_html(result: SweepResult) -> str:
     graphs = result.by_graph()
     for name, part in graphs.items():
         scores = part.settings_table()
-        heads, rows = _settings_rows(scores, part.metric)
-        shown = [(rank, *row) for rank, row in enumerate(rows[:MOST_SETTINGS_IN_NOTEBOOK], 1)]
-        more = len(scores) - len(shown)
-        page += (f"<p>{text(name)}</p>" if len(graphs) > 1 else "") + columns(("", *heads), shown)
-        page += f"<p>... and {more} more</p>" if more else ""
+        more = len(scores) - MOST_SETTINGS_IN_NOTEBOOK
+        page += f"<p>{text(name)}</p>" if len(graphs) > 1 else ""
+        page += _settings_table(scores, part.metric, MOST_SETTINGS_IN_NOTEBOOK, "")
+        page += f"<p>... and {more} more</p>" if more > 0 else ""
     return page

@@ -186,11 +186,6 @@ def settings_scores(result: SweepResult, metric: str) -> list[SettingsScore]:
     return sorted(scores, key=lambda score: (sign * score.mean, score.positions))
 
 
-def standings(result: SweepResult) -> list[SettingsScore]:
-    """All settings with a score by the metric of the sweep, best first."""
-    return settings_scores(result, result.metric)
-
-
 def effects(result: SweepResult) -> list[Effect]:
     """The effects of the settings that vary, except seeds; those that moved the score most first."""
     labels, lower, ranked = labels_of(result), lower_is_better(result.metric), list[Effect]()

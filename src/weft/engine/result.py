@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.errors import clear_memory_errors, clear_model_errors
+from weft.engine.errors import clear_errors
 from weft.engine.graphs import HOST, find_graph
 from weft.engine.machine import choose_device
 from weft.graph.catalog import names as catalog
@@ -29,7 +29,7 @@ from weft.graph.check import as_ids, as_vector, check_range
 from weft.graph.graph import Graph, check_ids
 from weft.graph.labels import SPLITS
 from weft.runtime.checkpoint import save_atomically
-from weft.runtime.modules.copying import copy_module
+from weft.runtime.modules.build import copy_module
 
 # ---- Predict with a trained model, on the graph it was trained on or another. N nodes, M requested nodes, C classes.
 
@@ -122,9 +122,7 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
 IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 FORMAT = 1  # of result.json and sweep.json, and the files next to them
 RESULT_FILES = RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
-STATUSES = (  # stopped: early, out of patience
-    *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
-)
+STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed")  # stopped: early
 
 
 @dataclass(repr=False)
@@ -223,7 +221,7 @@ class Result:
         there = here if device is None else choose_device(device)
         if there != here:
             model = copy_module(model)[0].to(there)
-        with clear_memory_errors([self.name], there), clear_model_errors([self.task]):
+        with clear_errors([self.task], there):
             return infer_logits(model, self.task, target, ids, there, layerwise)
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,8 +243,10 @@ class Result:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the files of the result into ``folder`` (:data:`RESULT_FILES`), each in one piece."""
-        with write_errors(folder):
+        try:
             return self.write(Path(folder))
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot write to {os.fspath(folder)}: {write_reason(error)}") from error
 
     def write(self, folder: Path) -> Path:
         """As :meth:`save`, with the system's own errors."""
@@ -270,15 +270,6 @@ def check_format(data: Mapping[str, Any], file: Path) -> None:
         raise SpecError(f"{file}: has format {written!r}, and this version of Weft reads up to {FORMAT}; update Weft")
 
 
-@contextmanager
-def write_errors(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """A folder that cannot be written to is one sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot write to {os.fspath(folder)}: {write_reason(error)}") from error
-
-
 def write_reason(error: Exception) -> str:
     """Why something could not be written, without what libraries put around it."""
     return getattr(error, "strerror", None) or str(error).removeprefix(IO_ERROR).partition(" (os error")[0]
@@ -297,13 +288,3 @@ def model_code(task: Task) -> str | None:
         file = module if spec is None else spec.origin
         return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     return None
-
-
-def check_same_code(task: Task, trained: str | None, folder: Path) -> None:
-    """Refuse a model whose file is another one by now; ``trained``: its digest then, None: not known."""
-    now = model_code(task)
-    if trained is not None and now is not None and now != trained:
-        raise SpecError(
-            f"{folder}: {task.model.rpartition(':')[0]} has changed since {task.label!r} was trained; bring it back, "
-            "or give the model yourself if it is still the same: weft.read(folder, model=...)"
-        )

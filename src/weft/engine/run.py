@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -110,8 +109,8 @@ def run(
     with ExitStack() as stack:
         folder = None
         if out is not None:
-            kind = partial(RunFolder, Path(out)) if isinstance(work, Task) else partial(SweepFolder, Path(out), work)
-            folder = kind(extend)
+            path = Path(out)
+            folder = RunFolder(path, extend) if isinstance(work, Task) else SweepFolder(path, work, extend)
             if not resume and not overwrite:
                 folder.check_free()
             stack.callback(folder.close)

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.compatibility import function_name, graph_key
-from weft.core.decision import RUNNING, Decision, MemberOutline, Progress, Requests, Update
+from weft.core.decision import RUNNING, Decision, Progress, Requests, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.core.member import Member
-from weft.core.settings import lower_is_better
 from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.driver import Driver
-from weft.engine.errors import clear_model_errors
+from weft.engine.errors import clear_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
 
@@ -56,7 +54,7 @@ class Session:
         self.checkpoint: Path | None = None  # the last one that was written
         self._next = 0  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
-        self._running = list(self.members)  # before the last advance
+        self._running = list(self.members)  # when it was last emitted who has ended
         self._noted: set[str] = set()
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
@@ -85,10 +83,7 @@ class Session:
                 del member.rows[int(former["epoch"]) :]
                 member.status, member.message = former["status"], former.get("message", "")
         self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
-        for member in self.members:
-            if not member.running:
-                self._events.ended(member)
-        self._running = [member for member in self.members if member.running]
+        self._emit_ended()
 
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
@@ -106,21 +101,18 @@ class Session:
         """Train as many epochs as were decided, none before the first decision; how far the group is."""
         seconds = prepare_seconds = 0.0
         if self._next:
-            self._running = [member for member in self.members if member.running]
             before = sum(member.epoch for member in self._running)
             seconds, prepare_seconds = self._train(self._next)
             self._trained = (sum(member.epoch for member in self._running) - before, seconds)
         for member, in_group in zip(self.members, self.group.members, strict=True):
             member.present = in_group.row is not None
-        source = divided_source(self.group)
-        phases = {} if source is None else {key: time.mean for key, time in source.phases().items()}
-        return Progress(self.group.epoch, seconds, prepare_seconds, phases)
+        return Progress(self.group.epoch, seconds, prepare_seconds)
 
     def _train(self, epochs: int) -> tuple[float, float]:
         """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
         steady, whole = self.group.started, len(self.group.present) == len(self.members)
         before, begin = self.group.epoch, time.perf_counter()
-        with clear_model_errors(self.group.tasks):
+        with clear_errors(self.group.tasks, self.group.device):
             if not steady:
                 self.group.prepare()
             prepared = time.perf_counter()
@@ -144,7 +136,7 @@ class Session:
         """Take over what the device has recorded of a member, and notice its end or that it diverged."""
         member, task = self.members[index], self.group.tasks[index]
         member.take(update)
-        columns = member.outline.columns
+        columns = member.columns
         losses = [i for i, name in enumerate(columns) if name.endswith("loss")]
         for epoch, row in enumerate(update.rows, update.first):
             evaluated = not math.isnan(row[-1]) or member.end == epoch + 1
@@ -180,7 +172,11 @@ class Session:
 
     def apply(self, decision: Decision) -> None:
         """Do what was decided: end members, take them out of the step, emit events, save, and set how far to train."""
-        self._check(decision)
+        if decision.epoch != self.group.epoch:  # ranks that are not as far as rank 0 would train something else
+            raise SpecError(
+                f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
+                "decide from how far it is now"
+            )
         for stop in decision.stop:
             self.members[self._index[stop.member]].stop(stop.status, stop.message)
         self.group.stop(self._index[stop.member] for stop in decision.stop)
@@ -188,37 +184,14 @@ class Session:
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
-        for note in decision.notes:
-            self._events.note(f"after epoch {self.group.epoch}: {note}")
         self._emit()
         if decision.pause != self.paused:
             self.paused = decision.pause
             self._events.paused(self.paused, self.group.epoch)
-        if decision.finish:
-            self._finish(decision)
-        elif decision.save:
-            self._save_or_warn()
-
-    def _check(self, decision: Decision) -> None:
-        if decision.epoch != self.group.epoch:
-            raise SpecError(
-                f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
-                "decide from how far it is now"
-            )
-        stopped = {stop.member for stop in decision.stop}
-        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._index]
-        if unknown:
-            raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._index)}")
-        ended = [name for name in stopped if not self.members[self._index[name]].running]
-        if ended:
-            raise SpecError(f"decision: {ended[0]!r} cannot be stopped, it has ended already")
-        running = [member.name for member in self.members if member.running and member.name not in stopped]
-        if set(decision.drop) & set(running):
-            raise SpecError(f"decision: drop={list(decision.drop)} names members that run; stop them first")
-        if decision.finish and running and not decision.reason:
-            raise SpecError(f"decision: finish=True with {running[0]!r} running needs a reason, such as 'preempted'")
-
-    def _finish(self, decision: Decision) -> None:
+        if not decision.finish:
+            if decision.save:
+                self._save_or_warn()
+            return
         running = [member for member in self.members if member.running]
         if decision.save and running:
             self.save()
@@ -240,21 +213,22 @@ class Session:
         self._noted.update(self.group.notes)
         if self._trained[0]:
             self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
+        self._trained = (0, 0.0)
+        self._emit_ended()
+
+    def _emit_ended(self) -> None:
         for member in self._running:
             if not member.running:
                 self._events.ended(member)
-        self._running, self._trained = [member for member in self.members if member.running], (0, 0.0)
+        self._running = [member for member in self.members if member.running]
 
-    def save(self, finished: bool = False) -> Path | None:
-        """Write a checkpoint, if there is a folder for one; its path."""
-        if self._save_to is None:
-            return None
-        members = [
-            {"status": m.status, "message": m.message, "seconds": m.seconds, "epoch": m.epoch} for m in self.members
-        ]
-        self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
-        self._events.checkpoint(self.checkpoint, self.group.epoch)
-        return self.checkpoint
+    def save(self, finished: bool = False) -> None:
+        """Write a checkpoint, if there is a folder for one."""
+        if self._save_to is not None:
+            columns = ("status", "message", "seconds", "epoch")
+            members = [{column: getattr(member, column) for column in columns} for member in self.members]
+            self.checkpoint = self._save_to(self.group, {"members": members, "finished": finished})
+            self._events.checkpoint(self.checkpoint, self.group.epoch)
 
     def _save_or_warn(self, finished: bool = False) -> None:
         """A checkpoint that cannot be written does not end the training: the next one may succeed."""
@@ -286,10 +260,7 @@ def members_of(group: GroupRun) -> list[Member]:
     members = []
     for task, member in zip(group.tasks, group.members, strict=True):
         stack = member.stack
-        watched, columns = f"val_{stack.metric}", stack.columns
-        score = columns.index(watched) if watched in columns else -1
         graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
-        about = {"columns": tuple(columns), "lower": lower_is_better(watched)}
-        outline = MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about)
-        members.append(Member(outline, stack.metric, stack.objective.name))
+        columns, peers = tuple(stack.columns), f"val_{stack.metric} on {graph}"
+        members.append(Member(task.label, task.epochs, columns, stack.metric, stack.objective.name, peers))
     return members

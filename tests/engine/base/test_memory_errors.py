@@ -7,20 +7,21 @@ import torch
 
 from tests.flow.memory_errors import MEMORY_ERRORS
 from weft.core.errors import OutOfMemoryError
-from weft.engine.errors import clear_memory_errors
+from weft.core.task import Task
+from weft.engine.errors import clear_errors
 
-CPU = torch.device("cpu")
+CPU, TASK = torch.device("cpu"), Task("demo", name="one")
 
 
 @pytest.mark.parametrize("raised", [name for name in MEMORY_ERRORS if name != "weft"])  # that one says what it means
 def test_all_of_them_are_known(raised):
     with (
         pytest.raises(OutOfMemoryError, match="task 'one': the device ran out of memory"),
-        clear_memory_errors(["one"], CPU),
+        clear_errors([TASK], CPU),
     ):
         raise MEMORY_ERRORS[raised]()
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(RuntimeError, match="shapes"), clear_memory_errors(["one"], CPU):
+    with pytest.raises(RuntimeError, match="shapes"), clear_errors([TASK], CPU):
         raise RuntimeError("shapes do not fit")

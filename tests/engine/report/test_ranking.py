@@ -7,14 +7,14 @@ import pytest
 from tests.engine.sweeps import made
 from weft.core.search_space import uniform
 from weft.core.sweep import Sweep
-from weft.engine.ranking import effects, in_common, standings, verdict, what_mattered
+from weft.engine.ranking import effects, in_common, verdict, what_mattered
 
 SWEEP = Sweep("cora", lr=[0.1, 0.2, 0.3], hidden=[16, 64], seed=range(4))
 
 
 def test_seeds_are_averaged():
     result = made(SWEEP, lambda task: task.lr + task.seed / 100)
-    ranked = standings(result)
+    ranked = result.settings_table()
     assert len(ranked) == 6
     assert ranked[0].name == "lr=0.3 hidden=16"
     assert ranked[0].mean == pytest.approx(0.315)
@@ -24,26 +24,26 @@ def test_seeds_are_averaged():
 
 def test_a_clear_lead_and_one_within_the_noise():
     clear = made(Sweep("cora", lr=[0.1, 0.2], seed=range(4)), lambda task: task.lr + task.seed / 1000)
-    said = verdict(clear, standings(clear))
+    said = verdict(clear, clear.settings_table())
     assert "0.1000 ahead of lr=0.1, more than chance between 4 seeds explains" in said
     assert "on the same 30 nodes (a share of them is known to ± 0.0732)" in said
     two = made(Sweep("cora", lr=[0.1, 0.2], seed=range(2)), lambda task: task.lr + task.seed * 0.05)
-    assert "within the noise of 2 seeds" in verdict(two, standings(two)), (
+    assert "within the noise of 2 seeds" in verdict(two, two.settings_table()), (
         "2.8 standard errors are little with two seeds"
     )
     noisy = made(Sweep("cora", lr=[0.1, 0.2], seed=range(4)), lambda task: task.lr / 100 + task.seed / 10)
-    said = verdict(noisy, standings(noisy))
+    said = verdict(noisy, noisy.settings_table())
     assert "within the noise of 4 seeds" in said
     assert "1 other setting is level" in said
 
 
 def test_one_seed_says_what_is_not_known():
     result = made(Sweep("cora", lr=[0.1, 0.2]), lambda task: task.lr)
-    assert "known to ± 0.0730" in verdict(result, standings(result)), "sqrt(0.2 * 0.8 / 30 nodes)"
+    assert "known to ± 0.0730" in verdict(result, result.settings_table()), "sqrt(0.2 * 0.8 / 30 nodes)"
     alone = made(Sweep("cora"), lambda task: 0.5)
-    assert "nothing to compare" in verdict(alone, standings(alone))
+    assert "nothing to compare" in verdict(alone, alone.settings_table())
     level = made(Sweep("cora", lr=[0.1, 0.2]), lambda task: 0.5)
-    assert "Level with lr=0.2" in verdict(level, standings(level))
+    assert "Level with lr=0.2" in verdict(level, level.settings_table())
 
 
 def test_settings_by_how_much_they_moved_the_score():
@@ -78,5 +78,5 @@ def test_diverged_members_do_not_count():
     result = made(
         SWEEP, lambda task: task.lr, broken=[f"lr=0.3 hidden={h} seed={s}" for h in (16, 64) for s in range(4)]
     )
-    assert standings(result)[0].name == "lr=0.2 hidden=16"
+    assert result.settings_table()[0].name == "lr=0.2 hidden=16"
     assert effects(result)[0].labels == ("0.1", "0.2")

@@ -14,7 +14,6 @@ from tests.engine.sweeps import made
 from weft.core.search_space import loguniform, uniform
 from weft.core.sweep import Sweep
 from weft.engine.page import render_sweep_report
-from weft.engine.ranking import standings
 
 GRID = Sweep("cora", hidden=[16, 64], lr=[0.1, 0.2], dropout=[0.3, 0.6], seed=[0, 1], name="mine")
 VOID = ("meta", "link", "line", "polyline", "circle", "rect")
@@ -168,7 +167,7 @@ def test_in_a_browser(kind, tmp_path):
     assert sorted(seen["ascending"]) == sorted(seen["before"])
     if kind not in ("all diverged", "one"):
         assert seen["tip"].startswith(result[int(seen["lit"][0])].name)
-        assert set(seen["lit"]) <= {str(i) for i in standings(result)[0].positions}
+        assert set(seen["lit"]) <= {str(i) for i in result.settings_table()[0].positions}
         assert len(set(seen["lit"])) == 1
         assert len(seen["lit"]) >= 4, "in the table and in every chart"
         assert seen["dark"] == 0

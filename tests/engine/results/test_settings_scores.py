@@ -12,7 +12,6 @@ from weft.core.errors import SpecError
 from weft.core.member import short
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
-from weft.engine.ranking import standings
 from weft.engine.result import Result
 from weft.engine.sweep_result import SweepResult
 
@@ -47,7 +46,7 @@ def test_the_best_settings_are_those_with_the_best_mean_not_the_luckiest_run():
 def test_settings_that_differ_in_nothing_but_seeds_are_called_by_the_model():
     best = made([0.8, 0.78], model="gat", seed=[0, 1]).best_settings()
     assert str(best) == "gat (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014 over 2 seeds)"
-    assert [one.name for one in standings(made([0.8, 0.78], model="gat", seed=[0, 1]))] == ["gat"]
+    assert [one.name for one in made([0.8, 0.78], model="gat", seed=[0, 1]).settings_table()] == ["gat"]
 
 
 def test_pruned_runs_count_apart_unless_all_were():

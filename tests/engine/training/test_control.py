@@ -15,7 +15,7 @@ from weft.core.decision import Requests
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.engine import control as interrupt
-from weft.engine.control import Control, Interrupted, Interruption
+from weft.engine.control import Control, Interrupted, interruptible
 from weft.engine.run import run
 from weft.graph.catalog.names import load
 from weft.runtime.checkpoint import read_checkpoint
@@ -126,7 +126,7 @@ def test_one_task_is_preempted(tmp_path):
 def test_a_second_signal_at_once_is_the_first_one_again(monkeypatch):
     """A terminal and a wrapper may both send it; one that comes later leaves at once."""
     control = Control()
-    with Interruption(control):
+    with interruptible(control):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         assert control.signal == signal.SIGINT

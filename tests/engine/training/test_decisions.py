@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from weft.core.decision import MemberOutline, Progress, Requests, Stop
+from weft.core.decision import Progress, Requests, Stop
 from weft.core.member import Member
 from weft.core.run_options import RunOptions
 from weft.engine.driver import Driver
@@ -16,15 +16,15 @@ class Group:
 
     def __init__(self, *epochs, epoch_seconds=0.01, prepare_seconds=0.0, peers=""):
         self.epoch_seconds, self.prepare_seconds = epoch_seconds, prepare_seconds
-        self.members = [Member(MemberOutline(f"m{i}", count, 0, peers)) for i, count in enumerate(epochs)]
+        self.members = [Member(f"m{i}", count, ("val_x",), "x", peers=peers) for i, count in enumerate(epochs)]
         self.epoch, self.decisions = 0, []
 
     def advance(self, epochs):
         self.epoch += epochs
         for member in self.members:
             if member.running:
-                member.rows += [(float(member.name[1:]),)] * (min(self.epoch, member.outline.epochs) - member.epoch)
-                member.status = "finished" if member.epoch == member.outline.epochs else "running"
+                member.rows += [(float(member.name[1:]),)] * (min(self.epoch, member.epochs) - member.epoch)
+                member.status = "finished" if member.epoch == member.epochs else "running"
         return Progress(self.epoch, epochs * self.epoch_seconds, self.prepare_seconds)
 
     def drive(self, ask=lambda epoch: Requests(), most=1000, **settings):
@@ -54,22 +54,6 @@ def test_the_period_follows_the_speed_that_updates_tell():
     assert (decided[-1].finish, decided[-1].save) == (True, True)
     fixed = Group(1000).drive(options=seldom, period=7)
     assert {decision.advance for decision in fixed[:-1]} == {7}
-
-
-def test_phases_that_drift_are_noted_after_the_epoch():
-    class Drift:
-        seen = 0
-
-        def observe(self, measured):
-            self.seen += 1
-            return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
-
-    drift = Drift()
-    decided = Group(3).drive(options=RunOptions(checkpoint_every=1e9), drift=drift)
-    assert drift.seen == 3
-    assert [note for decision in decided for note in decision.notes] == [
-        "batching_cpu takes 2 times as long as predicted"
-    ]
 
 
 def test_the_same_updates_give_the_same_decisions():
@@ -105,7 +89,7 @@ def test_pruning_is_asked_at_fixed_epochs_among_peers():
         asked.append((epoch, {name: len(values) for name, values in scores.items()}, list(running)))
         return ["m0"] if "m0" in running else []
 
-    board = {"other": Member(MemberOutline("other", 9, 0, "elsewhere"), rows=[(1.0,)])}
+    board = {"other": Member("other", 9, ("val_x",), "x", peers="elsewhere", rows=[(1.0,)])}
     group = Group(25, 25, epoch_seconds=0.001, peers="here")
     decided = group.drive(options=RunOptions(prune=policy), board=board)
     assert asked == [(10, {"m0": 10, "m1": 10}, ["m0", "m1"]), (20, {"m0": 10, "m1": 20}, ["m1"])]

@@ -126,24 +126,13 @@ def test_a_checkpoint_that_cannot_be_written_on_the_way_is_tried_again(tmp_path)
     assert [note.partition(":")[0] for note in notes] == [f"no checkpoint after epoch {last.group.epoch}"]
 
 
-@pytest.mark.parametrize(
-    ("decision", "message"),
-    [
-        (Decision(4, advance=1), "decision after epoch 4: the session is at epoch 0"),
-        (Decision(0, stop=(Stop("x", "pruned"),)), "no member is called 'x'; they are: a, b, c"),
-        (Decision(0, drop=("a",)), r"drop=\['a'\] names members that run; stop them first"),
-        (Decision(0, finish=True), "finish=True with 'a' running needs a reason"),
-    ],
-)
-def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, message):
+def test_a_decision_of_another_epoch_is_refused_and_changes_nothing():
     session = make_session()
     session.advance()
-    with pytest.raises(SpecError, match=message):
-        session.apply(decision)
+    with pytest.raises(SpecError, match="decision after epoch 4: the session is at epoch 0"):
+        session.apply(Decision(4, advance=1))
     assert [track.status for track in session.members] == ["running"] * 3
     session.apply(Decision(0, stop=(Stop("a", "pruned"),), drop=("a",), advance=2))
-    with pytest.raises(SpecError, match="'a' cannot be stopped, it has ended already"):
-        session.apply(Decision(0, stop=(Stop("a", "pruned"),)))
     session.advance()
     assert [(member.epoch, member.present) for member in session.members] == [(0, False), (2, True), (2, True)]
 

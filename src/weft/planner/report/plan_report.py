@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Self
+from typing import Any
 
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.plain_data import PlainData
 from weft.core.plan import Plan, object_obstacle, read_task
 from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
@@ -28,28 +29,6 @@ from weft.planner.report.plan_text import explain
 
 FORMAT, VERSION = "weft plan", 1
 NOT_EXECUTED = ("why", "cost", "measured")  # fields of a plan that say something, but do nothing
-
-
-class PlainData:
-    """A dataclass whose fields are plain data, tuples of it, or objects with ``to_dict``."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, without what is not compared."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}  # type: ignore[arg-type]
-        values = {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`."""
-        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
-        values: dict[str, Any] = {
-            name: tuple(data[name]) if isinstance(data[name], list) else data[name] for name in names if name in data
-        }
-        for name, read in (("plan", Plan.from_dict), ("cost", Cost.from_dict)):
-            if values.get(name) is not None:
-                values[name] = read(values[name])
-        return cls(**values)
 
 
 @dataclass(frozen=True)
