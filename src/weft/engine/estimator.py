@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import SIZES, Cost
@@ -36,7 +37,6 @@ from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
 from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
-from weft.runtime.group import StepMerger
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
 #
@@ -375,7 +375,7 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
     return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
-def merger_for(plan: Plan) -> StepMerger | None:
+def merger_for(plan: Plan) -> Any:
     """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
     if plan.join != "woven":
         return None
