@@ -92,23 +92,16 @@ def status_bytes(name: str) -> int | None:
 # Between groups nothing is allocated or freed there, so nothing fragments: clearing an owner returns its bytes to the
 # buffer. The caller that clears an owner must hold no tensor of it any more.
 
-POISON = 0xFF  # NaN in every type of float
-
 
 class DevicePool(TwoEndedPool):
-    """``capacity`` bytes of ``device``, the first ``reserved`` of which stay unused.
+    """``capacity`` bytes of ``device``; ``storage``: the address of the one storage that all of its tensors share."""
 
-    ``poison``: fill what is cleared with NaN, so that a tensor that outlives its owner is noticed. ``storage``: the
-    address of the one storage that all of its tensors share.
-    """
-
-    def __init__(self, device: torch.device, capacity: int, reserved: int = 0, poison: bool = False) -> None:
-        super().__init__(capacity, reserved)
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        super().__init__(capacity)
         self._whole = torch.empty(capacity + ALIGNMENT, dtype=torch.uint8, device=device)
         skipped = -self._whole.data_ptr() % ALIGNMENT
         self._bytes = self._whole[skipped : skipped + capacity]
         self.device, self.storage = self._whole.device, self._whole.untyped_storage().data_ptr()
-        self._poison = poison
         self._tensors: dict[str, list[tuple[PoolRange, Tensor]]] = {}
         self._lock = threading.RLock()  # a worker's second thread fetches into it
 
@@ -149,8 +142,6 @@ class DevicePool(TwoEndedPool):
     def clear(self, owner: str) -> int:
         """Free all bytes of ``owner``; returns how many."""
         with self._lock:
-            for block, _ in self._tensors.pop(owner, []) if self._poison else ():
-                self._bytes[block.offset : block.stop].fill_(POISON)
             self._tensors.pop(owner, None)
             return super().clear(owner)
 
@@ -287,8 +278,7 @@ def memory_cap(
 
 def memory_fraction(device: torch.device) -> float:
     """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
-    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
-    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
+    return float(torch.cuda.get_per_process_memory_fraction(_number(device))) if device.type == "cuda" else 1.0
 
 
 def set_memory_fraction(share: float, device: torch.device) -> None:

@@ -42,7 +42,6 @@ from weft.planner.report.plan_text import would_do
 from weft.runtime.modules.settings import check_tasks
 
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
-AT_PEAK = 4  # of the largest things alive
 
 
 def plan(
@@ -116,7 +115,7 @@ def report_on(
             cost=estimate.cost,
             epochs=max(by_name[member].epochs for member in plan.members),
             fits=estimate.cost.total_bytes <= room,
-            at_peak=tuple(map(str, estimate.memory.alive[:AT_PEAK])),
+            at_peak=estimate.memory.alive,
             unknown=estimate.program.unknown,
             note=estimate.program.note,
             extrapolated=estimate.extrapolated,

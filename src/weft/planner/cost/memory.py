@@ -194,25 +194,11 @@ class Execution:
     alone: bool = False
 
 
-@dataclass(frozen=True)
-class PeakBytes:
-    """Most bytes at any time of a run: that were allocated, and that the allocator held.
-
-    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
-    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
-    """
-
-    allocated: int
-    reserved: int
-    needed: int
-    library: int = 0
-
-
 def replay_allocations(
     program: Program, preparation: Program | None, workspace: int, execution: Execution
-) -> PeakBytes:
+) -> PoolsOfRun:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
-    run, replay = _Run(workspace), execution.replay
+    run, replay = PoolsOfRun(workspace), execution.replay
     default = run.pool(DEFAULT)
     run.evaluating = default if execution.stepped else None
     side = run.pool(SIDE) if replay else default
@@ -246,13 +232,17 @@ def replay_allocations(
     elif replay:
         for _ in range(EAGER):
             run.play(program, default, default)
-    return PeakBytes(run.allocated, run.reserved, run.needed, run.library)
+    return run
 
 
-class _Run:
-    """The pools of one run, and the most of them together."""
+class PoolsOfRun:
+    """The pools of one run, and the most bytes of them together: that were allocated, and that the allocator held.
 
-    def __init__(self, workspace: int) -> None:
+    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
+    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
+    """
+
+    def __init__(self, workspace: int = 0) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
         self._shares: dict[tuple[Allocator, int], Allocator] = {}
@@ -330,7 +320,7 @@ class _Run:
 
 # ---- The estimate
 
-SHOWN = 8  # of the largest Values at the peak
+SHOWN = 4  # of the largest Values at the peak
 MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
 SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 
@@ -338,22 +328,6 @@ SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 def upper_bound(estimate: int) -> int:
     """Bytes that a run stays below, of which ``estimate`` is the likely figure."""
     return int(estimate * SAFETY_FACTOR)
-
-
-@dataclass(frozen=True)
-class LiveValue:
-    """A Value at the peak: its bytes, its kind, and the operator that made it (``""``: there before the step)."""
-
-    bytes: int
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    maker: str = ""
-
-    def __str__(self) -> str:
-        shape = " x ".join(f"{size:,}" for size in self.shape) or "one number"
-        origin = f" of {self.maker}" if self.maker else ""
-        return f"{show_bytes(self.bytes)} {self.kind}{origin} ({shape} {self.dtype})"
 
 
 @dataclass(frozen=True)
@@ -375,7 +349,7 @@ class MemoryEstimate:
     kinds: Mapping[str, int] = field(default_factory=dict)
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
-    alive: tuple[LiveValue, ...] = ()
+    alive: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     training: int = 0
 
@@ -397,7 +371,8 @@ def memory(
     if machine.device == "cuda":
         held = replay_allocations(program, preparation, machine.workspace_bytes, execution or Execution())
     else:  # allocated exactly as requested
-        held = PeakBytes(*[max(*alive, before) if alive else max(program.resident_bytes, before)] * 3)
+        held, most = PoolsOfRun(), max(*alive, before) if alive else max(program.resident_bytes, before)
+        held.allocated = held.reserved = held.needed = most
     # What the kinds lack to make up the peak: the set-up, as far as it takes more than the step, libraries, rounding.
     lacking = held.allocated - sum(kinds.values())
     setup = min(max(before - max(alive, default=0), 0), lacking)
@@ -438,17 +413,17 @@ def live_bytes(program: Program) -> list[int]:
     return [sum(sizes) for sizes in zip(*timeline_of(program).values(), strict=True)]
 
 
-def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
-    """The largest Values that are alive at an operator, each with its maker."""
-    lives, values = program.lifetimes(), program.values
+def largest(program: Program, position: int) -> tuple[str, ...]:
+    """The largest Values that are alive at an operator in words, each with the operator that made it in the step."""
+    lives, words = program.lifetimes(), []
     alive = [number for number, (first, last) in lives.items() if first <= position <= last]
-    alive = sorted((*program.resident, *alive), key=lambda number: -values[number].bytes)[:SHOWN]
-    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in alive}
-    return tuple(
-        LiveValue(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
-        for number in alive
-        if values[number].bytes
-    )
+    for number in sorted((*program.resident, *alive), key=lambda number: -program.values[number].bytes)[:SHOWN]:
+        value = program.values[number]
+        shape = " x ".join(f"{size:,}" for size in value.shape) or "one number"
+        origin = f" of {program.operators[lives[number][0]].name}" if number in lives else ""
+        if value.bytes:
+            words.append(f"{show_bytes(value.bytes)} {value.kind}{origin} ({shape} {value.dtype})")
+    return tuple(words)
 
 
 def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = True) -> tuple[str, ...]:

@@ -209,9 +209,14 @@ class EpochClock:
         self._speed = machine.host.one_thread if self._cpu and mode.threads == 1 else 1.0
         has_evaluation = any(op.phase == "evaluation" for op in program.operators)
         for op in program.operators:
-            self._add(op, op.phase)
-            if op.phase == "forward" and not has_evaluation:
-                self._add(op, "evaluation")
+            as_evaluation = ("evaluation",) if op.phase == "forward" and not has_evaluation else ()
+            for phase in (op.phase, *as_evaluation):
+                runs, (work, fixed) = mode.runs(phase), self.seconds_of(op, phase)
+                self._count(family(op), phase, work)
+                self._count("launch", phase, fixed)
+                self.device += work + fixed
+                self.launches += op.launches * runs
+                self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
             self.device += machine.launch_seconds * self._launch_factor
@@ -220,16 +225,6 @@ class EpochClock:
             self.waiting = self.host - self.device  # what the host needs beyond the device is the CPU's
             self._count("launch", "forward", self.waiting)
             self.resources["cpu"] = self.waiting
-
-    def _add(self, op: Operator, phase: str) -> None:
-        """Add an operator; evaluations count for the share of epochs that have one."""
-        runs, (work, fixed) = self.mode.runs(phase), self.seconds_of(op, phase)
-        self._count(family(op), phase, work)
-        self._count("launch", phase, fixed)
-        self.device += work + fixed
-        self.launches += op.launches * runs
-        if op.launches:
-            self.host += self._call(op) * self._launch_factor * runs
 
     def seconds_of(self, op: Operator, phase: str) -> tuple[float, float]:
         """Corrected seconds of an operator per epoch, in a phase: without its launches, and of its launches."""
