@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -112,7 +114,7 @@ def test_a_member_that_diverges_does_not_touch_its_neighbours():
         wild = [*sound[:1], sound[1].with_values(lr=1e30, schedule="constant"), *sound[2:]]
         runs = [start(tasks, graph) for tasks in (sound, wild)]
         looks = [run.advance(100) for run in runs]
-        assert looks[1][1].diverged
+        assert not all(map(math.isfinite, looks[1][1].rows[-1]))
         for index in (0, 2, 3):
             for name in runs[0].stacks[0].state.tensors():
                 mine, other = (run.members[index].tensor(name) for run in runs)

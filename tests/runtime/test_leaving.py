@@ -98,18 +98,6 @@ def test_members_that_are_ended_by_decision():
     assert_as_alone(run, run.poll(), 0, graph)
 
 
-def test_who_is_ended_between_evaluations_has_not_diverged():
-    graph = tiny_graph()
-    run = start(tasks_of(graph, [{"eval_every": 5}, {}], epochs=9), graph)
-    run.advance(3)
-    run.stop([0])
-    seen = run.poll()
-    assert seen[0].end == 3
-    assert not seen[0].diverged
-    run.drop([0])
-    assert not run.poll()[0].diverged
-
-
 # ---- checkpoints -------------------------------------------------------------------------------------
 
 

@@ -23,13 +23,11 @@ class Update:
     to end at; ``best_epoch`` counts from 0, -1: none.
     """
 
-    member: str
     first: int
     rows: tuple[tuple[float, ...], ...]
     end: int
     best_epoch: int = -1
     best_score: float = -math.inf
-    diverged: bool = False
 
 
 @dataclass(frozen=True)

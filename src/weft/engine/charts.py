@@ -296,8 +296,7 @@ def effect_chart(members: Members, effect: Effect) -> str:
         return scale(min(max(score, ticks[0]), ticks[-1]))
 
     if effect.binned:  # by the size of the value
-        tasks = members.result.tasks
-        values = {i: float(setting_of(tasks[i].task, effect.setting)) for group in effect.members for i in group}
+        values = {i: float(value) for rows in effect.groups for value, i, _ in rows}
         low, high = min(values.values()), max(values.values())
         warp = members.warp(effect.setting, list(values.values()))
         to_x = linear(warp(low), warp(high), EFFECT.left + 12, EFFECT.end - 14)
@@ -307,19 +306,19 @@ def effect_chart(members: Members, effect: Effect) -> str:
     else:  # a band of the same width for every value, its dots next to each other as far as there is room
         band = (EFFECT.end - EFFECT.left) / len(effect.labels)
         position, words, most = {}, [], max(int(band / 6.2), 3)
-        for number, (group, label) in enumerate(zip(effect.members, effect.labels, strict=True)):
-            centre, count, width = EFFECT.left + band * (number + 0.5), len(group), min(26.0, 2.2 * len(group))
+        for number, (rows, label) in enumerate(zip(effect.groups, effect.labels, strict=True)):
+            centre, count, width = EFFECT.left + band * (number + 0.5), len(rows), min(26.0, 2.2 * len(rows))
             words.append((centre, label if len(label) <= most else label[: most - 1] + "…"))
-            for rank, i in enumerate(group):  # 7 and 11 stir them
+            for rank, (_, i, _) in enumerate(rows):  # 7 and 11 stir them
                 stirred = rank * (7 if count % 7 else 11) % count
                 position[i] = centre - 6 + (width * (stirred / (count - 1) - 0.5) if count > 1 else 0.0)
     parts = [EFFECT.grid(ticks, to_y), *(word(x, EFFECT.height - 10, label) for x, label in words)]
     means = []
-    for number, (group, scores) in enumerate(zip(effect.members, effect.scores, strict=True)):
-        for i, score in zip(group, scores, strict=True):
+    for number, (rows, scores) in enumerate(zip(effect.groups, effect.scores, strict=True)):
+        for _, i, score in rows:
             parts.append(f'<circle {members.mark(i)} cx="{position[i]:.1f}" cy="{to_y(score):.1f}" r="3.4"/>')
         mean, spread = fmean(scores), pstdev(scores)
-        x = fmean(position[i] for i in group) if effect.binned else words[number][0] + 14
+        x = fmean(position[i] for _, i, _ in rows) if effect.binned else words[number][0] + 14
         means.append(
             f'<g class="{"mean top" if number == effect.ends[0] else "mean"}">'
             f"<title>mean {mean:.4f}, spread {spread:.4f}</title>"

@@ -76,20 +76,26 @@ class SettingsScore:
         return {**self.settings, **scores, **tests, "members": len(self.members), "pruned": self.pruned}
 
 
+Row = tuple[Any, int, float]  # the value of a setting, the member that had it, its score
+
+
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one setting: a label for every value in order, the members that had it, and their scores.
+    """The effect of one setting: a label for every value in order, and the rows of the members that had it.
 
     A setting with many numbers is ``binned``: its labels are ranges of about equally many members.
     """
 
     setting: str
     labels: tuple[str, ...]
-    values: tuple[Any, ...]
-    members: tuple[tuple[int, ...], ...]
-    scores: tuple[tuple[float, ...], ...]
+    groups: tuple[Sequence[Row], ...]
     binned: bool = False
     lower: bool = False  # less is better
+
+    @property
+    def scores(self) -> tuple[tuple[float, ...], ...]:
+        """The scores of every value."""
+        return tuple(tuple(score for _, _, score in rows) for rows in self.groups)
 
     @property
     def means(self) -> tuple[float, ...]:
@@ -191,7 +197,7 @@ def effects(result: SweepResult) -> list[Effect]:
     labels, lower, ranked = labels_of(result), lower_is_better(result.metric), list[Effect]()
     scores = [(index, score_of(member, result.metric)) for index, member in enumerate(result.tasks)]
     for key in result.sweep.varying:
-        groups: dict[Any, list[tuple[Any, int, float]]] = {}  # value, member, score
+        groups: dict[Any, list[Row]] = {}
         for index, score in scores:
             if score is not None:
                 value = setting_of(result.tasks[index].task, key)
@@ -207,16 +213,7 @@ def effects(result: SweepResult) -> list[Effect]:
             words = [f"{rows[0][0]:.2g} to {rows[-1][0]:.2g}" for rows in ordered]
         else:
             words = [labels.word(key, rows[0][0]) for rows in ordered]
-        effect = Effect(
-            key,
-            tuple(words),
-            tuple(rows[len(rows) // 2][0] for rows in ordered),
-            tuple(tuple(index for _, index, _ in rows) for rows in ordered),
-            tuple(tuple(score for _, _, score in rows) for rows in ordered),
-            binned,
-            lower,
-        )
-        ranked.append(effect)
+        ranked.append(Effect(key, tuple(words), tuple(ordered), binned, lower))
     return sorted(ranked, key=lambda effect: -effect.span)
 
 
@@ -285,8 +282,9 @@ def what_mattered(effects: Sequence[Effect]) -> list[str]:
         name = f"{effect.setting}{' from ' if effect.binned else '='}{effect.labels[best]}"
         side = "below" if effect.lower else "above"
         sentences.append(f"{name} was best on average, {effect.span:.4f} {side} the worst ({shown})")
-        edge = best in (0, len(effect.values) - 1) and len(effect.values) >= 3
-        if edge and not effect.binned and all(map(is_number, effect.values)):
+        values = [rows[0][0] for rows in effect.groups]
+        edge = best in (0, len(values) - 1) and len(values) >= 3
+        if edge and not effect.binned and all(map(is_number, values)):
             end, more = ("smallest", "smaller") if best == 0 else ("largest", "larger")
             sentences.append(f"the best {effect.setting} is the {end} that was tried: {more} ones may be better still")
     return sentences

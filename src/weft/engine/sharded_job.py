@@ -180,15 +180,11 @@ class ShardedJob(Job):
         self._shards: dict[Any, ShardGraph] = {}
         super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options, control)
 
-    @property
-    def _first(self) -> bool:
-        return self._ranks.rank == 0
-
     # ---- what rank 0 knows ---------------------------------------------------------------------------
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         found = None
-        if self._first:
+        if self._ranks.rank == 0:
             tasks = list(self._tasks.values())
             plain = saved or [(str(position), plan) for position, plan in enumerate(self._planner.groups(tasks), 1)]
             found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
@@ -213,25 +209,23 @@ class ShardedJob(Job):
         )
 
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
-        found = super()._checkpoint(key, tasks) if self._first else None
-        if not self._resuming:
-            return None
-        sent = self._ranks.share(None if found is None else (found.tensors, found.about))
-        return None if sent is None else Checkpoint(*sent)
+        found = super()._checkpoint(key, tasks) if self._ranks.rank == 0 else None
+        return self._ranks.share(found) if self._resuming else None
 
     # ---- training ------------------------------------------------------------------------------------
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
-            graph = self._in_order(graph)
-            bounds = split_by_edges(graph.adj.indptr.cpu().numpy(), self._ranks.ranks).bounds
-            self._shards = {key: ShardGraph(graph, bounds, self._ranks)}
-            shard = self._shards[key]
-            adj = shard.adj
+            ranks, order = self._ranks, self._options.order
+            if order != "given":  # rank 0 finds the order, all ranks take it
+                nodes = order_nodes(graph.adj, order, ranks.ranks) if ranks.rank == 0 else None
+                graph = reordered_graph(graph, ranks.share(nodes))
+            shard = ShardGraph(graph, split_by_edges(graph.adj.indptr.cpu().numpy(), ranks.ranks).bounds, ranks)
+            self._shards, adj = {key: shard}, shard.adj
             assert isinstance(adj, ShardedAdjacency)
             if is_worth_tuning(adj, shard.stats().num_edges):
-                self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
+                self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device)))
         return super()._make_group(tasks, self._shards[key], plan, checkpoint)
 
     def _source(self, task: Task, plan: Plan) -> MakeSource:
@@ -240,13 +234,6 @@ class ShardedJob(Job):
             return partial(Shard, ranks=self._ranks)
         source_for(task)  # refuses what no sampled training can do
         return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
-
-    def _in_order(self, graph: Graph) -> Graph:
-        """The graph with its nodes renumbered as was asked for: rank 0 finds the order, all ranks take it."""
-        if self._options.order == "given":
-            return graph
-        found = order_nodes(graph.adj, self._options.order, self._ranks.ranks) if self._first else None
-        return reordered_graph(graph, self._ranks.share(found))
 
     def _make_session(self, group: GroupRun, driver: Driver, save: Save | None) -> Session:
         session = SharedSession(group, driver, self._events, save, self._control)

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite
 from typing import Any
 
 import torch
@@ -474,7 +473,7 @@ class GroupRun:
             columns[id(stack)] = rows, end, state.best_epoch.tolist(), state.best_score.tolist()
         updates = []
         for member in self.members:
-            task, dropped = member.task, member.dropped
+            dropped = member.dropped
             if member.row is None:
                 rows = dropped["history"][first : int(dropped["epoch"])].tolist()
                 end, best_epoch = int(dropped["end"]), int(dropped["best_epoch"])
@@ -482,13 +481,7 @@ class GroupRun:
             else:
                 rows, end, best_epoch, best_score = (column[member.row] for column in columns[id(member.stack)])
             rows = rows[: max(end - first, 0)]  # those past the member's end do not count
-            losses = 1  # that were recorded for the last row
-            if evaluates_at(end - 1, task.eval_every, task.epochs):
-                losses = sum(name.endswith("loss") for name in member.stack.columns)
-            last = rows[-1] if rows and first + len(rows) == end else []
-            diverged = not all(map(isfinite, last[:losses]))
-            rows = tuple(map(tuple, rows))
-            updates.append(Update(task.label, first, rows, end, best_epoch, best_score, diverged))
+            updates.append(Update(first, tuple(map(tuple, rows)), end, best_epoch, best_score))
         return updates
 
     # ---- ending members ------------------------------------------------------------------------------

@@ -68,8 +68,7 @@ class Policy(Protocol):
 def decide(policy: Policy, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
     """What ``policy`` starts, preempts and refuses; a :class:`WeftError` for a decision that cannot be carried out.
 
-    A server decides with it for its worker processes, ``weft.run`` for the one worker that is the process itself, and
-    the simulator for simulated devices.
+    A server decides with it for its worker processes, and the simulator for simulated devices.
     """
     queue = TaskQueue.of(tasks, running)
     decision = policy.schedule(queue, running, machine)

@@ -63,7 +63,7 @@ def test_many_numbers_are_compared_by_ranges():
     assert effect.binned
     assert len(effect.means) == 5
     assert list(effect.means) == sorted(effect.means)
-    assert sum(map(len, effect.members)) == 40
+    assert sum(map(len, effect.groups)) == 40
 
 
 def test_what_the_best_have_in_common():
