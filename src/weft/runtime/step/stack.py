@@ -26,7 +26,7 @@ from weft.core.task import Task
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.state import ModuleState
 from weft.runtime.step.evaluation import Bookkeeper, Evaluation
-from weft.runtime.step.forward import LeafForward, Loss
+from weft.runtime.step.forward import LeafForward, Loss, first_layer_prefix
 from weft.runtime.step.inputs import Inputs, bind
 from weft.runtime.step.losses import (
     Objective,
@@ -253,7 +253,10 @@ class Stack:
         # Rows are spread over ranks: gradients are sent while the backward pass continues.
         from weft.dist.reduce import EarlyGradients
 
-        early = EarlyGradients(self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, reduce)
+        layout, prefix = self.members.layout, first_layer_prefix(self.members.model)
+        # Of the first layer, or of the norm after it (``epilogues.0``).
+        first = [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in layout.names]
+        early = EarlyGradients(layout.sizes, flat.shape[0], first, reduce)
         with self.forward.watched(early.take) as leaves:
             losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
         grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
