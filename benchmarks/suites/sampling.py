@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import record_graph, time_until
-from weft.batches.sampler import CpuHops
+from weft.batches.sampler import cpu_hops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
@@ -178,12 +178,12 @@ def cpu_batches(adj: Adjacency, workers: int, expand: str, args: Namespace) -> d
 
     ``expand="all"`` samples the rows of blocks, "new" a local subgraph as PyG's ``NeighborLoader`` does.
     """
-    samplers = [CpuHops(CpuSampler(adj.indptr, adj.indices)) for _ in range(workers)]
+    samplers = [CpuSampler(adj.indptr, adj.indices) for _ in range(workers)]
     seeds = [cpu_seeds(adj, number) for number in range(args.batches)]
     sizes = [[0, 0] for _ in range(workers)]
 
-    def batch(sampler: CpuHops, number: int) -> tuple[int, int]:
-        hops = sampler(seeds[number], FANOUTS, make_clock(0, 0, number), expand)
+    def batch(sampler: CpuSampler, number: int) -> tuple[int, int]:
+        hops = cpu_hops(sampler, seeds[number], FANOUTS, make_clock(0, 0, number), expand)
         return sum(hop.indices.numel() for hop in hops), hops[-1].nodes.numel()
 
     def work(place: int) -> None:
