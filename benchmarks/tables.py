@@ -15,6 +15,7 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
+from benchmarks.harness.results import Results
 from benchmarks.report import runs, training
 
 ROOT = Path(__file__).parents[1]
@@ -26,31 +27,38 @@ DOCUMENTS = (
     "benchmarks/README.md",
     "benchmarks/MEASURED.md",
 )
+
+
+def kept(suite: str, make: Callable[[Results], str]) -> Callable[[], str]:
+    """The part that ``make`` writes of the results that are kept of a suite."""
+    return lambda: make(Results.of(suite))
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "brief": training.brief,
     "headline": training.headline,
     "headline-text": training.headline_text,
-    "epoch": training.epoch,
-    "sweep": training.sweep,
-    "spmm": training.spmm,
-    "multi-kernels": training.multi_kernels,
-    "sampling": training.sampling,
-    "different": runs.different,
-    "whole-runs": runs.whole_runs,
+    "epoch": kept("epoch", training.epoch),
+    "sweep": kept("sweep", training.sweep),
+    "spmm": kept("spmm", training.spmm),
+    "multi-kernels": kept("multi_kernels", training.multi_kernels),
+    "sampling": kept("sampling", training.sampling),
+    "different": kept("heterogeneous", runs.different),
+    "whole-runs": kept("heterogeneous", runs.whole_runs),
     "never-slower": runs.never_slower,
-    "first-minute": runs.first_minute,
-    "sampled-epoch": runs.sampled_epoch,
-    "queues": runs.queues,
-    "queue-use": runs.queue_use,
-    "queue-goals": runs.queue_goals,
-    "division": runs.division,
-    "division-goals": runs.division_goals,
-    "cpu": runs.cpu,
+    "first-minute": kept("first_minute", runs.first_minute),
+    "sampled-epoch": kept("sampled_epoch", runs.sampled_epoch),
+    "queues": kept("queues", runs.queues),
+    "queue-use": kept("queues", runs.queue_use),
+    "queue-goals": kept("queues", runs.queue_goals),
+    "division": kept("division", runs.division),
+    "division-goals": kept("division", runs.division_goals),
+    "cpu": kept("cpu", runs.cpu),
     "files": runs.kept_files,
-    "estimates": runs.estimates,
-    "estimate-takes": runs.estimate_takes,
-    "plan-estimates": runs.plan_table,
-    "accuracy": runs.accuracy,
+    "estimates": kept("estimates", runs.estimates),
+    "estimate-takes": kept("estimates", runs.estimate_takes),
+    "plan-estimates": kept("estimates", runs.plan_table),
+    "accuracy": kept("accuracy", runs.accuracy),
 }
 MARKED = re.compile(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 

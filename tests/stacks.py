@@ -30,3 +30,9 @@ def start(tasks, graph, device="cpu", **changes) -> GroupRun:
     place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     plan = replace(solo_plan(tasks[0], graph.stats(), device), members=tuple(map(str, range(len(tasks)))), **changes)
     return GroupRun(tasks, graph, plan, place)
+
+
+def best_tensors(run: GroupRun, index: int) -> dict[str, torch.Tensor]:
+    """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""
+    member = run.members[index]
+    return member.stack.members.named(member.slot, *member.best())

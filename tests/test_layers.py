@@ -117,7 +117,7 @@ def test_extras_are_imported_where_they_are_used():
 
 # ---- folders, sub-packages with them -----------------------------------------------------------------------
 
-WEAVERS = ("weave/", "engine/merger.py")  # who may import weft.weave
+WEAVERS = ("weave/", "engine/estimator.py")  # who may import weft.weave
 MODULES = {".".join(["weft", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
 MODULES |= {name.removesuffix(".__init__"): path for name, path in MODULES.items() if name.endswith(".__init__")}
 
@@ -166,7 +166,7 @@ def test_weaving_is_imported_on_request_alone():
         name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith(WEAVERS):
             woven = [used for used in modules_imported(path, top_level_only=False) if used.startswith("weft.weave")]
-            assert not woven, f"{name} imports {woven[0]}; weft.engine.merger does that for plans that ask for it"
+            assert not woven, f"{name} imports {woven[0]}; weft.engine.estimator.merger_for does that for woven plans"
 
 
 def test_a_default_run_imports_nothing_of_weaving(tmp_path):

@@ -272,38 +272,16 @@ def queue(name: str) -> list[Entry]:
     return [Entry("queues", name, shape, draw.choice(models), layers) for shape, layers in first + rest]
 
 
-def modules() -> list[Entry]:
-    """20 random modules over ``weft.nn``."""
-    return [
-        Entry("modules", "modules", MODULE_SHAPES[seed % len(MODULE_SHAPES)], f"random-{seed}", seed=seed)
-        for seed in range(MODULES)
-    ]
-
-
-def opaque() -> list[Entry]:
-    """PyG's models."""
-    return [
-        Entry("opaque", "opaque", OPAQUE_SHAPES[place % len(OPAQUE_SHAPES)], name)
-        for place, name in enumerate(OPAQUE)
-    ]  # fmt: skip
-
-
-def users() -> list[Entry]:
-    """Modules with torch's own norms, dropout and attention, all of which are stacked."""
-    return [
-        Entry("users", "users", USERS_SHAPES[place % len(USERS_SHAPES)], name) for place, name in enumerate(NAMES)
-    ]  # fmt: skip
-
-
 def entries(sets: list[str]) -> list[Entry]:
-    """Everything in the named sets."""
-    found: list[Entry] = []
-    if "queues" in sets:
-        found += [entry for name in QUEUES for entry in queue(name)]
-    if "modules" in sets:
-        found += modules()
-    if "opaque" in sets:
-        found += opaque()
-    if "users" in sets:
-        found += users()
+    """Everything in the named sets: the queues, 20 random modules over ``weft.nn``, PyG's models, and modules with
+    torch's own norms, dropout and attention, all of which are stacked."""
+    found = [entry for name in QUEUES for entry in queue(name)] if "queues" in sets else []
+    named = {"modules": ([f"random-{seed}" for seed in range(MODULES)], MODULE_SHAPES)}
+    named |= {"opaque": (list(OPAQUE), OPAQUE_SHAPES), "users": (list(NAMES), USERS_SHAPES)}
+    for kind, (models, shapes) in named.items():
+        if kind in sets:
+            found += [
+                Entry(kind, kind, shapes[place % len(shapes)], model, seed=place)
+                for place, model in enumerate(models)
+            ]  # fmt: skip
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import gc
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -21,12 +22,14 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.harness.results import Results
 
 PACKAGES = ("triton", "torch_geometric", "torch_sparse", "numpy", "numba", "scipy")
 PATH_OPTIONS = ("--out", "--data")
@@ -230,16 +233,24 @@ class Recorder:
         self.about |= more
         if self._out is None:
             return
-        data = {
-            "benchmark": self._name,
-            **self.about,
-            "seconds": round(self.elapsed, 1),
-            "cells": self.cells,
-        }
+        data = {**self._data(), "seconds": round(self.elapsed, 1)}
         self._out.parent.mkdir(parents=True, exist_ok=True)
         partial = self._out.with_name(f".{self._out.name}.partial")
         partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._out)
+
+    def _data(self) -> dict[str, Any]:
+        return {"benchmark": self._name, **self.about, "cells": self.cells}
+
+    def print_tables(self, *tables: Callable[[Results], str]) -> None:
+        """Save everything, then print tables as the documents have them, and why cells have no figure."""
+        self.save()
+        for table in tables:
+            print(table(Results.from_dict(self._data())), end="\n\n")
+        for cell in self.cells:
+            if cell["status"] != "ok":
+                key = itertools.takewhile(lambda pair: pair[0] != "status", cell.items())
+                print(" ".join(str(value) for _, value in key), _brief(cell, {}), sep=": ")
 
 
 @contextmanager
@@ -282,20 +293,3 @@ def find(cells: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any] | Non
     """The last cell with these values that went well."""
     fitting = [c for c in cells if c["status"] == "ok" and all(c.get(k) == v for k, v in wanted.items())]
     return fitting[-1] if fitting else None
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table as Markdown, columns aligned."""
-    texts = [[_text(value) for value in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(header), *texts]) for i in range(len(header))]
-    rule = ["-" * width for width in widths]
-    for row in [list(header), rule, *texts]:
-        print("| " + " | ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) + " |")
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)

@@ -46,7 +46,11 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         """Either kind of file."""
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Results:
+        """What either kind of file holds."""
         if "runs" in data:
             return cls(data["benchmark"], data["runs"], data["cells"])
         more = {name: value for name, value in data.items() if name not in RUN_PARTS}

@@ -13,7 +13,7 @@ from benchmarks.harness.timing import Memory
 from weft.core.models import traits_of
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.merger import merger_for
+from weft.engine.estimator import merger_for
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.device.process import cpu_threads
@@ -68,8 +68,11 @@ def group_epoch(tasks: Sequence[Task], graph: Graph, *, plan: Plan | None = None
     plan = plan or plan_as_one_group(tasks, graph.stats(), graph.device.type)
     with cpu_threads(plan.threads):
         run = GroupRun(tasks, graph, plan, graph.device, merger_for(plan))
-        run.train_epoch()  # records the epoch without its evaluation, and nothing else
-    train, eager = (limited(call, plan.threads) for call in (run.train_epoch, partial(run.step, False)))
+        run.merge()
+        run._compile()
+        run._record(False)  # the epoch without its evaluation, and nothing else
+        run._run_epoch[False]()
+    train, eager = (limited(call, plan.threads) for call in (run._run_epoch[False], partial(run.step, False)))
     return WeftEpoch(train, eager, run.recorded, run.notes, plan.first_layer)
 
 

@@ -20,13 +20,12 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.gpus import nvml
-from weft.sched.admission import Tasks
+from weft.sched.admission import Policy, Tasks
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import ENDED, QueueError, QueueEvent, QueueTask
+from weft.serve.queue_db import ENDED, QueueDB, QueueError, QueueEvent, QueueTask, Submission
 from weft.serve.state import queued_task
 from weft.serve.supervisor import Supervisor
 from weft.serve.worker_pool import PLANNER
@@ -180,7 +179,7 @@ class QueueServer:
         self._warmed = 0  # runs that only warmed up: a folder that has one would be taken for the run itself
         self.supervisor = Supervisor(self.options)
         self.db = QueueDB(self.options.db)
-        self.supervisor.use(Hold())
+        self._decide_by(Hold())
 
     def __enter__(self) -> QueueServer:
         self.supervisor.start()
@@ -191,6 +190,10 @@ class QueueServer:
     def __exit__(self, *_: object) -> None:
         self.supervisor.stop(10.0)
         self.db.close()
+
+    def _decide_by(self, policy: Policy) -> None:
+        self.supervisor._scheduler.policy = policy
+        self.supervisor.wake()
 
     def _ready(self) -> list[str]:
         return [name for name, worker in list(self.supervisor.pool.workers.items()) if worker.ready]
@@ -251,27 +254,27 @@ class QueueServer:
     ) -> QueueRun:
         """Submit ``tasks`` (settings by name) together, and run them by the policy called ``name``."""
         submissions = [Submission(_spec(settings)) for settings in tasks.values()]
-        made = self.db.submit_many(submissions)
+        (made,) = self.db.submit_apart([submissions])
         labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
         self.supervisor.wake()
-        errors = self.supervisor.counters.memory_errors
+        errors = self.supervisor.state.counters["memory_errors"]
         self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
         planned = [queued_task(self.db.get(task)) for task in labels]
         begin = time.time()
-        self.supervisor.use(find_policy(name))
+        self._decide_by(find_policy(name))
         try:
             self._until(lambda: self._states(labels) <= set(ENDED), seconds, f"for {name}")
         except TimeoutError:
             self._cancel(labels)
             raise
         finally:
-            self.supervisor.use(Hold())
+            self._decide_by(Hold())
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
-        return self._measured(name, labels, begin, self.supervisor.counters.memory_errors - errors, planned)
+        return self._measured(name, labels, begin, self.supervisor.state.counters["memory_errors"] - errors, planned)
 
     def _cancel(self, tasks: Mapping[str, str]) -> None:
         """Have what still waits or runs end, so that the next queue has the workers to itself."""
-        self.supervisor.use(Hold())
+        self._decide_by(Hold())
         for task in tasks:
             with suppress(QueueError):  # has ended meanwhile
                 self.db.cancel(task)

@@ -30,7 +30,7 @@ from weft.sched.baselines import MPSNoAdmission
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
-from weft.sched.simulator import Conditions, Metrics, Simulation, simulate
+from weft.sched.simulator import Conditions, Simulation, simulate
 
 STEP, MOST = 0.025, 1.5
 SIMPLER = 0.006  # squared log ratio per unit of contention, or of share below 1, that a fit has to save
@@ -63,11 +63,6 @@ def alone(task: QueuedTask, seconds: float, busy_seconds: float, gap_seconds: fl
     whole = max(seconds + gap_seconds, 1e-6)
     busy = min(max(busy_seconds, 0.0), whole)
     return replace(task, seconds=whole, utilisation=busy / whole, fusable=False, start_seconds=whole - busy)
-
-
-def replayed(task: QueuedTask, seconds: float) -> QueuedTask:
-    """``task`` as it was in a run beside others: it takes ``seconds``, whatever runs beside it in a simulation."""
-    return replace(task, seconds=seconds, utilisation=0.0, start_seconds=0.0)
 
 
 def side_by_side(
@@ -226,28 +221,13 @@ def gap_of(base: Cell) -> float:
 def simulated(
     mode: str, cell: Cell, base: Cell, fitted: Fit, starts: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Makespan and mean completion time by the simulator, and how far off the makespan is.
-
-    ``replayed_error``: the same with the seconds that the tasks took in the very run, so that only the order of starts
-    and the time between two of them can be wrong.
-    """
+    """Makespan and mean completion time by the simulator, and how far off the makespan is."""
     told = [replace(task, fusable=False) for task in predicted(base)]
     device, about = DeviceState.from_dict(base["device"]), conditions(fitted.contention)
     actual = [warmed_up(task, base["took"][task.id]) for task in measured_alone(base, starts)]
-    metrics = _metrics(mode, told, device, about, calibrated(actual, fitted))
-    gap = gap_of(base)
-    again = _metrics(
-        mode, told, device, conditions(0.0), [replayed(t, cell["took"][t.id]["seconds"] + gap) for t in told]
-    )
+    metrics = simulate(find_policy(mode), told, [device], about, mode, calibrated(actual, fitted)).metrics()
     return {
         "simulated_makespan": metrics.makespan,
         "simulated_mean_jct": metrics.mean_jct,
         "simulator_error": metrics.makespan / cell["makespan"] - 1,
-        "replayed_error": again.makespan / cell["makespan"] - 1,
     }
-
-
-def _metrics(
-    mode: str, told: Sequence[QueuedTask], device: DeviceState, about: Conditions, actual: Iterable[QueuedTask]
-) -> Metrics:
-    return simulate(find_policy(mode), told, [device], about, mode, actual).metrics()

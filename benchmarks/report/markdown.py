@@ -83,11 +83,20 @@ def best_of(cells: Iterable[Cell | None]) -> Cell | None:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], optional: Iterable[str] = ()) -> str:
     """A Markdown table; ``optional`` columns are left out if no row has anything in them."""
-    texts, optional = [[str(value) for value in row] for row in rows], set(optional)
+    texts, optional = [[_text(value) for value in row] for row in rows], set(optional)
     filled = [any(row[i] not in (MISSING, "") for row in texts) for i in range(len(header))]
     kept = [i for i, name in enumerate(header) if name not in optional or filled[i]]
     lines = [[header[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in texts)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print such a table."""
+    print(table(header, rows), end="\n\n")
+
+
+def _text(value: Any) -> str:
+    return number(value) if value is None or isinstance(value, float) else str(value)
 
 
 def paragraph(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -29,10 +30,9 @@ from benchmarks.suites.sampled_epoch import ratios
 CASES = {"depths": "GCN of 2, 2, 3, 4 layers, pubmed", "ten": "4 GCN, 4 GIN, 2 GAT of 3 layers, arxiv"}
 
 
-def different() -> str:
+def different(results: Results) -> str:
     """Tasks of different structure, per epoch."""
-    results, legend = Results.of("heterogeneous"), Legend()
-    rows = []
+    legend, rows = Legend(), []
     for case, name in CASES.items():
         sides = ("sequence", "stacks", "concurrent", "woven", "mps")
         cells = [results.find(case=case, side=side) for side in sides]
@@ -42,12 +42,12 @@ def different() -> str:
     return f"{table(header, rows)}\n\n{legend.text()}"
 
 
-def whole_runs() -> str:
+def whole_runs(results: Results) -> str:
     """The same as whole runs."""
-    results = Results.of("heterogeneous")
     rows = []
-    for case, name in CASES.items():
-        apart, joined = (results.find(case=case, side=side) for side in ("runs", "run"))
+    lengths = dict.fromkeys(cell["epochs"] for cell in results.cells if cell["side"] == "runs")
+    for (case, name), epochs in itertools.product(CASES.items(), lengths):
+        apart, joined = (results.find(case=case, side=side, epochs=epochs) for side in ("runs", "run"))
         if apart is None or joined is None:
             continue
         ratio = apart["seconds"] / joined["seconds"]
@@ -58,9 +58,9 @@ def whole_runs() -> str:
 # ---- wall clock --------------------------------------------------------------------------------------
 
 
-def first_minute() -> str:
+def first_minute(results: Results) -> str:
     """Whole runs from a fresh process on."""
-    results, legend, rows = Results.of("first_minute"), Legend(), []
+    legend, rows = Legend(), []
     for shape, model in dict.fromkeys((cell["shape"], cell["model"]) for cell in results.cells):
         cells = [results.find(shape=shape, model=model, side=side) for side in ("cold", "disk", "pyg")]
         cold, disk, pyg = (cell or {} for cell in cells)
@@ -82,9 +82,9 @@ def _reasons(results: Results) -> str:
     return paragraph("Without a figure: " + "; ".join(dict.fromkeys(said)) + ".") + "\n\n" if said else ""
 
 
-def sampled_epoch() -> str:
+def sampled_epoch(results: Results) -> str:
     """Sampled training end to end."""
-    results, legend, rows = Results.of("sampled_epoch"), Legend(), []
+    legend, rows = Legend(), []
     for cell in (cell for cell in results.cells if cell["status"] == "ok"):
         guess = "" if cell.get("extrapolated") is None else " *"
         rows.append([cell["shape"], {"weft": "Weft", "pyg": "PyG"}[cell["side"]], cell["case"], cell["tasks"],
@@ -117,8 +117,8 @@ def _kernels_of(results: Results, **about: Any) -> str:
 
 
 def _cpu_seconds(results: Results, evaluated: str, side: str) -> list[float]:
-    return [c["train_seconds"] for c in results.cells
-            if c["evaluated"] == evaluated and c["side"] == side and c["turn"] != "warm-up"]  # fmt: skip
+    cells = [c for c in results.cells if c["evaluated"] == evaluated and c["side"] == side and c["status"] == "ok"]
+    return [c["train_seconds"] for c in cells if c["turn"] != "warm-up"]
 
 
 def _range(values: list[float]) -> str:
@@ -126,11 +126,13 @@ def _range(values: list[float]) -> str:
     return number(median(values)) + inside
 
 
-def cpu() -> str:
+def cpu(results: Results) -> str:
     """Cora's GCN and a sweep, on two cores."""
-    results, legend, rows = Results.of("cpu"), Legend(), []
+    legend, rows = Legend(), []
     for evaluated in ("each epoch", "at the end"):
         weft, pyg = (_cpu_seconds(results, evaluated, side) for side in ("weft", "pyg"))
+        if not weft or not pyg:
+            continue
         ratio, run = times(median(pyg) / median(weft)), legend.mark(results, results.cells[:1])
         rows.append([f"one GCN, 200 epochs, evaluated {evaluated}", _range(weft), _range(pyg), ratio, len(weft), run])
     header = ["Cora on a CPU", "Weft, s", "PyG, s", "ratio", "repeats", "run"]
@@ -202,38 +204,22 @@ GROUPS = {
     "users T=16": "users' modules, T = 16",
     "all": "all",
 }
-APART = ("opaque", "users")  # modules that somebody else wrote
 NEAR = 0.01  # what counts as a good estimate of memory
-
-
-def _summary() -> tuple[Results, dict[str, Any]]:
-    results = Results.of("estimates")
-    found = estimates_suite.summary(results.cells)["groups"]
-    everything = estimates_suite.usable(results.cells)
-    after = dict(zip(map(id, results.cells), estimates_suite.calibrated(results.cells), strict=True))
-    library = estimates_suite._group(_library(everything), after)
-    return results, {**found, "library": library, "all": estimates_suite._group(everything, after)}
-
-
-def _library(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of Weft's own models and layers."""
-    return [cell for cell in cells if cell["set"] not in APART]
 
 
 def _errors(about: dict[str, Any] | None) -> str:
     return f"{percent(about['worst'])}, {percent(about['median'])}" if about else MISSING
 
 
-def estimates() -> str:
+def estimates(results: Results) -> str:
     """Errors of memory and time by group."""
-    results, groups = _summary()
-    legend, rows = Legend(), []
-    for key, name in GROUPS.items():
+    groups, legend, rows = estimates_suite.groups(results.cells), Legend(), []
+    for key, name in ((key, name) for key, name in GROUPS.items() if key in groups):
         one = groups[key]
         clock = one.get("time")
         before, after = (clock["before"], clock["after"]) if clock else (None, None)
         rows.append([name, one["cells"], _errors(one.get("allocated")), _errors(one.get("reserved")),
-                     one["reserved"]["below_with_margin"], one["timed_cells"], _errors(before),
+                     one.get("reserved", {}).get("below_with_margin", MISSING), one["timed_cells"], _errors(before),
                      _errors(after)])  # fmt: skip
     legend.mark(results, estimates_suite.usable(results.cells))
     header = ["trainings", "cells", "allocated: worst, median error", "reserved: worst, median", "below the bound",
@@ -249,8 +235,9 @@ def _near(cells: list[dict[str, Any]]) -> tuple[int, int]:
 def memory_sentence() -> str:
     """How many estimates were right, PyG's modules among them."""
     cells = estimates_suite.weighed(Results.of("estimates").cells)
-    near, count = _near(_library(cells))
-    theirs = _near([cell for cell in cells if cell["set"] in APART])
+    own = estimates_suite.library(cells)
+    near, count = _near(own)
+    theirs = _near([cell for cell in cells if cell not in own])
     return (
         f"Estimates of memory made without a GPU were within {percent(NEAR, 1)} of what {near} of {count} trainings of "
         f"Weft's own models and layers allocated, and {theirs[0]} of {theirs[1]} of users' and PyG's modules. The "
@@ -258,11 +245,11 @@ def memory_sentence() -> str:
     )
 
 
-def plan_table() -> str:
+def plan_table(results: Results) -> str:
     """The table of docs/plan.md."""
-    results, groups = _summary()
+    groups = estimates_suite.groups(results.cells)
     own, theirs = groups["library"], groups["opaque T=1"]
-    near, count = _near(_library(estimates_suite.weighed(results.cells)))
+    near, count = _near(estimates_suite.library(estimates_suite.weighed(results.cells)))
 
     def clock(one: dict[str, Any], when: str) -> str:
         about = one["time"][when]
@@ -284,10 +271,11 @@ def plan_table() -> str:
     return table(header, rows)
 
 
-def estimate_takes() -> str:
+def estimate_takes(results: Results) -> str:
     """How long an estimate takes."""
-    results = Results.of("estimates")
-    clocked = [cell["estimate_seconds"] for cell in _library(estimates_suite.timed(results.cells))]
+    clocked = [cell["estimate_seconds"] for cell in estimates_suite.library(estimates_suite.timed(results.cells))]
+    if not clocked:
+        return ""
     many = results.runs[-1]["many"]
     middle = sorted(clocked)[len(clocked) // 2]
     return paragraph(
@@ -299,7 +287,7 @@ def estimate_takes() -> str:
 
 # ---- accuracy ----------------------------------------------------------------------------------------
 
-GRAPHS = ("cora", "citeseer", "facebook", "squirrel", "twitch_de")
+ACCURATE = ("gcn", "sage", "gin", "gat")
 TEN = range(10)
 
 
@@ -329,26 +317,32 @@ def shown(found: dict[str, Any]) -> str:
     return f"{', '.join(parts)} ({found['apart']:.1f})" if found["apart"] else f"{', '.join(parts)} (equal)"
 
 
-def accuracy() -> str:
+def accuracy(results: Results) -> str:
     """Ten seeds of every graph and model."""
-    results, legend = Results.of("accuracy"), Legend()
-    rows = [[graph, *(shown(compared(results, graph, model)) for model in ("gcn", "sage", "gin", "gat"))]
-            for graph in GRAPHS]  # fmt: skip
-    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
-    near = f"{sum(one <= 2 for one in apart)} of {len(apart)} lie within two standard errors."
+    legend = Legend()
+    graphs = list(dict.fromkeys(cell["graph"] for cell in results.cells))
+    found = {(graph, model): compared(results, graph, model) for graph in graphs for model in ACCURATE}
+    rows = [[graph, *(shown(found[graph, model]) for model in ACCURATE)] for graph in graphs]
+    near = f"{_near_pyg(found.values())} lie within two standard errors."
     legend.mark(results, results.cells)
-    header = ["graph", "GCN: Weft, PyG", *(MODELS[model] for model in ("sage", "gin", "gat"))]
+    header = ["graph", "GCN: Weft, PyG", *(MODELS[model] for model in ACCURATE[1:])]
     return f"{table(header, rows)}\n\n{near}\n\n{legend.text()}"
 
 
 def accuracy_sentence() -> str:
     """In one sentence."""
     results = Results.of("accuracy")
-    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
+    graphs = dict.fromkeys(cell["graph"] for cell in results.cells)
+    found = [compared(results, graph, model) for graph in graphs for model in ACCURATE]
     return (
-        f"Trained accuracies agree with PyG's within two standard errors in {sum(one <= 2 for one in apart)} of "
-        f"{len(apart)} pairs of graph and model, ten seeds each."
+        f"Trained accuracies agree with PyG's within two standard errors in {_near_pyg(found)} pairs of graph and "
+        "model, ten seeds each."
     )
+
+
+def _near_pyg(found: Iterable[dict[str, Any]]) -> str:
+    apart = [one["apart"] for one in found if "apart" in one]
+    return f"{sum(one <= 2 for one in apart)} of {len(apart)}"
 
 
 MODES = {
@@ -362,18 +356,17 @@ MODES = {
 }
 
 
-def queues() -> str:
+def queues(results: Results) -> str:
     """Makespan, mean completion and mean wait of every queue in every mode."""
-    results, legend, rows = Results.of("queues"), Legend(), []
+    legend, rows = Legend(), []
     for name in _names(results):
         found = [find(results.cells, queue=name, mode=mode) for mode in MODES]
         rows.append([name, *map(_times, found), legend.mark(results, found)])
     return f"{table(['queue', *MODES.values(), 'run'], rows, MODES.values())}\n\n{legend.text()}"
 
 
-def queue_use() -> str:
+def queue_use(results: Results) -> str:
     """How busy the device was, and the bytes."""
-    results = Results.of("queues")
     rows = []
     for name in _names(results):
         found = [find(results.cells, queue=name, mode=mode) for mode in MODES]
@@ -381,10 +374,10 @@ def queue_use() -> str:
     return table(["queue", *MODES.values()], rows, MODES.values())
 
 
-def queue_goals() -> str:
+def queue_goals(results: Results) -> str:
     """What was wanted of the default policy and of the simulator, and found on the queues."""
-    results = Results.of("queues")
-    return _shown(goals(results.cells, _names(results)))
+    header = ["goal", "wanted", "worst", "on", "of all queues", "verdict"]
+    return table(header, goals(results.cells, _names(results)))
 
 
 def _names(results: Results) -> list[str]:
@@ -397,14 +390,8 @@ def _times(cell: dict[str, Any] | None) -> str:
     return " / ".join(number(cell[key]) for key in ("makespan", "mean_jct", "mean_queuing"))
 
 
-def _shown(rows: Sequence[Sequence[Any]]) -> str:
-    texts = [[number(value) if isinstance(value, float) else value or MISSING for value in row] for row in rows]
-    return table(["goal", "wanted", "worst", "on", "of all queues", "verdict"], texts)
-
-
-def division() -> str:
+def division(results: Results) -> str:
     """Milliseconds per batch of both sides alone and of Weft's division."""
-    results = Results.of("division")
     good, legend = [cell for cell in results.cells if cell["status"] == "ok"], Legend()
     rows = [[*_sides(row), legend.mark(results, [row.weft])] for row in rows_of(good)]
     header = ["shape, model", "GiB", "workers", "host alone", "GPU alone", "Weft", "share of the GPU",
@@ -412,9 +399,8 @@ def division() -> str:
     return f"{table(header, rows, ['GiB'])}\n\n{legend.text()}"
 
 
-def division_goals() -> str:
+def division_goals(results: Results) -> str:
     """What was to be shown of dividing, and what was found."""
-    results = Results.of("division")
     return table(["to be shown", "", "found"], verdicts([cell for cell in results.cells if cell["status"] == "ok"]))
 
 

@@ -37,8 +37,13 @@ OPTIONAL = (ALONE, *(f"{before}{NAMES['compiled']}" for before in ("", "over "))
 SHAPES = ("cora", "pubmed", "arxiv", "products")
 
 
+def _shapes(results: Results, first: Sequence[str]) -> list[str]:
+    """The shapes of the cells: those of the documents in their order, then others."""
+    return sorted(dict.fromkeys(cell["shape"] for cell in results.cells), key=lambda s: (*first, s).index(s))
+
+
 def _epochs(results: Results) -> Iterator[Row]:
-    for shape in SHAPES:
+    for shape in _shapes(results, SHAPES):
         for model in ("gcn", "sage", "gin", "gat"):
             weft = results.find(shape=shape, model=model, side="weft")
             if weft is not None:
@@ -71,10 +76,9 @@ class Row:
         return [times(over(cell, self.weft)) for cell in cells]
 
 
-def epoch() -> str:
+def epoch(results: Results) -> str:
     """Milliseconds of every side."""
-    results, legend = Results.of("epoch"), Legend()
-    rows = []
+    legend, rows = Legend(), []
     for row in _epochs(results):
         others = row.sides(("weft-every-step", *BASELINES))
         about = [row.weft["shape"], MODELS[row.weft["model"]], ms(row.weft), *map(ms, others)]
@@ -93,15 +97,14 @@ def _sweeps(results: Results) -> list[Cell]:
         key = (cell["shape"], cell["model"], cell["precision"])
         if cell["side"] == "weft" and cell["status"] == "ok" and cell["tasks"] > 1:
             largest[key] = max(cell, largest.get(key, cell), key=lambda one: one["tasks"])
-    order = {"fp32": 0, "tf32": 1, "bf16": 2}
-    return sorted(largest.values(), key=lambda c: (SHAPES.index(c["shape"]), list(MODELS).index(c["model"]),
+    shapes, order = _shapes(results, SHAPES), {"fp32": 0, "tf32": 1, "bf16": 2}
+    return sorted(largest.values(), key=lambda c: (shapes.index(c["shape"]), list(MODELS).index(c["model"]),
                                                    order[c["precision"]]))  # fmt: skip
 
 
-def sweep() -> str:
+def sweep(results: Results) -> str:
     """Per task and epoch, and the ratios."""
-    results, legend = Results.of("sweep"), Legend()
-    rows = []
+    legend, rows = Legend(), []
     for cell in _sweeps(results):
         row = Row(results, cell)
         ratios = row.ratios([*row.sides(precision="fp32"), row.best_pyg(cell["precision"])])
@@ -204,7 +207,7 @@ def _spmm_rows(results: Results) -> list[dict[str, Any]]:
     """Per shape and width: cuSPARSE's cell, Weft's by the order that a plan would take, and by length."""
     widths = sorted({cell["features"] for cell in results.cells})
     rows = []
-    for shape, width in ((shape, width) for shape in SPMM_SHAPES for width in widths):
+    for shape, width in ((shape, width) for shape in _shapes(results, SPMM_SHAPES) for width in widths):
         here = {"shape": shape, "features": width}
         orders = [results.find(**here, side="scales", rows=order) for order in ("cluster", "length")]
         measured = [cell for cell in orders if cell]
@@ -215,17 +218,16 @@ def _spmm_rows(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def spmm() -> str:
+def spmm(results: Results) -> str:
     """Against cuSPARSE."""
-    results, legend = Results.of("spmm"), Legend()
-    rows = []
+    legend, rows = Legend(), []
     for row in _spmm_rows(results):
         base, weft = row["base"], row["weft"]
         other = "" if row["length"] is weft or row["length"] is None else f", by length {number(row['length']['ms'])}"
         rows.append([row["shape"], row["features"], ms(base), ms(weft) + other, times(over(base, weft)),
                      number(weft["gathered_tb_s"], 2), legend.mark(results, [base, weft])])  # fmt: skip
     ratios = [over(row["base"], row["weft"]) for row in _spmm_rows(results)]
-    mean = f"Geometric mean {times(geometric_mean(ratios))}, worst {times(min(ratios))}."
+    mean = f"Geometric mean {times(geometric_mean(ratios))}, worst {times(min(ratios))}." if ratios else ""
     header = ["shape", "F", "cuSPARSE", "Weft", "ratio", "TB/s", "run"]
     return f"{table(header, rows)}\n\n{mean}\n\n{legend.text()}"
 
@@ -242,18 +244,18 @@ def spmm_sentence() -> str:
 # ---- many tasks --------------------------------------------------------------------------------------
 
 
-def multi_kernels() -> str:
+def multi_kernels(results: Results) -> str:
     """One SpMM of T tasks."""
-    results, legend = Results.of("multi_kernels"), Legend()
-    rows = []
+    legend, rows = Legend(), []
     for tasks in sorted({cell["tasks"] for cell in results.cells if cell["part"] == "widths"}):
         here = {"part": "widths", "tasks": tasks}
         cluster, length = (results.find(**here, side="batched", rows=order) for order in ("cluster", "length"))
         wide, separate = (results.find(**here, side=side) for side in ("wide", "separate"))
-        if cluster is None:
+        weft = cluster or length
+        if weft is None:
             continue
-        rows.append([tasks, ms(cluster), ms(length), ms(wide), ms(separate), times(over(wide, cluster)),
-                     times(over(separate, cluster)), number(cluster["ms_a_task"]), number(cluster["gathered_tb_s"], 2),
+        rows.append([tasks, ms(cluster), ms(length), ms(wide), ms(separate), times(over(wide, weft)),
+                     times(over(separate, weft)), number(weft["ms_a_task"]), number(weft["gathered_tb_s"], 2),
                      legend.mark(results, [cluster, length, wide, separate])])  # fmt: skip
     header = ["T", "Weft, rows by cluster", "rows by length", "one wide cuSPARSE", "T of cuSPARSE", "over wide",
               "over separate", "ms per task", "TB/s", "run"]  # fmt: skip
@@ -263,16 +265,16 @@ def multi_kernels() -> str:
 # ---- sampling ----------------------------------------------------------------------------------------
 
 
-def sampling() -> str:
+def sampling(results: Results) -> str:
     """Sampling and gathering."""
-    results, legend, rows = Results.of("sampling"), Legend(), []
+    legend, rows = Legend(), []
     for cell in results.cells:
         size = f"{cell.get('seeds') or cell.get('rows'):,}"
         rate = _rate(cell)
         launched = number(cell.get("launched_ms"))
         rows.append([cell["work"], cell["side"], size, cell.get("fanout", ""), ms(cell), launched, rate,
                      legend.mark(results, [cell])])  # fmt: skip
-    reasons = [f"{c['side']}: {c['reason']}." for c in results.cells if c.get("reason")]
+    reasons = dict.fromkeys(f"{c['side']}: {c['reason']}." for c in results.cells if c.get("reason"))
     header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "rate", "run"]
     compared = [paragraph(text) for text in map(partial(_one_hop, results), (10, 15, 30)) if text]
     return "\n\n".join([table(header, rows), *map(paragraph, reasons), *compared, legend.text()])

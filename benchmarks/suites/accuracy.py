@@ -9,16 +9,14 @@ last column is the difference of the means in standard errors of it.
 
 from __future__ import annotations
 
-import math
 import time
 from argparse import Namespace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.baselines.epochs import dense_features, train_pyg
 from benchmarks.harness.graphs import read_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
 from weft.graph.graph import Graph
@@ -82,46 +80,6 @@ def run_graph(recorder: Recorder, name: str, args: Namespace) -> None:
                 )
 
 
-def row(cells: list[dict[str, Any]], graph: str, model: str) -> dict[str, Any]:
-    """Mean, standard error and number of seeds of both sides, and their difference in standard errors."""
-    found: dict[str, Any] = {"graph": graph, "model": model}
-    errors = []
-    for side in SIDES:
-        fitting = [c for c in cells if (c["graph"], c["model"], c["side"]) == (graph, model, side)]
-        tests = [100 * c["test"] for c in fitting if c["status"] == "ok"]
-        error = stdev(tests) / math.sqrt(len(tests)) if len(tests) > 1 else None
-        found |= {side: mean(tests) if tests else None, f"{side}_error": error, f"{side}_seeds": len(tests)}
-        errors.append(error)
-    if all(error is not None for error in errors):
-        joint = math.hypot(*errors)
-        gap = abs(found["weft"] - found["pyg"])
-        found["difference"] = gap / joint if joint else (0.0 if gap == 0 else math.inf)
-    return found
-
-
-def _shown(value: float | None, error: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
-
-
-def print_report(recorder: Recorder, args: Namespace) -> None:
-    """The table in Markdown."""
-    rows = [row(recorder.cells, g, m) for g in listed(args.graphs) for m in listed(args.models)]
-    recorder.save(summary=rows)
-    table = [
-        [r["graph"], r["model"], _shown(r["weft"], r["weft_error"]), _shown(r["pyg"], r["pyg_error"]),
-         r.get("difference"), f"{r['weft_seeds']}/{r['pyg_seeds']}"]
-        for r in rows
-    ]  # fmt: skip
-    print_table(["graph", "model", "Weft %", "PyG %", "difference in standard errors", "seeds"], table)
-    gaps = [r["difference"] for r in rows if r.get("difference") is not None]
-    if gaps:
-        print(
-            f"largest difference: {max(gaps):.2f} standard errors; {sum(g <= 2 for g in gaps)} of {len(gaps)} within 2"
-        )
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -136,11 +94,13 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Train everything that is not done yet and print the table."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("accuracy", args)
     for name in listed(args.graphs):
         run_graph(recorder, name, args)
-    print_report(recorder, args)
+    recorder.print_tables(runs.accuracy)
 
 
 if __name__ == "__main__":

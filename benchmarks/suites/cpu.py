@@ -13,14 +13,13 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.baselines.epochs import dense_features, train_pyg
 from benchmarks.harness.graphs import read_graph, row_normalised
-from benchmarks.harness.recorder import Recorder, common_arguments, find, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments
 from weft.core.task import Task
 from weft.engine.run import run as weft_run
 from weft.graph.catalog.names import data_folders, load
@@ -84,22 +83,6 @@ def run_all(recorder: Recorder, graph: Graph, args: Namespace) -> None:
                 recorder.cell(key, lambda s=side, t=task: measure(s, graph, x, edge_index, t, threads))
 
 
-def summary(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Median seconds of each side and their ratio, with and without evaluation."""
-    rows = []
-    for evaluated in dict.fromkeys(cell["evaluated"] for cell in cells):
-        seconds: dict[str, float | None] = {}
-        for side in ("weft", "pyg"):
-            turns = {cell["turn"] for cell in cells} - {"warm-up"}
-            found = [find(cells, evaluated=evaluated, side=side, turn=turn) for turn in turns]
-            taken = [cell["train_seconds"] for cell in found if cell]
-            seconds[side] = median(taken) if taken else None
-        both = seconds["weft"] and seconds["pyg"]
-        ratio = seconds["pyg"] / seconds["weft"] if both else None
-        rows.append({"evaluated": evaluated, **seconds, "ratio": ratio})
-    return rows
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -112,18 +95,15 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run both sides and print the ratio."""
+    from benchmarks.report import runs
+
     args = arguments()
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     recorder = Recorder("cpu", args)
     graph = recorder.prepare("graph", lambda: find_graph(args.data))
     if graph is not None:
         run_all(recorder, graph, args)
-    rows = summary(recorder.cells)
-    recorder.save(summary=rows)
-    print_table(
-        ["evaluated", "Weft s", "PyG s", "PyG/Weft"],
-        [[row["evaluated"], row["weft"], row["pyg"], row["ratio"]] for row in rows],
-    )
+    recorder.print_tables(runs.cpu)
 
 
 if __name__ == "__main__":

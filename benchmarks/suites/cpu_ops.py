@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, relu
 
-from benchmarks.harness.recorder import Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import time_until
+from benchmarks.report.markdown import print_rows
 from weft.graph.catalog import shapes
 from weft.graph.catalog.names import data_folders
 from weft.graph.readers import read
@@ -241,7 +242,7 @@ def main() -> None:
             measure(recorder, name, adj, args.rounds)
     rows = table(recorder.cells)
     recorder.save(summary=rows)
-    print_table(
+    print_rows(
         ["graph", "operator", "width", "numba ms", "torch ms", "library ms", "numba is faster by"],
         [[r["graph"], r["operator"], r["width"], *(r[side] for side in SIDES), r["faster"]] for r in rows],
     )

@@ -43,7 +43,7 @@ import torch
 
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import profile, synchronize
 from weft.batches.division.profiler import all_at_once
 from weft.batches.division.source import DividedSampled, DividedSampling
@@ -160,7 +160,7 @@ def make_case(
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    place = replace(place, overlap=False, evaluation="whole")
+    place = replace(place, evaluation="whole")
     task, plan = task_of(graph, model, args), plan_of(model, place, device)
     fake = ThreadAccelerator("npu", QUICK[shape] | {"training_npu": QUICK_TRAINING[model]}) if args.quick else None
     sampling = Sampling(fanout(args), args.seeds, placement=place)
@@ -231,6 +231,14 @@ def batches_of_cell(case: Case, division: Division, seconds: float) -> int:
     return min(max(int(seconds / each), least), case.batches)
 
 
+def phase_times(log: list[tuple[str, Any, Any, Any]]) -> dict[str, PhaseTime]:
+    """Mean and variance of every phase that a :class:`DividedPipeline` has logged."""
+    seconds: dict[str, list[float]] = {}
+    for phase, clock, begin, end in list(log):
+        seconds.setdefault(phase, []).append(clock.seconds(begin, end))
+    return {phase: PhaseTime.of(taken) for phase, taken in seconds.items()}
+
+
 def measure(case: Case, division: Division, repeats: int, seconds: float) -> dict[str, Any]:
     """An epoch under ``division``, measured and simulated, of as many batches as take about ``seconds``.
 
@@ -241,9 +249,10 @@ def measure(case: Case, division: Division, repeats: int, seconds: float) -> dic
     case.source.divide(division)
     count = batches_of_cell(case, division, seconds)
     train_batches(case.group, count if division.elastic else min(WARM, count))
-    case.source.phases()
+    case.source.divided.log = log = []
     found = [train_batches(case.group, count) for _ in range(repeats)]
-    phases, took = case.source.phases(), sorted(found)[(len(found) - 1) // 2]
+    phases, took = phase_times(log), sorted(found)[(len(found) - 1) // 2]
+    case.source.divided.log = None
     case.source.close()
     memory, device = {}, case.group.device
     if device.type == "cuda":  # since the case was made: what tensors needed at once, and what torch reserved for them
@@ -384,46 +393,10 @@ def rows_of(cells: list[Cell]) -> list[Row]:
 
 
 def _as_planned(weft: Cell, plan: Cell | None, budget: float) -> bool:
-    """Whether what was measured is what the plan says; older files tell by its reasons whether a plan divides."""
-    if plan is None:
-        return True
-    told = any(str(reason).startswith("batches: ") for reason in plan.get("why", ()))
-    divides = plan.get("divides", told or "why" not in plan)
+    """Whether what was measured is what the plan says: it divides only if that does, and keeps to the budget."""
     both = bool((weft.get("division") or {}).get("host_batches")) and "same_as" not in weft
-    return (divides or not both) and weft.get("needed_gb", 0.0) * 1e9 <= budget * (1 << 30)
-
-
-def print_report(recorder: Recorder) -> None:
-    """Sides beside each other, profiles, plans, and at the end what was to be shown."""
-    cells = [cell for cell in recorder.cells if cell["status"] == "ok"]
-    rows = rows_of(cells)
-    print_table(
-        ["shape", "model", "GiB", "workers", "host ms", "device ms", "weft ms", "device share", "better side / weft",
-         "weft / best ratio", "sim error", "busy"],
-        [
-            [row.shape, row.model, row.budget, row.workers, row.host["ms_per_batch"] if row.host else None,
-             row.device["ms_per_batch"], row.weft["ms_per_batch"], row.weft.get("device_share"), row.gain, row.of_best,
-             row.weft.get("error"), row.weft.get("busy")]
-            for row in rows
-        ],
-    )  # fmt: skip
-    for cell in cells:
-        for line in _told(cell, cells):
-            print(line)
-    print_table(["to be shown", "", "found"], verdicts(cells))
-    recorder.save()
-
-
-def _told(cell: Cell, cells: list[Cell]) -> Iterator[str]:
-    where = f"{cell['shape']} {cell['model']}{_within(cell.get('budget_gib'))}"
-    if cell["side"] == "profile":
-        yield f"{where}: profile {cell['profile_seconds']} s, ms {cell['ms']}, captured {cell.get('captured_ms')}"
-    if cell["side"] == "plan":
-        place, same = cell["placement"], {"shape": cell["shape"], "model": cell["model"]}
-        measured = find(cells, **same, budget_gib=cell["budget_gib"], side="weft") or {}
-        taken = f", needed {measured['needed_gb']} GB" if "needed_gb" in measured else ""
-        yield (f"{where}: features {place['features']}, edges {place['topology']}, cache "
-               f"{place['cache_bytes'] / 1e9:.2f} GB, predicted {cell['predicted_gb']} GB{taken}")  # fmt: skip
+    divides = plan is None or plan.get("divides", True)
+    return plan is None or ((divides or not both) and weft.get("needed_gb", 0.0) * 1e9 <= budget * (1 << 30))
 
 
 # ---- what was to be shown ----------------------------------------------------------------------------
@@ -720,24 +693,13 @@ def arguments() -> Namespace:
 
 
 def main() -> None:
-    """Run the cells and print the table."""
+    """Run the cells and print the tables."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("division", args)
     Suite(recorder, args).run()
-    print_left_out(recorder.cells)
-    print_report(recorder)
-
-
-def print_left_out(cells: list[Key]) -> None:
-    """Cells that were not measured, by case and reason."""
-    reasons: dict[tuple[str, str], int] = {}
-    for cell in cells:
-        if cell["status"] != "ok":
-            where = f"{cell.get('shape')} {cell.get('model')}, GiB {cell.get('budget_gib')}"
-            why = f"{cell['status']}: {cell.get('reason') or cell.get('error')}"
-            reasons[where, why] = reasons.get((where, why), 0) + 1
-    for (where, why), count in reasons.items():
-        print(f"left out: {count} cells of {where} ({why})")
+    recorder.print_tables(runs.division, runs.division_goals)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from benchmarks.baselines.epochs import (
     pyg_epoch,
 )
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import Memory, time_calls
 from benchmarks.harness.weft_side import weft_epoch
 from weft.graph.graph import Graph
@@ -155,31 +155,6 @@ def left_out(side: str, model: str, graph: Graph, compile_large: bool) -> str | 
     return None
 
 
-def table(cells: list[dict[str, Any]], shapes: list[str], models: list[str]) -> list[list[Any]]:
-    """A row per shape and model: milliseconds, the baselines' over Weft's, memory."""
-    rows = []
-    for shape in shapes:
-        for model in models:
-            side = {name: find(cells, shape=shape, model=model, side=name) or {} for name in SIDES}
-            ms = {name: side[name].get("ms") for name in SIDES}
-            over = [ms[name] / ms["weft"] if ms[name] and ms["weft"] else None for name in BASELINES]
-            memory = [side[name].get("peak_gb") for name in ("weft", *BASELINES)]
-            times = [ms[name] for name in ("weft", "weft-every-step", *BASELINES)]
-            rows.append([shape, model, *times, *over, *memory])
-    return rows
-
-
-LABELS = {
-    "pyg": "PyG", "compiled": "compiled", "captured": "compiled, captured", "cusparse": "cuSPARSE",
-    "cusparse-captured": "cuSPARSE, captured",
-}  # fmt: skip
-HEADER = [
-    "shape", "model", "Weft ms", "(first layer every step)", *(LABELS[side] for side in BASELINES),
-    *(f"{LABELS[side]}/Weft" for side in BASELINES), "Weft GB", *(f"{LABELS[side]} GB" for side in BASELINES),
-]  # fmt: skip
-RATIOS = slice(4 + len(BASELINES), 4 + 2 * len(BASELINES))
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -196,20 +171,13 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import training
+
     args = arguments()
     recorder = Recorder("epoch", args)
-    shapes = listed(args.shapes)
-    for shape in shapes:
+    for shape in listed(args.shapes):
         run_shape(recorder, shape, args)
-    rows = table(recorder.cells, shapes, listed(args.models))
-    print_table(HEADER, rows)
-    for cell in recorder.cells:
-        if cell["status"] != "ok":
-            print(f"{cell['shape']} {cell['model']} {cell['side']}: {cell.get('reason') or cell.get('error')}")
-    worst = [min(x for x in row[RATIOS] if x) for row in rows if any(row[RATIOS])]
-    if worst:
-        print(f"the best baseline over Weft: at worst {min(worst):.2f}x")
-    recorder.save()
+    recorder.print_tables(training.epoch)
 
 
 if __name__ == "__main__":

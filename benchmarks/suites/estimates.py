@@ -32,17 +32,17 @@ import torch
 
 from benchmarks.baselines.trainings import SETS, Entry, entries
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import synchronize
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.estimator import Estimator
-from weft.engine.merger import merger_for
+from weft.engine.estimator import Estimator, merger_for
+from weft.engine.learning import with_runs
 from weft.engine.probe import probe
 from weft.graph.graph import Graph
 from weft.planner.cost.calibration import Calibration, Observation
-from weft.planner.cost.memory import SAFETY_FACTOR, upper_bound
+from weft.planner.cost.memory import upper_bound
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
 from weft.runtime.device.process import cpu_threads
@@ -79,7 +79,7 @@ def calibrated(cells: Sequence[Cell]) -> list[float | None]:
     """Seconds of every cell with factors fitted to the other half of the cells."""
     run = timed(cells)
     seen = [Observation(cell["families"], cell["seconds"], cell["name"]) for cell in run]
-    halves = [Calibration().with_observations(seen[1 - half :: 2]) for half in (0, 1)]
+    halves = [with_runs(Calibration(), seen[1 - half :: 2]) for half in (0, 1)]
     found = {
         id(cell): sum(halves[place % 2].factor(name) * seconds for name, seconds in cell["families"].items())
         for place, cell in enumerate(run)
@@ -88,55 +88,30 @@ def calibrated(cells: Sequence[Cell]) -> list[float | None]:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """The correlation of ranks; equal values share theirs. None for fewer than two points."""
-    if len(one) < 2:
+    """The correlation of ranks; None for fewer than two points, or equal ones."""
+    from scipy.stats import spearmanr
+
+    if min(len(set(one)), len(set(other))) < 2:
         return None
-    a, b = ranks(one), ranks(other)
-    middle = (len(one) - 1) / 2
-    cross = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
-    spread = (sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b)) ** 0.5
-    return cross / spread if spread else None
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """The place of every value among all, from 0; the mean place for equal ones."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
-    begin = 0
-    while begin < len(order):
-        end = begin
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[begin]]:
-            end += 1
-        for place in order[begin : end + 1]:
-            found[place] = (begin + end) / 2
-        begin = end + 1
-    return found
+    return float(spearmanr(one, other).statistic)
 
 
 # ---- summary -----------------------------------------------------------------------------------------
 
 
-def groups(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells by set and T, and all of them but PyG's, which have a bound of their own."""
-    run = usable(cells)
+def groups(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """Errors by set and T, of all but the modules that somebody else wrote (``library``), and of all."""
+    run, after = usable(cells), dict(zip(map(id, cells), calibrated(cells), strict=True))
     found: dict[str, list[Cell]] = {}
     for cell in run:
         found.setdefault(f"{cell['set']} T={cell['tasks']}", []).append(cell)
-    return {**found, "all but opaque": [cell for cell in run if cell["set"] != "opaque"]}
+    found |= {"library": library(run), "all": run}
+    return {name: _group(chosen, after) for name, chosen in found.items()}
 
 
-def summary(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Errors by group of cells; time before and after calibration; how long the estimates took."""
-    after = dict(zip(map(id, cells), calibrated(cells), strict=True))
-    found = {name: _group(chosen, after) for name, chosen in groups(cells).items() if chosen}
-    takes = [cell["estimate_seconds"] for cell in cells if cell["status"] == "ok"]
-    return {
-        "groups": found,
-        "margin": SAFETY_FACTOR,
-        "does_not_fit": sum(cell["status"] == "ok" and not cell["fits"] for cell in cells),
-        "unknown": sorted({name for cell in usable(cells) for name in cell["unknown"]}),
-        "estimate_seconds": {"median": median(takes), "worst": max(takes)} if takes else None,
-    }
+def library(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of Weft's own models and layers."""
+    return [cell for cell in cells if cell["set"] not in ("opaque", "users")]
 
 
 def _group(cells: list[Cell], after: dict[int, float | None]) -> dict[str, Any]:
@@ -161,32 +136,6 @@ def _group(cells: list[Cell], after: dict[int, float | None]) -> dict[str, Any]:
 def _time(estimated: list[float], measured: list[float]) -> dict[str, float | None]:
     errors = [abs(e / m - 1.0) for e, m in zip(estimated, measured, strict=True)]
     return {"median": median(errors), "worst": max(errors), "spearman": spearman(estimated, measured)}
-
-
-def print_summary(found: dict[str, Any]) -> None:
-    """The table in Markdown, errors in per cent."""
-    rows = []
-    for name, one in found["groups"].items():
-        row: list[Any] = [name, one["cells"]]
-        for account in ("allocated", "reserved"):
-            about = one.get(account)
-            row += [100 * about["worst"], 100 * about["median"], about["below_with_margin"]] if about else [None] * 3
-        for when in ("before", "after"):
-            about = one["time"][when] if "time" in one else None
-            row += [100 * about["median"], about["spearman"]] if about else [None, None]
-        rows.append(row)
-    print_table(
-        ["set", "cells", "allocated worst %", "median %", "below with margin", "reserved worst %", "median %",
-         "below with margin", "time median %", "Spearman", "calibrated median %", "Spearman"],
-        rows,
-    )  # fmt: skip
-    print(f"margin {found['margin']}")
-    print(f"{found['does_not_fit']} were not run because they do not fit")
-    if found["estimate_seconds"]:
-        takes = found["estimate_seconds"]
-        print(f"an estimate takes {takes['median']:.2f} s (median), {takes['worst']:.2f} s at worst")
-    if found["unknown"]:
-        print(f"operators without a cost: {', '.join(found['unknown'])}")
 
 
 MEASURED = ("allocated", "reserved", "seconds", "before", "before_reserved", "fits", "notes")
@@ -399,6 +348,8 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Estimate and run everything, then say how far apart they are."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("estimates", args)
     if args.against is not None:
@@ -414,9 +365,7 @@ def main() -> None:
         run_all(recorder, machine, args)
     else:
         run_again(recorder, machine, args)
-    recorder.save(summary=summary(recorder.cells))
-    print_summary(recorder.about["summary"])
-    print("{tasks} tasks of one structure are estimated in {seconds} s".format(**recorder.about["many"]))
+    recorder.print_tables(runs.estimates, runs.estimate_takes)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 
 LAYERS = {"cora": 2, "pubmed": 4, "arxiv": 3}
 CELLS = ("pubmed-gcn", "pubmed-gat", "cora-gcn", "arxiv-gcn", "arxiv-gat")
@@ -187,24 +187,6 @@ def pyg_run(task: Any, device: Any) -> dict[str, Any]:
 # ---- command line ------------------------------------------------------------------------------------
 
 
-HEADER = [
-    *("shape", "model", "cold s", "first epoch s", "kernels", "kernels on disk s", "first epoch s"),
-    *("second run s", "epochs alone s", "PyG eager s", "process s: Weft", "PyG"),
-]
-
-
-def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
-    """A row per shape and model."""
-    rows = []
-    for shape, model in dict.fromkeys((cell["shape"], cell["model"]) for cell in cells):
-        cold, disk, pyg = (find(cells, shape=shape, model=model, side=side) or {} for side in SIDES)
-        first = (cold.get(name) for name in ("seconds", "first_epoch_seconds", "kernels_compiled"))
-        later = (disk.get(name) for name in ("seconds", "first_epoch_seconds", "second_seconds", "epochs_seconds"))
-        whole = (disk.get("once_process_seconds"), pyg.get("process_seconds"))
-        rows.append([shape, model, *first, *later, pyg.get("seconds"), *whole])
-    return rows
-
-
 def add_options(parser: ArgumentParser) -> None:
     """What parent and child both take."""
     parser.add_argument("--epochs", type=int, default=200)
@@ -235,11 +217,12 @@ def main() -> None:
     if "--child" in sys.argv:
         print(json.dumps(child(child_arguments())))
         return
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("first_minute", args)
     run_all(recorder, args)
-    print_table(HEADER, table(recorder.cells))
-    recorder.save()
+    recorder.print_tables(runs.first_minute)
 
 
 if __name__ == "__main__":

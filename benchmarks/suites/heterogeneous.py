@@ -27,27 +27,27 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 import weft
-from benchmarks.baselines import processes
+from benchmarks.baselines.processes import train_together
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import Memory, Timing, synchronize, time_until
 from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.estimator import merger_for
 from weft.engine.home import HOME_VARIABLE
-from weft.engine.merger import merger_for
 from weft.engine.result import Result
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
+from weft.serve.worker_pool import MPS
 from weft.weave.step import merged
 
 SIDES = ("sequence", "stacks", "concurrent", "woven", "mps")  # alone before woven, so that kernels are compiled then
@@ -141,8 +141,6 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
 
 def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """A process a task, all at once; the time until the last one is done, per epoch."""
-    if side == "mps" and not (processes.available() and graph.device.type == "cuda"):
-        raise NotHere(f"{processes.CONTROL} is not installed, or there is no GPU")
     warmup = 5 if graph.device.type == "cuda" else 1
     epochs = args.epochs or EPOCHS[case]
     requests = [
@@ -156,8 +154,13 @@ def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> di
         }
         for settings in settings_of(case, args.hidden)
     ]
-    with processes.service() if side == "mps" else nullcontext() as env, processes.Workers(requests, env) as workers:
-        found = workers.run(args.process_seconds, args.process_seconds)
+    service = MPS([graph.device.type], len(requests), wanted=side == "mps")
+    if not service.start() and side == "mps":
+        raise NotHere("NVIDIA's Multi-Process Service could not be started: it is not installed, or there is no GPU")
+    try:
+        found = train_together(requests, service.environment, args.process_seconds)
+    finally:
+        service.stop()
     own = [worker["seconds"] * 1e3 / epochs for worker in found["workers"]]
     return {
         "ms": round(found["makespan"] * 1e3 / epochs, 4),
@@ -233,34 +236,6 @@ def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
             recorder.cell(key, lambda s=side, n=epochs: measure_runs(s, case, host, recorder.device, n, args))
 
 
-def print_report(recorder: Recorder, args: Namespace) -> None:
-    """A row per case: milliseconds of all sides and theirs over woven; then a row per case and length of whole runs."""
-    cells, wanted = recorder.cells, listed(args.sides)
-    shown = [side for side in (*SIDES, "processes") if side in wanted]
-    rows = []
-    for case in listed(args.cases):
-        ms = {side: (find(cells, case=case, side=side) or {}).get("ms") for side in shown}
-        over = [ms[side] / ms["woven"] if ms.get("woven") and ms[side] else None for side in shown if side != "woven"]
-        rows.append([case, *ms.values(), *over])
-    if shown:
-        names = [f"{side}/woven" for side in shown if side != "woven"]
-        print_table(["case", *(f"{side} ms" for side in shown), *names], rows)
-    whole, rows = [side for side in RUNS if side in wanted], []
-    for case in listed(args.cases):
-        for epochs in map(int, listed(args.run_epochs)):
-            found = {side: find(cells, case=case, side=side, epochs=epochs) or {} for side in whole}
-            seconds = [cell.get("seconds") for cell in found.values()]
-            over = [seconds[0] / one if seconds[0] and one else None for one in seconds[1:]]
-            groups = [", ".join(cell.get("groups", ())) for cell in found.values()]
-            rows.append([case, epochs, *seconds, *over, *groups])
-    if whole:
-        over = [f"{whole[0]}/{side}" for side in whole[1:]]
-        print_table(
-            ["case", "epochs", *(f"{side} s" for side in whole), *over, *(f"groups of {s}" for s in whole)], rows
-        )
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -279,11 +254,13 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the tables."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("heterogeneous", args)
     for case in listed(args.cases):
         run_case(recorder, case, args)
-    print_report(recorder, args)
+    recorder.print_tables(runs.different, runs.whole_runs)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ import torch
 
 import weft
 from benchmarks.baselines.trainings import NAMES, OPAQUE, opaque_module, random_module, users_module
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import synchronize
+from benchmarks.report.markdown import print_rows
 from weft.core.plan import Plan
+from weft.engine.estimator import merger_for
 from weft.engine.graphs import Graphs
-from weft.engine.merger import merger_for
 from weft.engine.run_planner import RunPlanner
 from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
@@ -176,7 +177,7 @@ def main() -> int:
             recorder.cells.append({"graph": name, "module": module, "status": "failed", "error": "no graph"})
     found = summary(recorder.cells)
     recorder.save(summary=found)
-    print_table(["module", *dict.fromkeys(cell["graph"] for cell in recorder.cells)], table(recorder.cells))
+    print_rows(["module", *dict.fromkeys(cell["graph"] for cell in recorder.cells)], table(recorder.cells))
     print(found)
     return 0 if found["passed"] else 1
 

@@ -18,9 +18,8 @@ admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the defaul
 and graphs in host memory before; planning is not counted, and reported apart.
 
 Every queue is also simulated: with each task's seconds of training as measured alone, its start as in the other runs,
-and interference fitted to pairs of tasks that were measured side by side (``error``), and with the seconds of the very
-run (``replayed``: the order of starts alone). The results file is written after every cell; whatever ended a run,
-``--resume`` goes on after its last cell, and simulations are made of the cells of both.
+and interference fitted to pairs of tasks that were measured side by side. The results file is written after every cell;
+whatever ended a run, ``--resume`` goes on after its last cell, and simulations are made of the cells of both.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from benchmarks.queue_runs.pyg import PyGWorker, run_in_order
 from benchmarks.queue_runs.pyg import warm_up as warm_up_pyg
 from benchmarks.queue_runs.server import DeviceSampler, QueueServer, peak_bytes
 from benchmarks.queue_runs.simulations import ONE, PAIRS, add_simulations, measured_alone
-from benchmarks.queue_runs.tables import print_tables
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
 from weft.sched.simulator import Simulation
@@ -111,7 +110,7 @@ def write_graphs(folder: Path, names: Sequence[str], device: torch.device, args:
 
 def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """The figures of a run as plain data."""
-    metrics = outcome.metrics().to_dict()
+    metrics = asdict(outcome.metrics())
     kept = {
         key: metrics[key] for key in ("makespan", "mean_jct", "p95_jct", "mean_queuing", "p95_queuing", "peak_bytes")
     }
@@ -254,11 +253,11 @@ def run_weft(
                 wanted = [mode for mode in modes if mode in chosen]
                 if left_to_run(recorder, [name], wanted):
                     tasks = tasks_of(name, graphs, args)
-                    if warmed.get(name) != server.supervisor.counters.workers_lost:
+                    if warmed.get(name) != server.supervisor.state.counters["workers_lost"]:
                         seconds = min(args.warm_seconds, max(recorder.left, 0.0))
                         make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
                         recorder.prepare(f"warm {name}", make)
-                        warmed[name] = server.supervisor.counters.workers_lost
+                        warmed[name] = server.supervisor.state.counters["workers_lost"]
                     run_queue(name, wanted, recorder, server, tasks, args, idle)
 
 
@@ -286,6 +285,8 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Every queue in every mode."""
+    from benchmarks.report import runs
+
     args = arguments()
     names = listed(args.queues)
     recorder = Recorder("queues", args)
@@ -304,7 +305,7 @@ def main() -> None:
             run_weft(folder, names, chosen, recorder, graphs, args, idle)
         add_simulations(recorder.cells, names)
         recorder.save()
-    print_tables(recorder.cells, names)
+    recorder.print_tables(runs.queues, runs.queue_use, runs.queue_goals)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness.graphs import fresh, full_name, make_graph
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import Memory, profile, synchronize
 from weft.batches.placement import place_graph
 from weft.batches.sampled import Sampling, source_for
@@ -74,14 +74,9 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def ratios(cells: Sequence[Cell]) -> Iterator[tuple[str, float]]:
     """What is compared, and how many times as long an epoch takes; of one run each, where cells are of several."""
     for words, *sides in ASKED:
-        upper, lower = (_found(cells, {**PLAIN, **wanted}) for wanted in sides)
+        upper, lower = (find(cells, **{**PLAIN, **wanted}) for wanted in sides)
         if upper is not None and lower is not None and upper.get("run") == lower.get("run"):
             yield words, upper["epoch_seconds"] / lower["epoch_seconds"]
-
-
-def _found(cells: Sequence[Cell], wanted: dict[str, Any]) -> Cell | None:
-    good = (cell for cell in cells if cell.get("status", "ok") == "ok")
-    return next((cell for cell in good if all(cell.get(key) == value for key, value in wanted.items())), None)
 
 
 SHAPE_PARTS = {"papers100m": "papers"}
@@ -110,8 +105,8 @@ def cases(graph: Graph, args: Namespace) -> list[Case]:
     if args.device == "cpu":
         return [
             Case("stages, one after another", None, sampling={"depth": 1}),
-            Case("stages, overlapped", None, sampling={"depth": 3, "workers": args.workers}),
-            Case("stages, overlapped", None, tasks=2, sampling={"depth": 3, "workers": args.workers}),
+            Case("stages, overlapped", None, sampling={"depth": 3}),
+            Case("stages, overlapped", None, tasks=2, sampling={"depth": 3}),
         ]
     cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
     host, ahead = DataPlacement("host"), DataPlacement("host", overlap=True)
@@ -300,9 +295,7 @@ def measure_papers(graph: Graph, device: torch.device, args: Namespace) -> dict[
         made = time.perf_counter() - begin
         source = run.stacks[0].source
         steps = min(args.papers_steps, source.steps_per_epoch - WARMUP - 1)
-        clock = _Clock(device, steps)
-        run.advance(1, clock.stop)
-    step = clock.seconds / steps
+        step = timed_steps(run, steps) / steps
     places = plan.places
     return {
         "epoch_seconds": round(step * source.steps_per_epoch, 3),
@@ -327,23 +320,19 @@ def measure_papers(graph: Graph, device: torch.device, args: Namespace) -> dict[
     }
 
 
-class _Clock:
-    """``stop()`` after every step: reads the clock after some steps and after ``steps`` more, then ends."""
+def timed_steps(run: GroupRun, steps: int) -> float:
+    """Seconds of ``steps`` steps, after some that are not timed."""
+    times, places = {}, iter(range(1, WARMUP + steps + 1))
 
-    def __init__(self, device: torch.device, steps: int) -> None:
-        self._device, self._end, self._done = device, WARMUP + steps, 0
-        self._since, self.seconds = 0.0, 0.0
+    def stop() -> bool:
+        done = next(places)
+        if done in (WARMUP, WARMUP + steps):
+            synchronize(run.device)
+            times[done] = time.perf_counter()
+        return done == WARMUP + steps
 
-    def stop(self) -> bool:
-        """Whether enough has been timed."""
-        self._done += 1
-        if self._done == WARMUP:
-            synchronize(self._device)
-            self._since = time.perf_counter()
-        elif self._done == self._end:
-            synchronize(self._device)
-            self.seconds = time.perf_counter() - self._since
-        return self._done >= self._end
+    run.advance(1, stop)
+    return times[WARMUP + steps] - times[WARMUP]
 
 
 # ---- cells -------------------------------------------------------------------------------------------
@@ -389,27 +378,6 @@ def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[],
     return limited
 
 
-def print_report(recorder: Recorder) -> None:
-    """A row per cell, then what the cells say together."""
-    rows = []
-    for cell in recorder.cells:
-        if cell["status"] != "ok":
-            print(f"{cell['side']} {cell['case']}: {cell.get('reason') or cell.get('error')}")
-            continue
-        rows.append([cell["shape"], cell["side"], cell["case"], cell["tasks"], cell["precision"], cell["ms"],
-                     cell["epoch_seconds"], cell.get("predicted_seconds"), cell.get("busy"),
-                     cell.get("feature_hit_rate"), cell.get("peak_gb"), cell.get("predicted_gb")])  # fmt: skip
-    print_table(["shape", "side", "case", "T", "precision", "ms per step", "epoch s", "predicted s", "busy", "hits",
-                 "peak GB", "predicted GB"], rows)  # fmt: skip
-    for cell in recorder.cells:
-        if cell.get("kernels"):
-            longest = ", ".join(f"{name} {ms:.3g}" for name, ms in list(cell["kernels"].items())[:6])
-            print(f"{cell['case']} x {cell['tasks']} {cell['precision']}, ms per step: {longest}")
-    for words, ratio in ratios(recorder.cells):
-        print(f"{words}: {ratio:.2f}x")
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -426,7 +394,6 @@ def arguments() -> Namespace:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--budget", default="16GiB", help="of the plans that predictions are from")
     parser.add_argument("--machine", default="h200", help="whose rates predictions are from")
-    parser.add_argument("--workers", type=int, default=1, help="threads that sample on a CPU")
     parser.add_argument("--pyg-steps", type=int, default=40, help="of PyG, extrapolated to an epoch")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph, to try this out")
     parser.add_argument("--papers-scale", type=float, default=1.0)
@@ -441,10 +408,12 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import runs
+
     args = arguments()
     recorder = Recorder("sampled_epoch", args)
     run_all(recorder, args)
-    print_report(recorder)
+    recorder.print_tables(runs.sampled_epoch)
 
 
 if __name__ == "__main__":

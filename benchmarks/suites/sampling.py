@@ -7,9 +7,9 @@ run as they are launched and replayed from a CUDA graph; samples are compared wi
     python -m benchmarks.suites.sampling --works "one hop" --cell-seconds 0.2 --out sampling.json
 
 Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; the
-paper's sampler as published (``paper``), with a counting sort by degree class (``paper, classes``), and with one thread
-per row of low degree as well (``paper, threads N``, N the threshold; ``x 4``: four threads per row). ``picks alone``
-only reads the neighbours at picked places that are known before: what no sampler of this graph can be faster than.
+paper's sampler as published (``paper``), and with a counting sort by degree class and one thread per row of low degree
+(``paper, threads N``, N the threshold). ``picks alone`` only reads the neighbours at picked places that are known
+before: what no sampler of this graph can be faster than.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import record_graph, time_until
 from weft.batches.sampler import CpuHops
 from weft.ops.csr.adjacency import Adjacency
@@ -34,7 +34,6 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_cpu, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     ThreadsLaunch,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -45,13 +44,12 @@ from weft.ops.sampling.sample_triton import sample_triton
 SAMPLERS = {
     "default": (sample_triton, sample_torch),
     "paper": (sample_paper_triton, sample_reservoir_torch),
-    "paper, classes": (sample_classes_triton, sample_reservoir_torch),
     **{
-        f"paper, threads {degree}" + f" x {each}" * (each > 1): (
-            partial(sample_threads_triton, launch=ThreadsLaunch(degree, each)),
+        f"paper, threads {degree}": (
+            partial(sample_threads_triton, launch=ThreadsLaunch(degree)),
             sample_reservoir_torch,
         )
-        for degree, each in ((128, 1), (256, 1), (256, 2), (256, 4), (512, 4))
+        for degree in (128, 256)
     },
     "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
     "reservoir, DGL's layout": (partial(sample_reservoir_triton, edges=True, launch=AS_DGL), sample_reservoir_torch),
@@ -253,19 +251,6 @@ def cpu_sides(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
             recorder.cell(key, partial(cpu_batches, host, workers, expand, args))
 
 
-def print_report(recorder: Recorder) -> None:
-    """The table."""
-    header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "G edges/s", "GB/s", "input nodes"]
-    rows = [
-        [c["work"], c["side"], c.get("seeds", c.get("rows")), c.get("fanout"), c.get("ms"), c.get("launched_ms"),
-         c.get("giga_edges_s") or (c["mega_edges_s"] / 1e3 if "mega_edges_s" in c else None), c.get("gb_s"),
-         c.get("input_nodes")]
-        for c in recorder.cells if c["status"] == "ok"
-    ]  # fmt: skip
-    print_table(header, rows)
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -282,10 +267,12 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import training
+
     args = arguments()
     recorder = Recorder("sampling", args)
     run(recorder, args)
-    print_report(recorder)
+    recorder.print_tables(training.sampling)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from benchmarks.harness.graphs import full_name
-from benchmarks.harness.recorder import listed, print_table
+from benchmarks.harness.recorder import listed
+from benchmarks.report.markdown import print_rows
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.engine.plan import plan, shard_groups
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     rows = [row(shape, "GCN 2 x 16", args.machine) for shape in args.shapes[:1]]
     rows += [row(shape, "GIN 5 x 64", args.machine) for shape in args.shapes]
-    print_table(("graph, model", f"one {args.machine.upper()}", *(f"{count} GPUs" for count in GPUS)), rows)
+    print_rows(("graph, model", f"one {args.machine.upper()}", *(f"{count} GPUs" for count in GPUS)), rows)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import synchronize, time_calls, time_until
+from benchmarks.report.markdown import print_rows
 from weft import ops
 from weft.dist.partition import count_remote, halo_of, neighbour_pieces, own_rows, split_edges, to_block
 from weft.dist.shard_csr import shard_csr, tiled_csr
@@ -43,7 +44,6 @@ from weft.ops.sharded.sharded_spmm import (
     ShardedCSR,
     ShardedLaunch,
     address_table,
-    pipelined_seconds,
     sharded_spmm_triton,
 )
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
@@ -52,6 +52,19 @@ from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
 from weft.planner.partition import split_by_edges
 
 FLOAT = 4
+
+
+def pipelined_seconds(link: float, local: float, sums: Sequence[float], shares: Sequence[float]) -> float:
+    """Seconds until the last tile is summed.
+
+    ``link``: of all remote rows, of which a tile has its share; ``local`` and ``sums``: of summing the local edges, and
+    those of each tile, with reading and writing the sums so far.
+    """
+    arrived, done = 0.0, local
+    for share, summed in zip(shares, sums, strict=True):
+        arrived += link * share
+        done = max(done, arrived) + summed
+    return done
 
 
 class HalfOfAGraph:
@@ -203,6 +216,10 @@ FETCHED = (COPIED, GATHERED)
 STREAMED, STREAMED_APART = "streamed", "streamed apart"
 PIPELINED, WHOLE_ROWS = "pipelined", "rows whole"
 OVER_FETCHING, OVER_APART = 1.5, 1.2
+RATIOS = {
+    "fetch, then spmm": FETCHED, "no interleaving": [STREAMED_APART], "pipelined": [PIPELINED],
+    "one kernel": ["fetch_interleaved"], **{side: [side] for side in PER_EDGE},
+}  # fmt: skip
 HEADER = ("goal", "wanted", "found", "verdict")
 
 
@@ -426,7 +443,7 @@ def _other_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGrap
         if shape == args.shapes[0] and features == args.features[0]:
             work = partial(tune, recorder, half, features, args.cell_seconds)
             recorder.cell({"shape": shape, "features": features, "side": "tuner"}, work, free=False)
-        for side in (PIPELINED, APART, "fetch_interleaved", *(PER_EDGE if features <= args.per_edge else ())):
+        for side in (PIPELINED, APART, *(PER_EDGE if features <= args.per_edge else ())):
             work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
             recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
         whole = ShardedLaunch(0, args.dist, args.warps)
@@ -449,55 +466,17 @@ def _arguments() -> Namespace:
 
 
 def _summary(recorder: Recorder, args: Namespace) -> None:
-    cells = recorder.cells
+    """How many times as long as streamed the other sides take, and which goals are reached."""
     rows = []
     for shape, features in itertools.product(args.shapes, args.features):
-        found = {
-            cell["side"]: cell for cell in cells if cell.get("shape") == shape and cell.get("features") == features
-        }
-        about = found.get(STREAMED, {})
-        times = {side: cell.get("ms") for side, cell in found.items()}
-        rows.append((shape, features, *_ratios(times), about.get("predicted_ms"), about.get("link_share")))
-    print_table(("shape", "F", "streamed ms", *RATIOS, "predicted ms", "share of link"), rows)
-    models = []
-    for shape, model in itertools.product(args.shapes, MODELS):
-        times = {
-            side: (find(cells, shape=shape, model=model, side=side) or {}).get("ms")
-            for side in (STREAMED, STREAMED_APART, *FETCHED)
-        }
-        models.append((shape, model, *_ratios(times)[:3]))
-    print_table(("shape", "model", "streamed ms", *RATIOS[:2]), models)
-    _print_others(cells, args)
-    found = verdicts(cells, args.shapes, args.features, list(MODELS))
-    print_table(HEADER, found)
+        here = {"shape": shape, "features": features}
+        streamed = find(recorder.cells, **here, side=STREAMED) or {}
+        others = (gain(recorder.cells, sides, **here) for sides in RATIOS.values())
+        rows.append((*here.values(), *(streamed.get(key) for key in ("ms", "predicted_ms", "link_share")), *others))
+    print_rows(("shape", "F", "streamed ms", "predicted ms", "share of link", *RATIOS), rows)
+    found = verdicts(recorder.cells, args.shapes, args.features, list(MODELS))
+    print_rows(HEADER, found)
     recorder.save(verdicts=[dict(zip(HEADER, row, strict=True)) for row in found])
-
-
-def _print_others(cells: list[dict[str, Any]], args: Namespace) -> None:
-    """Partitions and the tuner's path."""
-    for shape in args.shapes:
-        parts = [find(cells, shape=shape, side=f"partition on {where}") for where in ("device", "host")]
-        print(
-            shape,
-            *(part and {key: value for key, value in part.items() if key not in ("status", "side")} for part in parts),
-        )
-    for cell in cells:
-        if cell["side"] == "tuner" and cell["status"] == "ok":
-            print("tuner", {key: value for key, value in cell.items() if key != "path"})
-            print(
-                *(f"{step['ps']},{step['dist']},{step['wpb']}: {step['ms']:.3g} ms" for step in cell["path"]), sep="; "
-            )
-
-
-RATIOS = ("fetch, then spmm", "no interleaving", "pipelined", "one kernel", "per edge", "per edge apart")
-
-
-def _ratios(times: dict[str, float | None]) -> tuple[float | None, ...]:
-    """The streamed milliseconds, and how many times as long the others take; of the two fetches the faster one."""
-    first = times.get(STREAMED)
-    fetched = min((times[side] for side in FETCHED if times.get(side)), default=None)
-    others = [fetched, *(times.get(side) for side in (STREAMED_APART, PIPELINED, "fetch_interleaved", *PER_EDGE))]
-    return first, *(None if first is None or other is None else other / first for other in others)
 
 
 if __name__ == "__main__":

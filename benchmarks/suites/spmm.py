@@ -18,7 +18,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from benchmarks.baselines import cusparse
 from benchmarks.baselines.cusparse import csr, edge_values
 from benchmarks.harness import timing as clock
 from benchmarks.harness.graphs import bare, make_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from weft import ops
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
@@ -271,76 +270,6 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace, handle: cusparse.
         made.clear()
 
 
-def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per shape, width and order of rows: milliseconds of each side and cuSPARSE's over Weft's."""
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for cell in cells:
-        found.setdefault((cell["shape"], cell["features"]), []).append(cell)
-    rows = []
-    for (shape, width), here in found.items():
-        for order in dict.fromkeys(cell["rows"] for cell in here if "rows" in cell) or [None]:
-            inside = [cell for cell in here if cell["status"] == "ok" and cell.get("rows", order) == order]
-            sides = {cell["side"]: cell for cell in inside}
-            ms = {side: sides[side]["ms"] if side in sides else None for side in SIDES}
-            over = {f"{side}_ratio": ms["cusparse"] / ms[side] if ms["cusparse"] and ms[side] else None
-                    for side in SIDES[1:]}  # fmt: skip
-            planned = any(cell.get("planned") for cell in sides.values())
-            about = {"shape": shape, "features": width, "rows": order, "planned": planned}
-            rows.append({**about, **ms, **over, "sides": sides})
-    return rows
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric mean and worst of cuSPARSE's time over Weft's, per form of the matrix: as planned, and by order."""
-    found: dict[str, Any] = {}
-    chosen = {"": [row for row in rows if row["planned"]]}
-    chosen |= {f" by {order}": [row for row in rows if row["rows"] == order] for order in ORDERS}
-    for side in SIDES[1:]:
-        for label, inside in chosen.items():
-            values = [row[f"{side}_ratio"] for row in inside if row[f"{side}_ratio"]]
-            if values:
-                mean = geometric_mean(values)
-                found[side + label] = {"geometric_mean": mean, "worst": min(values), "cells": len(values)}
-    return found
-
-
-def print_report(recorder: Recorder) -> None:
-    """The table: ms, ratios, achieved TB/s and errors."""
-    rows = ratios(recorder.cells)
-    header = ["shape", "F", "rows by", "cuSPARSE ms", "algorithm", "Weft ms", "ratio", "weighted ms", "ratio",
-              "Weft TB/s compulsory", "gathered", "cuSPARSE gathered", "error"]  # fmt: skip
-    table = []
-    for row in rows:
-        base, weft = row["sides"].get("cusparse", {}), row["sides"].get("scales", {})
-        order = f"{row['rows']} (planned)" if row["planned"] else row["rows"]
-        table.append([
-            row["shape"], row["features"], order, row["cusparse"], base.get("algorithm"), row["scales"],
-            row["scales_ratio"], row["weights"], row["weights_ratio"], weft.get("compulsory_tb_s"),
-            weft.get("gathered_tb_s"), base.get("gathered_tb_s"), weft.get("error"),
-        ])  # fmt: skip
-    print_table(header, table)
-    recorder.save(summary=summary(rows))
-    for side, found in recorder.about["summary"].items():
-        print(f"{side}: geometric mean {found['geometric_mean']:.3f}x, worst {found['worst']:.3f}x")
-
-
-def print_tasks(recorder: Recorder) -> None:
-    """A row per number of tasks and order of rows."""
-    cells, rows = recorder.cells, []
-    for tasks in dict.fromkeys(cell["tasks"] for cell in cells):
-        others = [(find(cells, tasks=tasks, side=side) or {}).get("ms") for side in SIDES_OF_TASKS[1:]]
-        for order in ORDERS:
-            cell = find(cells, tasks=tasks, side="batched", rows=order)
-            if cell is not None:
-                over = [other / cell["ms"] if other else None for other in others]
-                label = f"{order} (planned)" if cell.get("planned") else order
-                about = [cell["ms_a_task"], cell["gathered_tb_s"], cell["error"]]
-                rows.append([tasks, label, cell["ms"], *others, *over, *about])
-    print_table(["T", "rows by", "Weft ms", "one wide cuSPARSE", "T cuSPARSE", "wide/Weft", "T separate/Weft",
-                 "ms per task", "Weft gathered TB/s", "error"], rows)  # fmt: skip
-    recorder.save()
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -359,6 +288,8 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import training
+
     args = arguments()
     recorder = Recorder("multi_kernels" if args.tasks else "spmm", args)
     recorder.about["copy_tb_s"] = clock.copy_bandwidth(recorder.device)
@@ -367,7 +298,7 @@ def main() -> None:
         recorder.about["environment"]["cusparse"] = handle.version()
     for shape in listed(args.shapes):
         run_shape(recorder, shape, args, handle)
-    (print_tasks if args.tasks else print_report)(recorder)
+    recorder.print_tables(training.multi_kernels if args.tasks else training.spmm)
     print(f"device copy: {recorder.about['copy_tb_s']:.3f} TB/s")
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
 from benchmarks.harness.timing import Memory, time_until
 from benchmarks.harness.weft_side import eager_memory, group_epoch, weft_task
-from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, LABELS, faster_order, left_out
+from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, faster_order, left_out
 from benchmarks.suites.epoch import measure as measure_one
 from weft.core.task import Task
 from weft.graph.graph import Graph
@@ -151,31 +151,6 @@ def _baseline(side: str, case: Case, graph: Graph, setting: Setting, order: str,
     return measure_one(side, case.model, graph, setting, order, case.precision)
 
 
-HEADER = [
-    "shape", "model", "precision", "T", "Weft ms per task", "epoch ms", *(LABELS[side] for side in BASELINES),
-    *(f"{LABELS[side]}/Weft" for side in BASELINES), *(f"{LABELS[side]}, same precision" for side in IN_PRECISION),
-    "Weft GB", "added per task",
-]  # fmt: skip
-RATIOS = slice(6 + len(BASELINES), 6 + 2 * len(BASELINES))
-
-
-def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
-    """A row per sweep: Weft's time per task, the baselines' for one task in float32, their ratios, and PyG's times in
-    the precision of the sweep."""
-    rows = []
-    for cell in cells:
-        if cell["side"] != "weft" or cell["status"] != "ok":
-            continue
-        here, weft = {"shape": cell["shape"], "model": cell["model"]}, cell["ms"]
-        times = [(find(cells, **here, side=side, precision="fp32") or {}).get("ms") for side in BASELINES]
-        same = [(find(cells, **here, side=s, precision=cell["precision"]) or {}).get("ms") for s in IN_PRECISION]
-        over = [ms / weft if ms else None for ms in times]
-        added = cell["added_gb"] / cell["tasks"] if cell["added_gb"] else None
-        about = [*here.values(), cell["precision"], cell["tasks"], weft, cell["epoch_ms"]]
-        rows.append([*about, *times, *over, *same, cell["peak_gb"], added])
-    return rows
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -192,17 +167,14 @@ def arguments() -> Namespace:
 
 def main() -> None:
     """Run the cells and print the table."""
+    from benchmarks.report import training
+
     args = arguments()
     recorder = Recorder("sweep", args)
     cases = [case for case in CASES if case.name in listed(args.cases)]
     for shape in dict.fromkeys(case.shape for case in cases):
         run_shape(recorder, shape, [case for case in cases if case.shape == shape], args)
-    print_table(HEADER, table(recorder.cells))
-    for cell in recorder.cells:
-        if cell["status"] != "ok":
-            what = f"{cell['shape']} {cell['model']} {cell['precision']} {cell['side']}"
-            print(f"{what}: {cell.get('reason') or cell.get('error')}")
-    recorder.save()
+    recorder.print_tables(training.sweep)
 
 
 if __name__ == "__main__":

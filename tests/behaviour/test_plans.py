@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import weft
 from tests.behaviour import calls
@@ -75,3 +76,19 @@ def test_a_run_that_cannot_keep_within_its_budget_is_refused_before_it_begins():
 def test_an_unknown_machine_is_named():
     with pytest.raises(weft.InputError, match="h2000"):
         calls.plan(weft.Task(graph="demo"), machine="h2000")
+
+
+@pytest.mark.parametrize(("parameter", "given"), [("adj", "x and the adjacency"), ("edge_index", "x, edge_index")])
+def test_a_plan_says_how_a_module_is_called(parameter, given):
+    class Net(torch.nn.Linear):
+        if parameter == "adj":
+
+            def forward(self, x, adj):
+                return super().forward(x)
+        else:
+
+            def forward(self, x, edge_index):
+                return super().forward(x)
+
+    report = calls.plan(weft.Task(graph=graph(), model=Net), machine="cpu")
+    assert any(reason.startswith(f"Net.forward is called with {given}") for reason in report.plans[0].why)

@@ -17,7 +17,9 @@ from benchmarks.baselines.cusparse import edge_values
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.graphs import fresh, row_normalised
 from benchmarks.harness.recorder import NotHere, Recorder, find
+from benchmarks.harness.results import Results
 from benchmarks.harness.timing import Timing, compulsory_bytes, gathered_bytes
+from benchmarks.report import runs, training
 from benchmarks.suites import accuracy, cpu, cpu_ops, epoch, spmm
 from weft.graph.generate import citation
 
@@ -164,8 +166,8 @@ def test_spmm_of_many_tasks_from_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", command)
     spmm.main()
     printed = capsys.readouterr().out
-    assert "T separate/Weft" in printed
-    assert "| length (planned) |" in printed
+    assert "T of cuSPARSE" in printed
+    assert "device copy:" in printed
     assert json.loads(out.read_text())["benchmark"] == "multi_kernels"
 
 
@@ -174,10 +176,10 @@ def test_operators_of_a_cpu_from_the_shell(tmp_path, monkeypatch, capsys):
     command = ["cpu_ops", "--graphs", "cora", "--rounds", "1", "--data", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
     cpu_ops.main()
-    assert "| cora  | sddmm" in capsys.readouterr().out
+    assert "| cora | sddmm | 64 |" in capsys.readouterr().out
 
 
-def test_spmm_in_both_orders(graph, tmp_path, capsys):
+def test_spmm_in_both_orders(graph, tmp_path):
     """cuSPARSE's time is set against both; the summary goes by what a plan would take."""
     recorder = Recorder("try", options(tmp_path))
     matrix = graph.adj.gcn()
@@ -189,24 +191,16 @@ def test_spmm_in_both_orders(graph, tmp_path, capsys):
     assert list(spmm.row_forms(recorder, "tiny", matrix, "length")) == ["length"]
     assert list(spmm.row_forms(recorder, "tiny", matrix, "cluster")) == ["cluster"]
     assert spmm.planned_order(matrix, 64, 16) == "length"
-    key = {"shape": "tiny", "features": 5, "status": "ok"}
+    key = {"shape": "tiny", "features": 5, "status": "ok", "run": 0, "gathered_tb_s": 1.0}
     cells = [
         {**key, "side": "cusparse", "ms": 4.0},
         {**key, "side": "scales", "rows": "length", "ms": 2.0, "planned": False},
         {**key, "side": "scales", "rows": "cluster", "ms": 1.0, "planned": True},
         {**key, "side": "weights", "rows": "length", "status": "failed"},
     ]
-    rows = spmm.ratios(cells)
-    assert [(row["rows"], row["scales_ratio"], row["weights_ratio"]) for row in rows] == [
-        ("length", 2.0, None), ("cluster", 4.0, None)
-    ]  # fmt: skip
-    found = spmm.summary(rows)
-    assert {name: one["worst"] for name, one in found.items()} == {
-        "scales": 4.0, "scales by length": 2.0, "scales by cluster": 4.0
-    }  # fmt: skip
-    recorder.cells, recorder.about["copy_tb_s"] = cells, 1.0
-    spmm.print_report(recorder)
-    assert "cluster (planned)" in capsys.readouterr().out
+    printed = training.spmm(Results("spmm", [{}], cells))
+    assert "| tiny | 5 | 4.00 | 1.00, by length 2.00 | 4.00x |" in printed
+    assert "Geometric mean 4.00x, worst 4.00x." in printed
 
 
 def test_spmm_notices_what_was_not_written(graph):
@@ -244,18 +238,6 @@ def test_a_side_that_is_left_out_says_why(tmp_path, graph, monkeypatch):
     assert "--compile-large" in reasons["captured"]
 
 
-def test_epoch_table_has_ratios():
-    cells = [
-        {"shape": "cora", "model": "gcn", "side": side, "status": "ok", "ms": ms}
-        for side, ms in (("weft", 1.0), ("pyg", 12.0), ("cusparse", 3.0))
-    ]
-    row = epoch.table(cells, ["cora"], ["gcn"])[0]
-    assert len(row) == len(epoch.HEADER)
-    assert dict(zip(epoch.BASELINES, row[epoch.RATIOS], strict=True)) == {
-        **dict.fromkeys(epoch.BASELINES), "pyg": 12.0, "cusparse": 3.0
-    }  # fmt: skip
-
-
 def test_row_normalised_features_sum_to_one(graph):
     x = row_normalised(graph).x.to_dense()
     sums = x.sum(1)
@@ -287,6 +269,6 @@ def test_accuracy_row_counts_standard_errors():
         for side, values in tests.items()
         for seed, value in enumerate(values)
     ]
-    found = accuracy.row(cells, "g", "gcn")
-    assert found["weft"] == pytest.approx(81.0)
-    assert found["difference"] == 0.0
+    found = runs.compared(Results("accuracy", [{}], cells), "g", "gcn")
+    assert found["weft"][0] == pytest.approx(81.0)
+    assert found["apart"] == 0.0

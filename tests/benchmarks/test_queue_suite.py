@@ -52,13 +52,12 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
     for mode in ("pipeswitch", "backfill", "bmc"):
         assert 0 < cells[mode]["peak_bytes"] <= cells[mode]["budget_bytes"] == 2 << 30
         assert cells[mode]["simulated_makespan"] > 0
-    assert abs(cells["pipeswitch"]["replayed_error"]) < 0.05  # it is made of the same seconds
     assert len(pairs) == 1
     assert (
         set(pairs[0]["trained"]) == set(pairs[0]["ends"]) == set(pairs[0]["tasks"]) <= set(cells["pipeswitch"]["took"])
     )
     assert cells["pyg"]["start_seconds"] > 0
-    assert "| gcn   | backfill" in capsys.readouterr().out
+    assert "| makespan: BMC / Weft | > 1 |" in capsys.readouterr().out
 
 
 def cell(mode, makespan, seconds, **more):
@@ -87,8 +86,8 @@ def test_warming_up_does_not_wait_for_workers_that_are_lost_or_hang(tmp_path, mo
         begin = time.monotonic()
         server.warm_up([task, task], 2.0)
         assert time.monotonic() - begin < 15
-        lost = server.supervisor.counters
-        server._until(lambda: lost.workers_lost == 2 and len(server._ready()) == 3, 60.0, "for other workers")
+        lost = server.supervisor.state.counters
+        server._until(lambda: lost["workers_lost"] == 2 and len(server._ready()) == 3, 60.0, "for other workers")
         assert server.warm_up([task], 60.0) == 2
         assert server.run("backfill", {"a": task}).outcome.tasks
 

@@ -32,7 +32,7 @@ def test_sampled_epochs_are_measured(tmp_path, monkeypatch, capsys):
         assert set(cell["stages"]) == {"sample", "fetch", "transfer"}
         assert cell["ms_per_task"] == pytest.approx(cell["ms"] / cell["tasks"], rel=0.01)
     printed = capsys.readouterr().out
-    assert "| case" in printed
+    assert "| case |" in printed
     assert "stages, overlapped" in printed
 
 
@@ -78,7 +78,7 @@ def test_the_first_minute_is_measured_in_processes(tmp_path, monkeypatch, capsys
     assert cold["status"] == disk["status"] == "ok", (cold, disk)
     assert cold["process_seconds"] > cold["seconds"] > 0
     assert 0 < disk["epochs_seconds"] < disk["second_seconds"] < disk["process_seconds"]
-    assert "| cora  | gcn   |" in capsys.readouterr().out
+    assert "| cora | GCN |" in capsys.readouterr().out
 
 
 def test_a_process_that_fails_is_recorded(tmp_path, monkeypatch):

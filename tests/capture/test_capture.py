@@ -12,6 +12,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.dry_runs import capture, default_plan
 from tests.graphs_for_tests import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
@@ -20,7 +21,6 @@ from weft.core.models import MODELS
 from weft.core.plan import Plan
 from weft.core.program import MARKER_KEPT, Program
 from weft.core.task import Task
-from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
 from weft.weave.step import Weaver
 
@@ -80,6 +80,11 @@ def made_in(observer: Observer) -> set[int]:
     return {number for call in observer.calls for number in call.made}
 
 
+def flops(program, phase=None):
+    """Of one step, or of one phase of it."""
+    return sum(op.flops for op in program.operators if phase in (None, op.phase))
+
+
 def test_members_find_the_weights_of_their_last_evaluation_and_let_them_go():
     graph = random_graph()
     one, many = (capture(Task(graph=graph, model="gcn", hidden=16), graph.stats(), tasks=tasks) for tasks in (1, 3))
@@ -110,7 +115,7 @@ def test_a_graph_too_large_for_this_machine_is_captured_from_its_summary(model, 
 def test_no_gpu_is_asked_for():
     code = (
         "import torch; from tests.graphs_for_tests import PRODUCTS; from weft.core.task import Task;"
-        "from weft.runtime.dry_run import capture;"
+        "from tests.dry_runs import capture;"
         "capture(Task(graph='products', model='gat'), PRODUCTS); assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -123,7 +128,7 @@ def test_a_group_grows_by_its_activations_and_not_by_its_graph():
     assert kinds_of_four["activation"] == pytest.approx(4 * kinds_of_one["activation"], rel=1e-3)
     assert kinds_of_four["graph"] == kinds_of_one["graph"]
     assert kinds_of_four["input"] == kinds_of_one["input"]
-    assert four.flops == pytest.approx(4 * one.flops, rel=0.05)
+    assert flops(four) == pytest.approx(4 * flops(one), rel=0.05)
 
 
 def test_two_stacks_are_followed_in_one_woven_step():
@@ -133,7 +138,7 @@ def test_two_stacks_are_followed_in_one_woven_step():
     assert captured.run.notes == []
     program = captured.program
     alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda", replay=True)).program for task in group]
-    assert program.flops == pytest.approx(sum(one.flops for one in alone), rel=1e-6)
+    assert flops(program) == pytest.approx(sum(map(flops, alone)), rel=1e-6)
     assert "weft.merged_call" in {op.name for op in program.operators}
     assert program.unknown == ()
     kinds, apart = program.bytes_by_kind(), [one.bytes_by_kind() for one in alone]
@@ -162,8 +167,7 @@ def test_stacks_side_by_side_have_the_phases_of_each():
     program = capture(group, PRODUCTS, plan=plan).program
     alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda")).program for task in group]
     for phase in ("backward", "update"):
-        both = sum(op.flops for one in alone for op in one.phase(phase))
-        assert sum(op.flops for op in program.phase(phase)) == pytest.approx(both)
+        assert flops(program, phase) == pytest.approx(sum(flops(one, phase) for one in alone))
 
 
 @pytest.mark.parametrize("kind", [{"sparse": True}, {"multilabel": True}, {"weighted": True}, {"directed": True}])
@@ -338,13 +342,14 @@ def test_a_layer_that_is_repeated_in_the_backward_pass_is_followed():
 def test_triton_is_not_needed():
     code = (
         "import sys; sys.modules['triton'] = None; from tests.graphs_for_tests import PRODUCTS;"
-        "from weft.core.task import Task; from weft.runtime.dry_run import capture;"
+        "from weft.core.task import Task; from tests.dry_runs import capture;"
         "p = capture(Task(graph='products', model='gat'), PRODUCTS).program;"
-        "print(p.launches, p.unknown, sum(op.workspace for op in p.operators))"
+        "print(sum(op.launches for op in p.operators), p.unknown, sum(op.workspace for op in p.operators))"
     )
     without = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     program = capture(Task(graph="products", model="gat"), PRODUCTS).program
-    assert without.split() == f"{program.launches} () {sum(op.workspace for op in program.operators)}".split()
+    launches, workspace = (sum(getattr(op, name) for op in program.operators) for name in ("launches", "workspace"))
+    assert without.split() == f"{launches} () {workspace}".split()
 
 
 def test_the_first_estimate_of_a_process_is_like_the_second():
@@ -353,7 +358,7 @@ def test_the_first_estimate_of_a_process_is_like_the_second():
         "import gc; gc.disable(); from torch import nn; import weft; from tests.graphs_for_tests import PRODUCTS;"
         "from weft.core.task import Task; from weft.planner.cost.memory import memory;"
         "from weft.planner.machine_profiles import profile;"
-        "from weft.runtime.dry_run import capture;"
+        "from tests.dry_runs import capture;"
         "build = lambda i, o: nn.Sequential(nn.Linear(i, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, o));"
         "steps = [capture(Task(graph='products', model=build), PRODUCTS, tasks=3) for _ in range(2)];"
         "print(*(memory(s.program, profile('h200'), s.preparation).peak for s in steps))"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.dry_runs import capture
 from tests.graphs_for_tests import PRODUCTS
 from weft.core.task import Task
 from weft.planner.cost.memory import live_bytes
-from weft.runtime.dry_run import capture
 
 NN, NE = PRODUCTS.num_nodes, PRODUCTS.num_edges
 FLOAT = 4

@@ -13,11 +13,10 @@ import weft.weave
 from tests.graphs_for_tests import random_graph
 from weft import ops
 from weft.batches.block import PaddedAdjacency
-from weft.capture.costs import ATEN, FAMILIES, WEFT
+from weft.capture.costs import ATEN, FAMILIES, WEFT, work_of
 from weft.capture.meta_graph import meta_graph
 from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import ObservedCall, Observer
-from weft.capture.program_builder import work_of
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import register
 
@@ -126,9 +125,9 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 
 def test_operators_in_one_launch_cost_the_sum():
+    from tests.weave.merged_calls import merged_call
     from weft.ops.csr.packed import pack_csr
     from weft.weave.merged_launch import OpCall as One
-    from weft.weave.merged_launch import merged_call
 
     register()
     graph = meta_graph(random_graph().stats())
@@ -142,7 +141,7 @@ def test_operators_in_one_launch_cost_the_sum():
 
 
 def test_what_nobody_knows_is_charged_for_its_tensors():
-    call = ObservedCall("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
+    call = ObservedCall("other.op", (), {}, (), (), (), (), one(lambda: empty(3)).inside)
     call.args = one(lambda: empty(10) + 1).args
     assert work_of(call).stream == 40
 

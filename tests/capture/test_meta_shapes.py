@@ -155,7 +155,7 @@ def test_an_estimate_does_without_torchs_compiler():
     code = (
         "import sys; from tests.graphs_for_tests import PRODUCTS; from weft.core.models import MODELS;"
         "from weft.core.task import Task;"
-        "from weft.engine.plan import plan; from weft.runtime.dry_run import capture\n"
+        "from weft.engine.plan import plan; from tests.dry_runs import capture\n"
         "for model in set(MODELS) - {'rgcn'}:\n"
         "    for norm in (None, 'batch', 'layer'):\n"
         "        capture(Task(graph='products', model=model, layers=3, norm=norm), PRODUCTS)\n"

@@ -135,9 +135,8 @@ def test_notes_fold_and_nothing_else(columns, monkeypatch, capsys):
 def test_a_mistake_in_an_option_is_raised(option, value, words, one_word, tmp_path):
     (tmp_path / "good.toml").write_text(SPEC)
     given = [f"{option}={value}"] if one_word else [option, value]
-    with pytest.raises(SpecError, match=words):
-        answer_at_once(["run", "good.toml", *given])
     told = CliRunner().invoke(app, ["run", "good.toml", *given])
+    assert isinstance(told.exception, SpecError)
     assert words in str(told.exception)
 
 

@@ -8,12 +8,13 @@ import multiprocessing
 
 import pytest
 
-from weft.core.files import locked, replacing, write_bytes, write_json, write_text
+from weft.core.files import locked, replacing, write_json, write_text
 
 
 def test_text_bytes_and_json(tmp_path):
     write_text(tmp_path / "a.txt", "ä\n")
-    write_bytes(tmp_path / "b", b"\0\1", flush=True)
+    with replacing(tmp_path / "b", flush=True) as partial:
+        partial.write_bytes(b"\0\1")
     write_json(tmp_path / "c.json", {"loss": math.nan, "rows": (1, math.inf)}, indent=1)
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "ä\n"
     assert (tmp_path / "b").read_bytes() == b"\0\1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.graphs_for_tests import tiny_graph
-from weft.batches.sharded import Sharding
+from weft.batches.sharded import Shard
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist.ranks import Ranks
@@ -100,7 +101,7 @@ def train_sharded(ranks: Ranks, case: Case, poison: bool = True) -> dict[str, An
     bounds = case.bounds or split_by_edges(whole.adj.indptr.tolist(), ranks.ranks).bounds
     ranks.staging.poison, ranks.staging.launch = poison, ShardedLaunch(way=case.way)
     graph = ShardGraph(whole, bounds, ranks)
-    return _outcome(case.group(graph, ranks.device, make_source=Sharding(ranks)), case)
+    return _outcome(case.group(graph, ranks.device, make_source=partial(Shard, ranks=ranks)), case)
 
 
 def _outcome(run: GroupRun, case: Case) -> dict[str, Any]:

@@ -218,4 +218,4 @@ def test_a_gpu_looks_for_loops_of_edges_on_the_host(graph, monkeypatch):
     monkeypatch.setattr(sampled_source, "EDGES_AT_ONCE", 1 << 10)
     for given in (graph.adj, graph.adj.with_self_loops()):
         wanted = bool((given.rows() == given.indices).any())
-        assert sampled_source._has_loops(given, DEVICE) is sampled_source._has_loops(given, given.device) is wanted
+        assert sampled_source.has_loops(given, DEVICE) is sampled_source.has_loops(given, given.device) is wanted

@@ -11,11 +11,10 @@ from weft.batches import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, tr
 from weft.graph.graph import Graph
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -73,10 +72,8 @@ LAUNCHES = [
     (sample_reservoir_triton, {"edges": True, "launch": AS_DGL}),
     (sample_paper_triton, {}),
     (sample_paper_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
-    (sample_classes_triton, {}),
-    (sample_classes_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
     (sample_threads_triton, {}),
-    *((sample_threads_triton, {"launch": ThreadsLaunch(16, each, high_programs=40)}) for each in (1, 2, 4)),
+    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
 ]
 
 
@@ -168,7 +165,7 @@ def test_gather(width, dtype):
         assert torch.equal(gather_rows_triton(table, ids).cpu(), expected)
     slots, hits = torch.full((NODES,), -1, dtype=torch.int32, device="cuda"), torch.zeros(1, dtype=torch.int64).cuda()
     slots[:1000] = torch.arange(1000, dtype=torch.int32, device="cuda")
-    mine = gather_cached_triton(x.pin_memory(), x[:1000].cuda(), slots, ids, hits)
+    mine = gather_rows_triton(x.pin_memory(), ids, cached=(x[:1000].cuda(), slots, hits))
     assert torch.equal(mine.cpu(), expected)
     assert int(hits) == int((SEEDS < 1000).sum())
 

@@ -9,7 +9,7 @@ import torch
 
 from tests import stacks
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import MODELS
+from tests.stacks import MODELS, best_tensors
 from weft.graph.graph import Graph
 
 pytestmark = [
@@ -45,8 +45,8 @@ def check(tasks, graph, tolerance=1e-3):
         mine, theirs = torch.tensor(together[index].rows)[:, 0], torch.tensor(progress.rows)[:, 0]
         assert torch.allclose(mine, theirs, atol=tolerance), (mine - theirs).abs().max()
         if together[index].best_epoch == progress.best_epoch:  # accuracies of a few nodes may tie
-            tensors = run.best_tensors(index)
-            for name, value in alone.best_tensors(0).items():
+            tensors = best_tensors(run, index)
+            for name, value in best_tensors(alone, 0).items():
                 assert torch.allclose(tensors[name], value, atol=10 * tolerance), name
     return run
 

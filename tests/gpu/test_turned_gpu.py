@@ -7,7 +7,7 @@ import torch
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.step.test_turned import WIDTHS, as_they_are
-from tests.stacks import start, tasks_of
+from tests.stacks import best_tensors, start, tasks_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +19,7 @@ def weights(model, members):
     graph = tiny_graph(sparse=True).to("cuda")
     run = start(tasks_of(graph, members, model=model, dropout=0.5, weight_decay=0.01, epochs=8), graph, "cuda")
     run.advance(8)
-    return [run.best_tensors(index) for index in range(len(members))]
+    return [best_tensors(run, index) for index in range(len(members))]
 
 
 @pytest.mark.parametrize("members", WIDTHS)

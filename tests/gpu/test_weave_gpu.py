@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.graphs_for_tests import from_pairs, tiny_graph
+from tests.weave.merged_calls import merged_call
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -15,7 +16,7 @@ from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.runtime.group import GroupRun
-from weft.weave.merged_launch import OpCall, merged_call
+from weft.weave.merged_launch import OpCall
 from weft.weave.step import Weaver, WovenStep
 
 pytestmark = [
@@ -158,7 +159,7 @@ def test_a_woven_group_trains_as_its_stacks_do_apart(replay):
     theirs.advance(EPOCHS)
     assert mine.merged is not None, mine.notes
     assert mine.recorded == replay, mine.notes
-    assert len(mine.merged.table.fused) >= 5
+    assert len(mine.merged.woven.fused) >= 5
     for one, other in zip(mine.stacks, theirs.stacks, strict=True):
         for name, tensor in one.state.tensors().items():
             torch.testing.assert_close(

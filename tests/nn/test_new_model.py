@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import start
+from tests.stacks import best_tensors, start
 from weft.core.errors import SpecError
 from weft.nn import GNN, ModelTraits, register_model
 from weft.nn.conv import Conv
@@ -79,8 +79,8 @@ def test_a_stack_of_it_with_padded_widths_equals_its_members(sparse):
         torch.testing.assert_close(
             torch.tensor(together[index].rows), torch.tensor(progress.rows), rtol=1e-4, atol=1e-5
         )
-        for name, value in alone.best_tensors(0).items():
-            torch.testing.assert_close(run.best_tensors(index)[name], value, rtol=1e-4, atol=1e-5)
+        for name, value in best_tensors(alone, 0).items():
+            torch.testing.assert_close(best_tensors(run, index)[name], value, rtol=1e-4, atol=1e-5)
         assert run.num_parameters(index) == alone.num_parameters(0)
 
 

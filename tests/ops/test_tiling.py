@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.ops.sharded.sharded_spmm import MOST_TILES, TILE_ROWS, pipelined_seconds, tile_count, tile_ends, tile_shares
+from benchmarks.suites.sharded import pipelined_seconds
+from weft.ops.sharded.sharded_spmm import MOST_TILES, TILE_ROWS, tile_count, tile_ends, tile_shares
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])

@@ -157,13 +157,13 @@ def test_spmm_max(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.ops.sparse.edge_softmax import edge_softmax_backward_triton, edge_softmax_triton
+    from weft.ops.sparse.edge_softmax import edge_softmax_triton
     from weft.ops.sparse.sddmm import sddmm_triton
 
     adj = small()
     csr, _ = both_csr(adj)
     scores = sddmm_triton(numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype), 4, csr)
-    edge_softmax_backward_triton(scores, edge_softmax_triton(scores, csr), csr)
+    edge_softmax_triton(edge_softmax_triton(scores, csr), csr, scores)
     compile_all(launches)
 
 
@@ -207,14 +207,14 @@ def test_attention(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_v2(launches, dtype):
-    from weft.ops.attention.gatv2 import attention_v2_backward_triton, attention_v2_forward_triton
+    from weft.ops.attention.gatv2 import attention_v2_backward_launches, attention_v2_forward_triton
 
     adj = small()
     csr, back = both_csr(adj)
     x_src, x_dst, att = (numbers(*n, 4, 16, dtype=dtype) for n in ((9,), (11,), ()))
     random = (*dropout_of(), 3)
     out, log_sum = attention_v2_forward_triton(x_src, x_dst, att, 0.2, *random, csr)
-    attention_v2_backward_triton(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, csr, back)
+    attention_v2_backward_launches(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, csr, back)()
     compile_all(launches)
 
 
@@ -224,8 +224,8 @@ def test_epilogue(launches, dtype):
         bias_act_dropout_backward_bias_triton,
         bias_act_dropout_backward_triton,
         bias_act_dropout_triton,
+        column_sum_triton,
     )
-    from weft.ops.dense.column_sum import column_sum_triton
 
     x, bias, random = numbers(3, 50, 16, dtype=dtype), numbers(3, 16, dtype=dtype), (*dropout_of(3), 3)
     for act in ("relu", "elu"):

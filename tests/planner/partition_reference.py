@@ -40,7 +40,7 @@ class ShardEdges:
 
 def shard_edges(indptr: Sequence[int], indices: Sequence[int], partition: Partition, rank: int) -> ShardEdges:
     """The local and the remote edges of ``rank``."""
-    nodes = partition.nodes(rank)
+    nodes = range(*partition.bounds[rank : rank + 2])
     every = range(int(indptr[nodes.start]), int(indptr[nodes.stop]))
     shard = ShardEdges(halo=sorted({int(indices[edge]) for edge in every if int(indices[edge]) not in nodes}))
     position = {node: index for index, node in enumerate(shard.halo)}

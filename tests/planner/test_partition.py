@@ -61,7 +61,6 @@ def test_ids():
     found = Partition((0, 3, 3, 8), (1, 0, 2))
     assert [owner(found, node) for node in range(8)] == [0, 0, 0, 2, 2, 2, 2, 2]
     assert [local_id(found, node) for node in range(8)] == [0, 1, 2, 0, 1, 2, 3, 4]
-    assert list(found.nodes(1)) == []
 
 
 def test_local_and_remote_edges_are_all_edges():
@@ -69,7 +68,7 @@ def test_local_and_remote_edges_are_all_edges():
     found = split_by_edges(indptr, 2)
     seen = []
     for rank in range(2):
-        shard, own = shard_edges(indptr, indices, found, rank), found.nodes(rank)
+        shard, own = shard_edges(indptr, indices, found, rank), range(*found.bounds[rank : rank + 2])
         for row in range(len(own)):
             local = shard.local_indices[shard.local_indptr[row] : shard.local_indptr[row + 1]]
             remote = shard.remote_indices[shard.remote_indptr[row] : shard.remote_indptr[row + 1]]

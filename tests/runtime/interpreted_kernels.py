@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from weft.core.task import Task
-from weft.runtime.step.evaluation import Bookkeeper
-from weft.runtime.step.evaluation_triton import Scores, note_triton, record_triton
+from weft.runtime.step.evaluation import Bookkeeper, Scores, note_triton, record_triton
 from weft.runtime.step.state import State
 
 
@@ -37,7 +36,7 @@ def new_state(tasks: list[Task]) -> State:
 
 def check_record(watched: int | None, tasks: list[Task], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    recorder = Bookkeeper.of(tasks, 3, watched, torch.device("cpu"))
+    recorder = Bookkeeper(tasks, 3, watched, torch.device("cpu"))
     mine, plain = new_state(tasks), new_state(tasks)
     odd = torch.tensor([0.5, 0.5, 0.25, 0.75, 1.0, 0.0, math.nan, math.inf])
     for epoch in range(6):

@@ -14,6 +14,7 @@ from operator_names import Names
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.stacks import best_tensors
 from weft.core.task import Task
 from weft.ops.launch import backend
 from weft.runtime.modules.layers import TallLinear
@@ -116,8 +117,8 @@ def trainings(members: int) -> None:
         torch.testing.assert_close(
             torch.tensor(found[index].rows), torch.tensor(expected[index].rows), rtol=1e-4, atol=1e-5
         )
-        tensors = mine.best_tensors(index)
-        for name, value in plain.best_tensors(index).items():
+        tensors = best_tensors(mine, index)
+        for name, value in best_tensors(plain, index).items():
             torch.testing.assert_close(tensors[name], value, rtol=1e-4, atol=1e-5)
 
 

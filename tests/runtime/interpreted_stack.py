@@ -11,7 +11,7 @@ from importlib import import_module
 import torch
 
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import solo_plan
+from tests.stacks import best_tensors, solo_plan
 from weft.core.task import Task
 from weft.ops.launch import backend
 from weft.runtime.group import GroupRun
@@ -40,8 +40,8 @@ def check(widths: tuple[int, int] = (8, 4), **settings: object) -> None:
         torch.testing.assert_close(
             torch.tensor(together[index].rows), torch.tensor(progress.rows), rtol=1e-4, atol=1e-5
         )
-        tensors = run.best_tensors(index)
-        for name, value in alone.best_tensors(0).items():
+        tensors = best_tensors(run, index)
+        for name, value in best_tensors(alone, 0).items():
             torch.testing.assert_close(tensors[name], value, rtol=1e-4, atol=1e-5)
 
 

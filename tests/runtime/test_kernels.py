@@ -35,7 +35,7 @@ def compiled(kernel, types, constants):
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_kernels_compile_for_hopper():
-    from weft.runtime.step.evaluation_triton import _note_kernel, _record_kernel, _score_kernel
+    from weft.runtime.step.evaluation import _note_kernel, _record_kernel, _score_kernel
 
     scores = {
         "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "share": "*fp32", "sums": "*fp32",

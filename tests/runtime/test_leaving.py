@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.step.test_stacks import CPU, MEMBERS, Drops, Plain, assert_as_alone, start, tasks_of
+from tests.stacks import best_tensors
 from weft.core.errors import SpecError
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.runtime.device.process import seeded
@@ -46,13 +47,13 @@ def test_who_leaves_keeps_what_it_had():
     tasks = tasks_of(graph, [{**m, "hidden": h} for m, h in zip(MEMBERS, (4, 8, 16, 4, 8), strict=True)], norm="batch")
     run = start(tasks, graph)
     before = run.advance(6)
-    best = [kept(run.best_tensors(index)) for index in (0, 3)]
+    best = [kept(best_tensors(run, index)) for index in (0, 3)]
     run.drop([0, 3])
     run.advance(100)
     after = run.poll()
     for index, tensors in zip((0, 3), best, strict=True):
         assert same(after[index], before[index])
-        assert all(torch.equal(value, tensors[name]) for name, value in run.best_tensors(index).items())
+        assert all(torch.equal(value, tensors[name]) for name, value in best_tensors(run, index).items())
         model = run.best_model(index)
         assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
         assert model.hidden == tasks[index].hidden
@@ -89,11 +90,11 @@ def test_members_that_are_ended_by_decision():
     graph = tiny_graph()
     run = start(tasks_of(graph, MEMBERS), graph)
     run.advance(4)
-    before = kept(run.best_tensors(1))
+    before = kept(best_tensors(run, 1))
     run.stop([1])
     after = run.advance(100)
     assert after[1].end == 4
-    assert all(torch.equal(value, before[name]) for name, value in run.best_tensors(1).items())
+    assert all(torch.equal(value, before[name]) for name, value in best_tensors(run, 1).items())
     assert_as_alone(run, run.poll(), 0, graph)
 
 
@@ -122,8 +123,8 @@ def test_a_group_goes_on_bit_for_bit(tmp_path, settings, left):
         for name in whole.stacks[0].state.tensors():
             mine, other = whole.members[index].tensor(name), second.members[index].tensor(name)
             assert torch.equal(mine.nan_to_num(-9), other.nan_to_num(-9)), name
-        tensors = second.best_tensors(index)
-        assert all(torch.equal(value, tensors[name]) for name, value in whole.best_tensors(index).items())
+        tensors = best_tensors(second, index)
+        assert all(torch.equal(value, tensors[name]) for name, value in best_tensors(whole, index).items())
 
 
 def test_generators_of_members_that_draw_for_themselves_are_saved():

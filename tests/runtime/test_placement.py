@@ -7,7 +7,7 @@ import torch
 
 import weft
 from weft.batches import CacheChoice
-from weft.batches.cache import choose_cache, policy_name
+from weft.batches.cache import choose_cache
 from weft.batches.placement import is_mapped, place_graph
 from weft.batches.sampled import Sampling
 from weft.core.errors import InputError
@@ -104,9 +104,6 @@ def test_what_policies_may_not_do(graph):
         choose_cache(placement, Greedy(), graph, graph.x)
     with pytest.raises(InputError, match=r"Wrong.choose returned Tensor; expected a weft.batches.CacheChoice"):
         choose_cache(placement, Wrong(), graph, graph.x)
-    for policy in ("best", 3):
-        with pytest.raises(InputError, match="must be one of degree, presampling, benefit, or have a choose method"):
-            policy_name(policy)
 
 
 def test_files_are_told_from_memory(graph, saved):

@@ -75,7 +75,7 @@ def test_evaluation_layer_by_layer_is_exact(graph, model, members, monkeypatch):
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
 def test_pipelined_is_synchronous(graph, model):
-    overlapped, plain = (group_of([task(model)], graph, depth=depth, workers=depth) for depth in (3, 1))
+    overlapped, plain = (group_of([task(model)], graph, depth=depth) for depth in (3, 1))
     assert rows(overlapped.advance(3)[0]) == rows(plain.advance(3)[0])
     assert torch.equal(overlapped.stacks[0].state.flat, plain.stacks[0].state.flat)
 

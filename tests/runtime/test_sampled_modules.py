@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.batches import NeighbourSampler, SeedOrder, from_pyg
-from weft.batches.loaded import Loading
+from weft.batches.loaded import Loaded
 from weft.batches.sampled import Sampling
 from weft.core.errors import InputError, SpecError, TrainingError
 from weft.core.plan import Plan
@@ -179,7 +180,7 @@ def test_weights_and_features_of_edges_are_those_of_the_sampled_edges(rich, mode
     net, source, batches = model(), Sampling(FANOUTS, BATCH), list(rich_batches(rich))
     if loaded:
         first = batches[: len(batches) // EPOCHS]
-        source, batches = Loading(first, source), first * EPOCHS
+        source, batches = partial(Loaded, loader=first, sampling=source), first * EPOCHS
     expected = rich_loop(net, batches)
     assert_same_weights(trained(rich, net, source), expected)
 
@@ -262,7 +263,8 @@ def test_batches_of_a_loader(graph, features):
     model, batches = Pyg(), hand_made(graph, features)
     fed = [(graph.x[b.n_id], b.edge_index, graph.y[b.n_id[: b.batch_size]]) for b in batches]
     assert_same_weights(
-        trained(graph, model, Loading(batches, Sampling(FANOUTS, BATCH))), plain_loop(model, fed * EPOCHS)
+        trained(graph, model, partial(Loaded, loader=batches, sampling=Sampling(FANOUTS, BATCH))),
+        plain_loop(model, fed * EPOCHS),
     )
 
 

@@ -16,7 +16,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.runtime.group import GroupRun
-from weft.runtime.step.schedules import learning_rates
+from weft.runtime.step.optimizers import learning_rates
 
 CPU = torch.device("cpu")
 SETTINGS = {"hidden": 8, "dropout": 0.5, "epochs": 2, "lr": 0.05}
@@ -154,16 +154,6 @@ class Threads:
         return found
 
 
-class Summed:
-    """A sum over ranks that is there already."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value = value
-
-    def wait(self) -> torch.Tensor:
-        return self._value
-
-
 class Rank:
     """One rank of :class:`Threads`."""
 
@@ -172,9 +162,6 @@ class Rank:
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         return _Sum.apply(value, self)
-
-    def start_sum(self, value: torch.Tensor) -> Summed:
-        return Summed(sum(self.threads.exchange(self.rank, value.detach())))
 
     def gather(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.cat(self.threads.exchange(self.rank, rows.detach()), dim)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import start, tasks_of
+from tests.stacks import best_tensors, start, tasks_of
 
 MEMBERS = ({"hidden": 8, "epochs": 9}, {"hidden": 4, "lr": 0.1}, {"hidden": 4, "seed": 2, "heads": 2})
 SETTINGS = (
@@ -43,7 +43,7 @@ def test_members_go_on_in_other_groups(device, settings, members):
     together.advance(3)
     others.advance(3)
     for place, member in enumerate(members):
-        found, expected = others.best_tensors(place), together.best_tensors(member)
+        found, expected = best_tensors(others, place), best_tensors(together, member)
         assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in expected.items()}
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=2e-3, atol=2e-4)
@@ -66,5 +66,5 @@ def test_what_was_saved_padded_is_taken_too(device, settings):
     one.advance(3)
     two.advance(3)
     for place in range(len(tasks)):
-        mine, theirs = one.best_tensors(place), two.best_tensors(place)
+        mine, theirs = best_tensors(one, place), best_tensors(two, place)
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

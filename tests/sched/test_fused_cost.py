@@ -42,7 +42,8 @@ def test_users_are_charged_what_the_device_does_for_them():
     start = group_of(FULL)
     group = Group("g", "cuda:0", "w", start.members, "g", start.bytes, start.seconds, "", 0.0)
     users = dict.fromkeys(start.members, "ann")
-    active = ActiveGroup(group, None, dict.fromkeys(start.members, 1), users, start.utilisation, "", 0.0)  # type: ignore[arg-type]
+    running = RunningGroup("g", "cuda:0", start.members, start.bytes, start.utilisation)
+    active = ActiveGroup(group, None, dict.fromkeys(start.members, 1), users, running, 0.0)  # type: ignore[arg-type]
     charged = active.will_have * len(users)
     assert charged == pytest.approx(70.4)
     assert charged <= sum(one.work for one in FULL)

@@ -12,7 +12,7 @@ from weft.planner.machine_profiles import profile
 from weft.sched.interference import Interference
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import GroupStart, MachineState, QueueDecision
-from weft.sched.queues import PAPER_QUEUES, Mixture, paper_queue, random_queue
+from weft.sched.queues import PAPER_QUEUES, paper_queue, random_queue
 from weft.sched.simulator import MOST_RESTLESS, Conditions, percentile, simulate
 
 NO_CONTENTION = Conditions(Interference(contention=0.0))
@@ -33,13 +33,6 @@ def test_one_after_another():
     assert figures.mean_queuing == pytest.approx((0 + 3 + 0) / 3)
     assert figures.utilisation == pytest.approx(7 / 21)
     assert figures.p95_jct == pytest.approx(5.0)
-
-
-def test_a_cold_start_takes_its_seconds():
-    conditions = Conditions(cold_start_seconds=3.0)
-    tasks = [task("a", 1, 4.0), task("b", 1, 2.0)]
-    assert ends(simulate(find_policy("sequential"), tasks, [device()], conditions)) == {"a": 7.0, "b": 12.0}
-    assert ends(simulate(find_policy("pipeswitch"), tasks, [device()], conditions)) == {"a": 4.0, "b": 6.0}
 
 
 def test_two_that_fill_the_device_share_it():
@@ -216,7 +209,7 @@ def test_the_default_policy_on_the_queues_of_the_paper(name):
 
 
 def test_ten_thousand_tasks_of_all_kinds():
-    tasks = random_queue(10_000, seed=1, machine=V100, mixture=Mixture(gap_seconds=4.0))
+    tasks = random_queue(10_000, seed=1, machine=V100, gap_seconds=4.0)
     run = simulate(find_policy("backfill"), tasks, [device(workers=4)])
     assert len(run.tasks) + len(run.refused) == 10_000
     assert run.peak_bytes <= 26 * GIB

@@ -8,7 +8,7 @@ from benchmarks.baselines.trainings import queue as benchmark_queue
 from weft.core.errors import SpecError
 from weft.graph.catalog.shapes import find
 from weft.planner.machine_profiles import profile
-from weft.sched.queues import PAPER_QUEUES, TABLE_IV, Mixture, paper_queue, random_queue
+from weft.sched.queues import PAPER_QUEUES, TABLE_IV, paper_queue, random_queue
 from weft.sched.task_queue import TaskQueue
 
 H200 = profile("h200")
@@ -32,9 +32,9 @@ def test_the_table_is_that_of_the_named_shapes():
 
 
 def test_random_queues_repeat_by_seed():
-    first = random_queue(200, 7, H200, Mixture(gap_seconds=1.0))
-    assert first == random_queue(200, 7, H200, Mixture(gap_seconds=1.0))
-    assert first != random_queue(200, 8, H200, Mixture(gap_seconds=1.0))
+    first = random_queue(200, 7, H200, gap_seconds=1.0)
+    assert first == random_queue(200, 7, H200, gap_seconds=1.0)
+    assert first != random_queue(200, 8, H200, gap_seconds=1.0)
     assert len(first) == 200
 
 

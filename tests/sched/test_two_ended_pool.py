@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,24 +18,20 @@ MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None
 
 
 def check(pool: TwoEndedPool) -> None:
-    at = padded(pool.reserved)
+    at = 0
     for place in pool.ranges:
         assert place.offset % ALIGNMENT == 0
         assert place.size % ALIGNMENT == 0
         assert place.offset >= at
         at = place.stop
     assert at <= pool.capacity
-    assert pool.free + sum(place.size for place in pool.ranges) == pool.capacity // ALIGNMENT * ALIGNMENT - padded(
-        pool.reserved
-    )
+    assert pool.free + sum(place.size for place in pool.ranges) == pool.capacity // ALIGNMENT * ALIGNMENT
 
 
 @MANY
-@given(steps=STEPS, capacity=st.integers(0, 60_000), reserved=st.integers(0, 3_000))
-def test_any_sequence(steps, capacity, reserved):
-    pool = TwoEndedPool(capacity, min(reserved, capacity))
-    if padded(pool.reserved) > capacity:
-        return
+@given(steps=STEPS, capacity=st.integers(0, 60_000))
+def test_any_sequence(steps, capacity):
+    pool = TwoEndedPool(capacity)
     for owner, what, size, high in steps:
         if what == "put":
             largest = max((stop - start for start, stop in pool.holes()), default=0)
@@ -87,15 +82,10 @@ def test_groups_in_turn_with_the_next_one_fetched_ahead_never_fragment(groups):
 
 
 def test_the_two_ends():
-    pool = TwoEndedPool(10 * ALIGNMENT, reserved=1)
+    pool = TwoEndedPool(10 * ALIGNMENT)
     low, high = pool.put("graph", 1, LOW), pool.put("state", 513, HIGH)
-    assert (low.offset, low.size) == (512, 512)
+    assert (low.offset, low.size) == (0, 512)
     assert (high.offset, high.stop) == (8 * 512, 10 * 512)
-    assert pool.put("more", 7 * 512) is None
-    assert pool.put("more", 6 * 512) is not None
+    assert pool.put("more", 8 * 512) is None
+    assert pool.put("more", 7 * 512) is not None
     assert pool.free == 0
-
-
-def test_a_reserve_that_is_larger_than_the_pool():
-    with pytest.raises(ValueError, match="reserved"):
-        TwoEndedPool(10, 11)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import sys
 
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import LostClaimError, QueueError
+from tests.serve.direct_queue import DirectQueue
+from weft.serve.queue_db import LostClaimError, QueueDB, QueueError, Submission
 
 
 def main(path: str, name: str, seed: int) -> None:
     draw = random.Random(seed)
-    with QueueDB(path) as queue:
+    with DirectQueue(path) as queue:
         print("ready", flush=True)
         for number in range(1_000_000):
             _step(queue, name, number, draw)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import TASK
-from weft.serve.groups import Evictions
+from weft.serve.groups import Groups
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
-from weft.serve.queue_file import transaction
-from weft.serve.scheduler import Scheduler
+from weft.serve.queue_db import Group, Submission, transaction
 from weft.serve.state import SupervisorState, queued_task
+from weft.serve.supervisor import Scheduler
 from weft.serve.worker_pool import WorkerPool
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -40,15 +40,15 @@ class Bench:
     def __init__(self, folder, devices=("cpu",), workers=1, **more) -> None:
         settings = {"devices": devices, "workers": workers, "reserved": 0, "budget": GIB, **more}
         self.state = SupervisorState(ServeOptions(folder / "queue.db", **settings))
-        self.db = self.state.db = QueueDB(folder / "queue.db")
+        self.db = self.state.db = DirectQueue(folder / "queue.db")
         self.pool = WorkerPool(self.state)
         for device in devices:
             for place in range(workers):
                 worker = FakeWorker(f"{device}/{place}", device)
                 self.pool.workers[worker.name] = worker
                 self.pool.ready(worker, {"room": 8 * GIB, "beside": 0})
-        self.evictions = Evictions(self.state)
-        self.scheduler = Scheduler(self.state, self.pool, self.evictions)
+        self.groups = Groups(self.state, self.pool)
+        self.scheduler = Scheduler(self.state, self.pool, self.groups)
 
     def planned(self, count=1, plan=PLAN, **more) -> list[str]:
         """Tasks that wait; their ids."""

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import weft
+from tests.serve.direct_queue import DirectQueue
 from weft.core.task import Task
 from weft.serve.options import MIB, ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ class Queue:
         settings |= {"checkpoint_seconds": 0.1, "overrun_bytes": 600 * MIB, "hang_seconds": 60.0}
         self.options = ServeOptions(folder / "queue.db", **{**settings, **more})
         self.supervisor = Supervisor(self.options)
-        self.db = QueueDB(self.options.db)
+        self.db = DirectQueue(self.options.db)
         self.supervisor.start()
 
     def submit(self, *settings, **more) -> list[str]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.serve.direct_queue import DirectQueue, problems
 from weft.core import gpus
 from weft.core.errors import InputError, SpecError
 from weft.core.settings import Callback
@@ -17,9 +18,8 @@ from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
-from weft.serve.retention import problems
-from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
+from weft.serve.queue_db import Group, Submission
+from weft.serve.server import find_tokens, parse_address, server_lock
 from weft.serve.state import SupervisorState
 from weft.serve.submissions import (
     BadRequestError,
@@ -27,6 +27,7 @@ from weft.serve.submissions import (
     Registry,
     Tokens,
     given_settings,
+    is_loopback,
     make_token_file,
     read_json,
     read_submissions,
@@ -72,7 +73,11 @@ def test_addresses():
 
 
 def test_one_server_per_queue(tmp_path):
-    with ServerLock(tmp_path / "q.db"), pytest.raises(SpecError, match="another server"), ServerLock(tmp_path / "q.db"):
+    with (
+        server_lock(tmp_path / "q.db"),
+        pytest.raises(SpecError, match="another server"),
+        server_lock(tmp_path / "q.db"),
+    ):
         pass
 
 
@@ -300,7 +305,7 @@ def test_mps_stays_if_a_worker_ends_that_others_outlive(control, tmp_path, monke
 
 
 def test_groups_in_the_queue(tmp_path):
-    with QueueDB(tmp_path / "q.db") as queue:
+    with DirectQueue(tmp_path / "q.db") as queue:
         for name in "ab":
             queue.submit(Submission({"task": {}}, id=name, max_attempts=1))
         queue.plan_many([(name, {"bytes": 1}) for name in "ab"])

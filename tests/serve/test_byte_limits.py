@@ -7,7 +7,7 @@ import pytest
 from tests.serve.serving import FAULTY, Queue
 from weft.sched.admission import needed_bytes
 from weft.serve.queue_db import Submission
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import WorkerProcess
 
 
 @pytest.mark.parametrize("policy", ["mps", "backfill"])

@@ -12,7 +12,7 @@ import weft
 from weft.core.errors import InputError, WeftError
 from weft.core.wording import option
 from weft.serve.client import Client
-from weft.serve.queue_file import QueueError, check_change
+from weft.serve.queue_db import QueueError, check_change
 
 NAME = "c7b4f0a1d2e3"
 TASK = weft.Task(graph="demo", model="gcn")

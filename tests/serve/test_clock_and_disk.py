@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import SpecError
-from weft.serve.groups import Evictions
+from weft.sched.queue_state import RunningGroup
+from weft.serve.groups import Groups
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB, Submission
-from weft.serve.server import ServerLock, bound_sockets, make_folder
+from weft.serve.queue_db import Group, Submission
+from weft.serve.server import bound_sockets, make_folder, server_lock
 from weft.serve.state import ActiveGroup, SupervisorState
 from weft.serve.submissions import make_token_file
 
@@ -24,14 +26,15 @@ def running(tmp_path):
     """A task that a worker trains, in a queue whose clock can be set; ``set_clock`` moves it."""
     ahead = [0.0]
     state = SupervisorState(ServeOptions(tmp_path / "q.db"))
-    with QueueDB(state.options.db, lambda: time.time() + ahead[0]) as state.db:
+    with DirectQueue(state.options.db, lambda: time.time() + ahead[0]) as state.db:
         task = state.db.submit(Submission({"task": {}}))
         state.db.plan(task.id, {"bytes": 1, "seconds": 60.0})
         worker = SimpleNamespace(name="cpu/0", pid=1, device="cpu")
         group = Group("g", "cpu", "cpu/0", (task.id,), task.id, 1, 60.0, "is next", time.time())
         (claimed,) = state.db.claim_all([task.id], state.claimant(worker), 30.0, group)
+        running = RunningGroup("g", "cpu", (task.id,), 1)
         attempts, users = {task.id: claimed.attempts}, {task.id: ""}
-        state.active["g"] = ActiveGroup(group, worker, attempts, users, 1.0, "", heard=time.monotonic())
+        state.active["g"] = ActiveGroup(group, worker, attempts, users, running, heard=time.monotonic())
         yield state, task.id, lambda seconds: ahead.__setitem__(0, seconds)
 
 
@@ -40,9 +43,9 @@ def test_a_clock_that_is_set_takes_no_task_from_its_worker(running, seconds):
     state, task, set_clock = running
     for _ in range(3):  # as often as a task is tried
         set_clock(seconds)
-        Evictions(state).heartbeat()
+        Groups(state, None).heartbeat()
         set_clock(0.0)
-        Evictions(state).heartbeat()
+        Groups(state, None).heartbeat()
     found = state.db.get(task)
     assert (found.state, found.attempts) == ("running", 1)
 
@@ -51,7 +54,7 @@ def test_a_worker_that_is_gone_loses_its_task_all_the_same(running):
     state, task, set_clock = running
     state.active.clear()
     set_clock(31.0)
-    Evictions(state).heartbeat()
+    Groups(state, None).heartbeat()
     assert state.db.get(task).state == "queued"
 
 
@@ -107,12 +110,12 @@ def test_places_that_cannot_be_written_are_one_sentence(tmp_path):
     inside = tmp_path / "file" / "q.db"  # nobody, not even root, makes a folder of a file
     with pytest.raises(SpecError, match=r"file: cannot be made \(file exists\)"):
         make_folder(inside.parent)
-    with pytest.raises(SpecError, match="cannot be made"), ServerLock(inside):
+    with pytest.raises(SpecError, match="cannot be made"), server_lock(inside):
         pass
     (tmp_path / "q.db.lock").mkdir()
     with (
         pytest.raises(SpecError, match=r"q\.db\.lock: cannot be written \(is a directory\)"),
-        ServerLock(tmp_path / "q.db"),
+        server_lock(tmp_path / "q.db"),
     ):
         pass
     with pytest.raises(SpecError, match=r"no token could be written there \(not a directory\)"):

@@ -12,7 +12,7 @@ import pytest
 import weft
 from tests.serve.serving import TASK, ServeProcess, opened
 from weft.serve import worker_pool
-from weft.serve.worker_process import Spawner
+from weft.serve.worker_pool import Spawner
 
 pytest.importorskip("fastapi")
 from weft.serve import app as connections

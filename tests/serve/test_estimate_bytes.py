@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 import weft
+from tests.serve.direct_queue import DirectQueue
 from weft.engine.estimator import Estimator
 from weft.engine.graphs import Graphs
 from weft.engine.inference import one_epoch
@@ -20,7 +21,7 @@ from weft.serve.estimates import join_key, quick_estimate, shared_bytes
 from weft.serve.groups import GROWTH
 from weft.serve.options import MIB, ServeOptions
 from weft.serve.planner import TaskPlanner
-from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_db import Submission
 from weft.serve.state import SupervisorState
 from weft.serve.worker_pool import WorkerPool
 
@@ -100,7 +101,7 @@ def test_a_budget_below_what_is_predicted_refuses_inference_as_well(tmp_path):
     plan = estimates.inference_estimate(weft.Task(graph="demo", model="gcn", hidden=64), "cpu", bounds=False)
     assert plan["bytes"] > MIB
     state = SupervisorState(ServeOptions(tmp_path / "q.db"))
-    with QueueDB(state.options.db) as state.db:
+    with DirectQueue(state.options.db) as state.db:
         (task,) = state.db.submit_many([Submission({"task": {"graph": "demo"}, "budget": MIB})])
         planner = TaskPlanner(state, WorkerPool(state))
         (kept,) = planner._within_limits(task, {**plan, "guess": True})  # nothing is known: its budget is the limit

@@ -13,12 +13,11 @@ from contextlib import suppress
 import pytest
 
 import weft
+from tests.serve.direct_queue import problems
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.warm_spawners import real_spawners
 from weft.core.errors import WeftError
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import ENDED
-from weft.serve.retention import problems
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.worker_pool import PLANNER
 
 KILLS = 50
@@ -39,13 +38,13 @@ def kill_again_and_again(queue: Queue, draw: random.Random) -> None:
             keep_busy(queue, names, number)
             queue.until(lambda: queue.db.groups("running"))
             time.sleep(draw.uniform(0.0, 0.15))
-            lost = queue.supervisor.counters.workers_lost
+            lost = queue.supervisor.state.counters["workers_lost"]
             while not kill_one(queue, draw, number):
                 time.sleep(0.01)
-            queue.until(lambda lost=lost: queue.supervisor.counters.workers_lost > lost)
+            queue.until(lambda lost=lost: queue.supervisor.state.counters["workers_lost"] > lost)
         done = queue.wait(names, 240.0)
         assert {task.state for task in done} == {"done"}, [(task.id, task.error) for task in done]
-        assert queue.supervisor.counters.workers_lost >= KILLS
+        assert queue.supervisor.state.counters["workers_lost"] >= KILLS
         assert problems(queue.db) == []
         completed = [event.task for event in queue.db.events(limit=100_000) if event.kind == "done"]
         assert sorted(completed) == sorted(names)  # none lost, none completed twice

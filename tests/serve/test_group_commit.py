@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import QueueError
+from tests.serve.direct_queue import DirectQueue
+from weft.serve.queue_db import QueueError, Submission
 from weft.serve.service import GroupCommit
 
 
@@ -50,7 +50,7 @@ def test_a_write_that_fails_is_told_to_all_of_its_requests():
 
 
 def test_a_batch_that_is_refused_leaves_the_others(tmp_path):
-    with QueueDB(tmp_path / "q.db") as queue:
+    with DirectQueue(tmp_path / "q.db") as queue:
         good, bad = Submission({"n": 1}, id="a"), Submission({"n": 2}, id="b", after=("missing",))
         answers = queue.submit_apart([[good], [Submission({"n": 3}, id="c"), bad], [Submission({"n": 4}, id="d")]])
         assert [type(one) for one in answers] == [list, QueueError, list]

@@ -7,10 +7,10 @@ import time
 import pytest
 
 import weft
+from tests.serve.direct_queue import DirectQueue, problems
 from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of, opened
 from tests.serve.test_supervisor import own, same, submit_own
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.retention import problems
+from weft.serve.queue_db import Submission
 
 LINES = (
     "[1, 2]",
@@ -69,7 +69,7 @@ def serve_until_done(server: ServeProcess, names: list[str], seconds: float = 28
     """Start the server again whenever it has died, until no task of ``names`` waits; how often it died."""
     deaths, end = 0, time.monotonic() + seconds
     server.start(wait=False)
-    with QueueDB(server.db) as queue:
+    with DirectQueue(server.db) as queue:
         while any(queue.get(name).state in ("queued", "planned", "running") for name in names):
             assert time.monotonic() < end, (server.folder / "serve.log").read_text()
             if server.process.poll() is not None:
@@ -90,7 +90,7 @@ def server(tmp_path):
 @pytest.mark.long
 def test_a_model_that_kills_the_server_is_held_and_others_go_on(server):
     innocent = {**TASK, "epochs": 600, "hidden": 24}
-    with QueueDB(server.db) as queue:
+    with DirectQueue(server.db) as queue:
         good, later = (
             queue.submit(Submission({"task": {**innocent, "seed": seed}}, max_attempts=1)) for seed in (1, 2)
         )
@@ -108,7 +108,7 @@ def test_a_model_that_kills_the_server_is_held_and_others_go_on(server):
 
 @pytest.mark.long
 def test_a_model_that_kills_the_server_when_it_is_planned_is_refused(server):
-    with QueueDB(server.db) as queue:
+    with DirectQueue(server.db) as queue:
         bad = queue.submit(Submission({"task": own("KillsServerWhenPlanned")}, max_attempts=1, user="anna"))
         good = queue.submit(Submission({"task": TASK}, user="ben"))
         assert serve_until_done(server, [bad.id, good.id]) == 2

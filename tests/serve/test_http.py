@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import asdict
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
 import weft
+from tests.serve.direct_queue import DirectQueue, problems
 from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
 from weft.cli.app import app as cli
 from weft.core.errors import InputError
-from weft.serve.queue_db import QueueDB
-from weft.serve.retention import problems
 
 OPERATOR, ANNA, BEN = "o" * 24, "a" * 24, "b" * 24
 
@@ -36,7 +36,7 @@ def server(tmp_path_factory):
     assert process.stop() == 0
     log = (folder / "serve.log").read_text()
     assert "Traceback" not in log, log
-    with QueueDB(process.db) as queue:
+    with DirectQueue(process.db) as queue:
         assert problems(queue) == []
 
 
@@ -468,7 +468,7 @@ def test_sigterm_drains_and_the_next_server_goes_on(tmp_path):
         time.sleep(0.05)
     time.sleep(0.3)
     assert server.stop() == 0
-    with QueueDB(server.db) as queue:
+    with DirectQueue(server.db) as queue:
         assert {task.state for task in queue.tasks()} == {"queued"}
         [group] = queue.groups("preempted")
     with httpx.Client(trust_env=False) as other:
@@ -493,5 +493,5 @@ def _events_of(server, task):
 
 
 def _events(server):
-    with QueueDB(server.db) as queue:
-        return [event.to_dict() for event in queue.events()]
+    with DirectQueue(server.db) as queue:
+        return [asdict(event) for event in queue.events()]

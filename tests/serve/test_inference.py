@@ -15,8 +15,7 @@ from weft.core.errors import GraphError, SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask, Submission
 from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 OTHER = {"model": "gat", "norm": "batch", "hidden": 16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 
 import torch
@@ -10,28 +11,26 @@ import torch
 from weft.graph.generate import citation
 from weft.runtime.device import cuda_graph
 from weft.serve import worker_memory as kept_graphs
-from weft.serve.worker_memory import KeptGraphs
+from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 
 MIB = 1 << 20
-
-
-def wait_for(kept: KeptGraphs) -> None:
-    assert kept._fetching.acquire(timeout=10)
-    kept._fetching.release()
 
 
 def test_one_thread_fetches_all_graphs(tmp_path, monkeypatch):
     """A thread that ends takes what CUDA keeps of it along, beside whatever the main thread does."""
     kept, threads = KeptGraphs("cpu", 8 * MIB), []
+    prepared = PreparedStarts(kept)
     make = kept_graphs.Graphs.for_store
     monkeypatch.setattr(
         kept_graphs.Graphs, "for_store", lambda *given: threads.append(threading.current_thread()) or make(*given)
     )
     for name in ("a", "b"):
         citation(60, 240, 6, 3, seed=1).save(tmp_path / name)
-        kept.prefetch(str(tmp_path / name))
-        wait_for(kept)
-        assert kept.store.holds(str(tmp_path / name))
+        prepared.fetch({"graph": str(tmp_path / name), "weights": None, "tasks": (), "folders": ()})
+        until = time.monotonic() + 10
+        while not kept.store.holds(str(tmp_path / name)):
+            assert time.monotonic() < until
+            time.sleep(0.005)
     assert len(threads) == 2
     assert threads[0] is threads[1] is not threading.current_thread()
 
@@ -58,7 +57,6 @@ def test_what_an_error_holds_is_let_go_before_the_next_capture(tmp_path, monkeyp
     monkeypatch.setattr(cuda_graph, "_ONE_AT_A_TIME", Watched())
     monkeypatch.setattr(kept_graphs.Graphs, "for_store", fails)
     kept = KeptGraphs("cpu", 8 * MIB)
-    kept.prefetch(str(tmp_path / "a"))
-    wait_for(kept)
+    kept.fetch(str(tmp_path / "a"))
     assert held
     assert not alive[-1]

@@ -18,7 +18,7 @@ AGE_SECONDS, RAN_SECONDS = 0.05, 0.4  # eight levels
 @pytest.fixture
 def bench(tmp_path):
     made = Bench(tmp_path)
-    made.scheduler.use(Backfill(age_seconds=AGE_SECONDS))
+    made.scheduler.policy = Backfill(age_seconds=AGE_SECONDS)
     made.endings = GroupEndings(made.state, made.pool)
     yield made
     made.db.close()
@@ -63,7 +63,7 @@ def test_the_task_that_others_made_way_for_starts_in_their_place(bench, count, h
 def test_a_paused_task_has_not_waited_while_it_ran(bench):
     [name] = started(bench)
     bench.db.pause(name)
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     bench.db.resume(name)
     other = bench.planned(user="bob", priority=1)
     end(bench, "preempted")
@@ -73,7 +73,7 @@ def test_a_paused_task_has_not_waited_while_it_ran(bench):
 
 def restart(bench) -> None:
     """End the server as ``kill -9`` does, after a heartbeat, and let the next one take over."""
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     supervisor = Supervisor(bench.state.options)
     for worker in bench.pool.workers.values():
         worker.group = ""

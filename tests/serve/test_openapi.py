@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.serve.direct_queue import DirectQueue, problems
+
 pytest.importorskip("fastapi")
 
 from weft.serve.app import make_app
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB
-from weft.serve.retention import problems
 from weft.serve.submissions import Tokens
 from weft.serve.supervisor import Supervisor
 
@@ -60,7 +60,7 @@ def client(tmp_path_factory):
     app = make_app(options, Asleep(options), Tokens.read(tokens))
     with TestClient(app, headers={"Authorization": f"Bearer {TOKEN}"}, raise_server_exceptions=False) as opened:
         yield opened
-    with QueueDB(options.db) as queue:
+    with DirectQueue(options.db) as queue:
         assert problems(queue) == []
         assert {task.spec["task"].get("model", "gcn") for task in queue.tasks()} <= {"gcn"}
 

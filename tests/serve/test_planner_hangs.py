@@ -40,7 +40,7 @@ def test_a_model_that_hangs_while_it_is_planned_fails_and_others_go_on(tmp_path,
         assert (failed.state, failed.attempts) == ("failed", 0)
         assert failed.error == "planning it took longer than 3 s: its model made no progress"
         assert (done.state, done.attempts, done.error) == ("done", 1, None)
-        assert queue.supervisor.counters.workers_lost == 1
+        assert queue.supervisor.state.counters["workers_lost"] == 1
 
 
 def test_the_planner_is_busy_while_it_plans(tmp_path):

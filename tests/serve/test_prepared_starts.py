@@ -8,20 +8,17 @@ import torch
 import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_supervisor import same
-from weft.engine.graphs import GraphStore
 from weft.nn.initial import DRAWN_AHEAD
 from weft.ops import random_bits as torch_bits
 from weft.runtime import checkpoint
 from weft.runtime.checkpoint import PREFETCHED, read_checkpoint, write_checkpoint
 from weft.runtime.modules.build import build_model
-from weft.serve.worker_memory import PreparedStarts
-
-CPU = torch.device("cpu")
+from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 
 
 @pytest.fixture
 def prepared():
-    yield PreparedStarts(GraphStore(CPU, 0, 1 << 30))
+    yield PreparedStarts(KeptGraphs("cpu", 0))
     for ahead in (DRAWN_AHEAD, PREFETCHED):
         ahead.clear()
 
@@ -126,8 +123,8 @@ def test_a_queue_has_weights_and_checkpoints_ready(tmp_path):
                 for name in (first, second)}  # fmt: skip
         assert [one["checkpoint"] for one in said[first]] == [None, True]
         assert [(one["weights"], one["checkpoint"]) for one in said[second]] == [(1, None)]
-        counters = queue.supervisor.counters
-        assert (counters.weights_ready, counters.checkpoints_ready) == (1, 1)
+        counters = queue.supervisor.state.counters
+        assert (counters["weights_ready"], counters["checkpoints_ready"]) == (1, 1)
         expected = history_of(weft.Task(**{**TASK, **done[0].spec["task"], "name": first}))
         assert same(queue.history(first), expected[first])
     finally:

@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import NEXT_STATES, STATES, LostClaimError, QueueError
-from weft.serve.retention import delete_ended, problems
+from tests.serve.direct_queue import DirectQueue, delete_ended, problems
+from weft.serve.queue_db import NEXT_STATES, STATES, LostClaimError, QueueError, Submission
 
 
 class Clock:
@@ -30,7 +29,7 @@ def clock():
 
 @pytest.fixture
 def queue(tmp_path, clock):
-    with QueueDB(tmp_path / "queue.db", clock) as opened:
+    with DirectQueue(tmp_path / "queue.db", clock) as opened:
         yield opened
         assert problems(opened) == []
 
@@ -52,7 +51,7 @@ def test_from_queued_to_done(queue, tmp_path):
     done = queue.finish("a", "w1", 1, {"val_acc": 0.8})
     assert (done.state, done.result, done.worker) == ("done", {"val_acc": 0.8}, None)
     assert kinds(queue, "a") == ["queued", "planned", "running", "done"]
-    with QueueDB(tmp_path / "queue.db") as again:
+    with DirectQueue(tmp_path / "queue.db") as again:
         assert again.get("a") == done
 
 
@@ -101,12 +100,12 @@ def test_what_comes_after_a_cancelled_task_is_refused_by_the_name_that_was_given
 
 def test_the_file_is_for_its_owner_alone(tmp_path):
     path = tmp_path / "new.db"
-    with QueueDB(path) as opened:
+    with DirectQueue(path) as opened:
         opened.submit(Submission({}))
         modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.glob("new.db*")}
     assert modes == {"new.db": 0o600, "new.db-wal": 0o600, "new.db-shm": 0o600}
     path.chmod(0o640)
-    QueueDB(path).close()
+    DirectQueue(path).close()
     assert path.stat().st_mode & 0o777 == 0o640, "what the operator has changed stays"
 
 
@@ -296,7 +295,7 @@ def test_ten_thousand_queued_tasks_are_listed_by_index(queue):
 
 def _submit_one(path, barrier):
     barrier.wait()
-    with QueueDB(path) as opened:
+    with DirectQueue(path) as opened:
         opened.submit(Submission({}))
 
 
@@ -309,7 +308,7 @@ def test_several_processes_open_a_new_file_at_once(tmp_path):
             process.start()
         for process in processes:
             process.join()
-        with QueueDB(path) as opened:
+        with DirectQueue(path) as opened:
             assert len(opened.tasks()) == 4
 
 
@@ -317,17 +316,17 @@ def test_a_file_that_is_no_queue(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but long enough to look at" * 20)
     with pytest.raises(QueueError, match=r"notes\.txt: cannot be used as a queue"):
-        QueueDB(path)
+        DirectQueue(path)
 
 
 def test_a_file_of_a_later_format(tmp_path):
     path = tmp_path / "queue.db"
-    QueueDB(path).close()
+    DirectQueue(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
     with pytest.raises(QueueError, match="format is 99"):
-        QueueDB(path)
+        DirectQueue(path)
 
 
 FIRST_FORMAT = """
@@ -361,12 +360,12 @@ def _old_file(path, attempts=ATTEMPTS, more=MORE, number=1):
 def test_a_file_of_an_older_format_is_migrated(tmp_path, attempts, more, number):
     path = _old_file(tmp_path / "queue.db", attempts, more, number)
     for _ in range(2):
-        with QueueDB(path) as queue:
+        with DirectQueue(path) as queue:
             if queue.get("old").state == "queued":
                 queue.plan("old", {"bytes": 5})
             (task,) = queue.tasks()
             assert (task.id, task.user, task.priority, task.spec) == ("old", "anna", 7, {"model": "gcn"})
-    with QueueDB(path) as queue:
+    with DirectQueue(path) as queue:
         (task,) = queue.claim("w", 60.0)
         assert task.attempts == 1
         assert task.plan == {"bytes": 5}
@@ -398,7 +397,7 @@ def test_a_file_that_cannot_be_migrated_is_refused_unchanged(tmp_path, more, mes
 
     before = contents()
     with pytest.raises(QueueError, match=rf"queue\.db: has format 1, whose table tasks {message}.*name a new file"):
-        QueueDB(path)
+        DirectQueue(path)
     assert contents() == before
 
 
@@ -408,7 +407,7 @@ def test_a_database_of_another_program_is_refused(tmp_path):
     connection.execute("CREATE TABLE notes (text TEXT)")
     connection.close()
     with pytest.raises(QueueError, match=r"notes\.db: is a database of another program"):
-        QueueDB(path)
+        DirectQueue(path)
 
 
 def test_the_queue_needs_no_torch():
@@ -417,7 +416,7 @@ def test_the_queue_needs_no_torch():
 
 
 def test_a_repeated_submission_is_within_the_quota(tmp_path):
-    with QueueDB(tmp_path / "q.db") as db:
+    with DirectQueue(tmp_path / "q.db") as db:
         new = [Submission({"task": {"graph": "demo"}}, user="anna", key=f"anna/monday/{place}") for place in range(2)]
         db.submit_many(new)
         assert db.known_keys([one.key for one in new]) == 2
@@ -426,7 +425,7 @@ def test_a_repeated_submission_is_within_the_quota(tmp_path):
 
 
 def test_a_long_log_ends_with_what_came_last(tmp_path):
-    with QueueDB(tmp_path / "q.db") as db:
+    with DirectQueue(tmp_path / "q.db") as db:
         task = db.submit(Submission({"task": {"graph": "demo"}})).id
         db.record([(task, "progress", {"epoch": place}) for place in range(30)] + [(task, "note", {"message": "m"})])
         db.cancel(task)

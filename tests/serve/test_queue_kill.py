@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from weft.serve.queue_db import QueueDB
-from weft.serve.retention import problems
+from tests.serve.direct_queue import DirectQueue, problems
 
 KILLS = 30
 PROCESSES = 2
 HAMMER = Path(__file__).with_name("hammer.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 def start(path, number, out):
@@ -49,13 +49,13 @@ def killed_at(path, folder, batch, seconds):
 
 def test_kill_at_random_moments(tmp_path):
     path, draw = tmp_path / "queue.db", random.Random(7)
-    QueueDB(path).close()
+    DirectQueue(path).close()
     acknowledged: list[str] = []
     for batch in range(KILLS // PROCESSES):
         acknowledged += killed_at(path, tmp_path, batch, [draw.uniform(0.0, 0.2) for _ in range(PROCESSES)])
-        with QueueDB(path) as queue:
+        with DirectQueue(path) as queue:
             queue.requeue_expired()
-    with QueueDB(path) as queue:
+    with DirectQueue(path) as queue:
         check(queue, acknowledged)
 
 

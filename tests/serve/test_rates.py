@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import Queue
 from weft.core.task import Task
 from weft.planner.machine_profiles import profile
@@ -18,7 +19,7 @@ from weft.sched.queue_state import DeviceState, MachineState
 from weft.sched.queues import random_queue
 from weft.serve.estimates import estimate_of
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_db import Submission
 from weft.serve.state import estimate_key
 
 ATTEMPTS = 6
@@ -59,7 +60,7 @@ def test_10_000_tasks_are_listed_within_200_ms(tmp_path):
     from weft.serve.supervisor import Supervisor
 
     options = ServeOptions(tmp_path / "q.db")
-    with QueueDB(options.db) as db:
+    with DirectQueue(options.db) as db:
         db.submit_many([Submission({"task": {"graph": "demo", "seed": seed}}) for seed in range(10_000)])
     service = QueueService(options, Supervisor(options))
     found = []

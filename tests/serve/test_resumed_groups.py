@@ -15,7 +15,7 @@ from tests.serve.serving import opened
 from weft.core.errors import WeftError
 from weft.sched.backfill import Backfill
 from weft.serve.queue_db import Submission
-from weft.serve.scheduler import MOST_PLANNED
+from weft.serve.supervisor import MOST_PLANNED
 
 
 class Slow(Plain):
@@ -92,7 +92,7 @@ def test_a_running_member_that_was_deleted_leaves_its_group(bench):
     _, names = bench.preempted(2)
     bench.scheduler.schedule()
     bench.forget(names[0])
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     [active] = bench.state.active.values()
     assert not active.leaving
     assert bench.pool.workers["cpu/0"].sent[-1] == {"do": "cancel", "group": active.group.id, "names": [names[0]]}
@@ -134,7 +134,7 @@ def test_tasks_that_were_queued_with_a_group_do_not_pass_it(bench):
 
 
 def test_waiting_raises_a_group_as_it_does_tasks(bench):
-    bench.scheduler.use(Backfill(age_seconds=0.05))
+    bench.scheduler.policy = Backfill(age_seconds=0.05)
     _, names = bench.preempted(2)
     time.sleep(0.2)  # four levels
     urgent = bench.planned(priority=2)
@@ -319,7 +319,7 @@ def test_a_task_whose_last_run_is_still_ending_waits_and_others_start(tmp_path):
     bench.scheduler.schedule()
     bench.db.pause(name)
     bench.db.resume(name)
-    bench.evictions.heartbeat()
+    bench.groups.heartbeat()
     bench.db.plan_many([(name, PLAN)])
     [other] = bench.planned()
     bench.scheduler.schedule()

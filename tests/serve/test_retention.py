@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue, delete_ended, problems
 from tests.serve.serving import Queue
 from weft.serve import retention as queue_retention
-from weft.serve.queue_db import Group, QueueDB, Submission
-from weft.serve.retention import clean_up, delete_ended, drop_checkpoints, problems
+from weft.serve.queue_db import Group, Submission
+from weft.serve.retention import clean_up, drop_checkpoints
 
 A, B, C, G = "a" * 12, "b" * 12, "c" * 12, "0123456789ab"
 LATER = 1e12
@@ -15,7 +16,7 @@ LATER = 1e12
 
 @pytest.fixture
 def queue(tmp_path):
-    with QueueDB(tmp_path / "queue.db") as opened:
+    with DirectQueue(tmp_path / "queue.db") as opened:
         yield opened
         assert problems(opened) == []
 

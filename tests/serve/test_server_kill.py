@@ -8,11 +8,10 @@ import time
 from contextlib import suppress
 
 import weft
+from tests.serve.direct_queue import DirectQueue, problems
 from tests.serve.serving import TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
 from weft.core.errors import WeftError
-from weft.serve.queue_db import QueueDB
-from weft.serve.retention import problems
 
 ROUNDS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
 
@@ -34,7 +33,7 @@ def test_killed_servers_lose_nothing(tmp_path):
     more = [client.submit([weft.Task(**TASK, seed=50 + n)], key=f"round-{n}")[0] for n in range(ROUNDS)]
     everything = [*acknowledged["fused"], *acknowledged["alone"], *more]
     assert {task["state"] for task in client.wait(everything, 120)} == {"done"}
-    with QueueDB(server.db) as queue:
+    with DirectQueue(server.db) as queue:
         assert problems(queue) == []
         assert len(queue.tasks()) == len(everything)
         group = next(one for one in queue.groups() if acknowledged["fused"][0]["id"] in one.members)
@@ -49,7 +48,7 @@ def test_killed_servers_lose_nothing(tmp_path):
 def _wait_for_start(server):
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        with QueueDB(server.db) as queue:
+        with DirectQueue(server.db) as queue:
             if any(event.kind == "checkpoint" for event in queue.events()):
                 return
         time.sleep(0.05)

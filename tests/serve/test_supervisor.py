@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import weft
+from tests.serve.direct_queue import problems
 from tests.serve.serving import FAULTY, TASK, Queue, environment, history_of
 from weft.core.errors import WeftError
 from weft.engine.estimator import Estimator
 from weft.engine.learning import observation_of
 from weft.engine.machine import machine_with
-from weft.serve.queue_file import ENDED
-from weft.serve.retention import problems
+from weft.serve.queue_db import ENDED, Submission
 from weft.serve.worker import log_error
 
 LONG = {"epochs": 120}
@@ -40,8 +40,6 @@ def own(name: str, **more):
 
 
 def submit_own(queue, *tasks, **more):
-    from weft.serve.queue_db import Submission
-
     found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
     queue.supervisor.wake()
     return [task.id for task in found]
@@ -99,11 +97,11 @@ def test_a_model_that_goes_wrong_fails_with_the_reason_and_harms_nobody(queue, m
 
 @pytest.mark.parametrize("model", ["LeavesPython", "LeavesPythonWhenBuilt"])
 def test_a_model_that_calls_exit_fails_once_with_the_reason(queue, model):
-    lost = queue.supervisor.counters.workers_lost
+    lost = queue.supervisor.state.counters["workers_lost"]
     [task] = queue.wait(submit_own(queue, own(model)))
     assert (task.state, task.attempts <= 1) == ("failed", True)
     assert "SystemExit: had enough" in task.error
-    assert queue.supervisor.counters.workers_lost == lost
+    assert queue.supervisor.state.counters["workers_lost"] == lost
 
 
 def test_what_a_model_prints_is_in_its_log(queue):
@@ -182,8 +180,6 @@ def test_memory_that_was_not_enough_is_learned_from_once(queue):
 
 
 def test_a_task_over_its_own_budget_is_refused(queue):
-    from weft.serve.queue_db import Submission
-
     task = queue.db.submit(Submission({"task": TASK, "budget": 1000}))
     queue.supervisor.wake()
     [task] = queue.wait([task.id])
@@ -200,23 +196,23 @@ def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):
 
 
 def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
-    before = queue.supervisor.counters.memory_errors
+    before = queue.supervisor.state.counters["memory_errors"]
     bad = submit_own(queue, own("LeaksSmall", epochs=1000))
     good = queue.submit({"seed": 4, "hidden": 4})
     [failed], [done] = queue.wait(bad), queue.wait(good)
     assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
     assert "the device ran out of memory" in failed.error  # raised inside the task; its process was not ended for it
-    assert queue.supervisor.counters.memory_errors == before + 2
+    assert queue.supervisor.state.counters["memory_errors"] == before + 2
     assert same(queue.history(done.id), history_of(weft.Task(**{**TASK, "seed": 4, "hidden": 4}))["gcn"])
 
 
 def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempts(queue):
     queue.until(lambda: queue.supervisor.pool.workers["cpu/0"].idle)  # one that ran out of memory before is replaced
-    lost = queue.supervisor.counters.workers_lost
+    lost = queue.supervisor.state.counters["workers_lost"]
     [task] = queue.wait(submit_own(queue, own("Exits"), max_attempts=2))
     assert (task.state, task.attempts) == ("failed", 2)
     assert "exit code 7 (attempt 2 of 2)" in task.error.replace("its worker ended (exit code 7)", "exit code 7")
-    assert queue.supervisor.counters.workers_lost == lost + 2
+    assert queue.supervisor.state.counters["workers_lost"] == lost + 2
 
 
 def test_a_crash_leaves_the_place_in_the_log_of_its_task(queue):

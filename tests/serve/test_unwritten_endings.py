@@ -11,8 +11,7 @@ import pytest
 from tests.serve.serving import FAULTY, Queue
 from weft.core.errors import WeftError
 from weft.serve.groups import GroupEndings
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import QueueError
+from weft.serve.queue_db import QueueError, Submission
 from weft.serve.submissions import BadRequestError, read_json
 
 pytestmark = pytest.mark.timeout(180)

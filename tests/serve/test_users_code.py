@@ -56,7 +56,7 @@ def test_every_setting_that_names_a_function_ends_its_process(tmp_path, setting)
         queue.wait(queue.submit({"seed": 3, setting: value}))
         queue.wait(queue.submit({"seed": 4}))
         assert queue.worker_pid() != kept
-        assert queue.supervisor.counters.workers_lost == 0
+        assert queue.supervisor.state.counters["workers_lost"] == 0
 
 
 def test_a_worker_in_which_nothing_works_is_replaced_and_the_task_tried_again(tmp_path, expected):

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from weft.serve import worker_process
+from weft.serve import worker_pool
 
 ROOT = Path(__file__).parents[2]
 OWN = (  # variables that nothing reads while it is imported
@@ -107,9 +107,9 @@ def warm_spawners() -> Iterator[None]:
         yield
         return
     source = Source()
-    stand_in = SimpleNamespace(Popen=source.popen, DEVNULL=subprocess.DEVNULL)
+    stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": source.popen})
     try:
-        with patch.object(worker_process, "subprocess", stand_in):
+        with patch.object(worker_pool, "subprocess", stand_in):
             yield
     finally:
         source.close()
@@ -118,7 +118,7 @@ def warm_spawners() -> Iterator[None]:
 @contextmanager
 def real_spawners() -> Iterator[None]:
     """Within it, they are started as a server starts them."""
-    with patch.object(worker_process, "subprocess", subprocess):
+    with patch.object(worker_pool, "subprocess", subprocess):
         yield
 
 

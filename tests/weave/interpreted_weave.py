@@ -45,7 +45,7 @@ def check(epochs: int, *kinds: dict) -> None:
     tasks = [Task(**common, **kind, seed=seed) for seed, kind in enumerate(kinds)]
     woven, apart = trained(tasks, "woven", True), trained(tasks, "stacked", False)
     assert woven.merged is not None, woven.notes
-    assert woven.merged.table.fused
+    assert woven.merged.woven.fused
     assert generate.cache_info().currsize, "no kernel was generated"
     for mine, theirs in zip(woven.stacks, apart.stacks, strict=True):
         for name, tensor in theirs.state.tensors().items():

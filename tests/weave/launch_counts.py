@@ -9,13 +9,13 @@ from torch import Tensor
 
 from weft.weave.matching import operator_name
 from weft.weave.merge import Woven
-from weft.weave.recorder import StepNode, map_nodes
+from weft.weave.recorder import StepNode
 from weft.weave.stream_schedule import run_node, schedule
 
 
 def count_launches(woven: Woven) -> Counter[str]:
     """How many nodes of the merged graph there are of each operator, fused ones as ``"merged_call"``."""
-    return Counter(name for node in woven.graph.nodes if (name := operator_name(node.target)))
+    return Counter(name for node in woven.graph.calls if (name := operator_name(node.target)))
 
 
 FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
@@ -40,7 +40,7 @@ def longest_chain(woven: Woven) -> int:
     for node in woven.graph.calls:
         before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
         stream = node.meta["stream"]
-        fused = not 0 < stream <= len(woven.table.members)
+        fused = not 0 < stream <= len(woven.graph.returns.args[0])
         length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
         if fused:
             last[stream] = length[node]
@@ -50,12 +50,9 @@ def longest_chain(woven: Woven) -> int:
 def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
     """Run the schedule of a woven step one action after another, on no stream at all; also without a GPU."""
     plan = schedule(woven, side_streams)
-    graph = woven.graph
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[StepNode, Any] = dict(zip(inputs, woven.inputs, strict=True))
+    values: dict[StepNode, Any] = woven.initial_values()
     for action in plan.actions:
         run_node(action.node, values)
         for node in action.drops:
             del values[node]
-    output = next(node for node in graph.nodes if node.op == "output").args[0]
-    return map_nodes(output, lambda node: values[node])
+    return woven.returned(values)

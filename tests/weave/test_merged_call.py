@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graphs_for_tests import GRAPHS, adjacencies, mixed
 from tests.ops.comparing import CallsOfWeftOps, assert_near
-from weft.core.errors import InputError
+from tests.weave.merged_calls import merged_call
 from weft.ops import Adjacency, spmm
 from weft.ops.csr.packed import pack_csr
-from weft.weave.merged_launch import FlatCalls, OpCall, flatten, merged_call, unflatten
+from weft.weave.merged_launch import FlatCalls, OpCall, flatten, unflatten
 
 
 def made(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -61,7 +61,7 @@ def test_a_push_is_the_gradient_of_a_pull(adj, seed):
 def test_calls_survive_flattening():
     calls = calls_over(mixed())
     flat = flatten(calls)
-    again = unflatten(FlatCalls(flat.names, flat.tensors, flat.counts, flat.numbers))
+    again = unflatten(FlatCalls(*flat))
     assert again == calls
     assert isinstance(again[4].arguments[2], int)
 
@@ -84,9 +84,3 @@ def test_traced_over_fake_tensors():
     assert "merged_call" in traced.code
     for mine, theirs in zip(traced(calls[0].arguments[0]), run(calls[0].arguments[0]), strict=True):
         assert torch.equal(mine[0], theirs[0])
-
-
-def test_tensors_of_two_devices_are_refused():
-    calls = [OpCall("copied", (made(2),)), OpCall("copied", (torch.empty(2, device="meta"),))]
-    with pytest.raises(InputError, match="all calls must be on one device"):
-        merged_call(calls)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tests.graphs_for_tests import tiny_graph
+from tests.stacks import best_tensors
 from tests.weave.launch_counts import issued_in_order
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -69,7 +70,7 @@ def test_stacks_of_several_members_of_four_depths():
     mine, theirs = run_of(tasks, "woven", stacks), apart(tasks, stacks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)
-    assert [len(fused.entries) for fused in mine.merged.table.fused] == [3, 3, 2, 2]
+    assert [len(fused.entries) for fused in mine.merged.woven.fused] == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -100,8 +101,8 @@ def test_a_member_leaves_and_the_rest_is_woven_anew():
     assert len(mine.merged.stacks) == 2
     assert_same_state(mine, theirs)
     for index in range(4):
-        for name, tensor in mine.best_tensors(index).items():
-            assert torch.equal(tensor, theirs.best_tensors(index)[name])
+        for name, tensor in best_tensors(mine, index).items():
+            assert torch.equal(tensor, best_tensors(theirs, index)[name])
 
 
 class Nosy(nn.Module):

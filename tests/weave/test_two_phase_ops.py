@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.weave.merged_calls import merged_call
 from weft import ops
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.launchers import copied, side_by_side
-from weft.weave.merged_launch import FlatCalls, OpCall, flatten, merged_call, operator, unflatten
+from weft.weave.merged_launch import FlatCalls, OpCall, flatten, operator, unflatten
 from weft.weave.two_phase_ops import add_parts
 
 weft = torch.ops.weft
@@ -107,7 +108,7 @@ def test_words_lists_and_defaults_survive_the_border():
     short = whole_and_apart("bias_act_dropout_backward_bias", ())[0][:-1]  # its last argument has a default
     calls = [OpCall("linear_backward_parts", args), OpCall("bias_act_dropout_backward_bias_parts", short)]
     flat = flatten(calls)
-    again = unflatten(FlatCalls(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words))
+    again = unflatten(FlatCalls(*flat))
     assert again[0].arguments[9] is True
     assert again[0].arguments[5] == "relu"
     assert again[1].arguments[2] == [5]

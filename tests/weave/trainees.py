@@ -73,7 +73,9 @@ def restore(trainees: list[Trainee], saved: list[list[Tensor]]) -> None:
             tensor.copy_(value)
 
 
-def assert_trains_as_alone(trainees: list[Trainee], structures: str = "best", small: bool = False) -> Woven:
+def assert_trains_as_alone(
+    trainees: list[Trainee], structures: tuple[str, ...] = ("same", "any"), small: bool = False
+) -> Woven:
     """State after several woven steps equals the state after as many separate ones; returns the woven step."""
     start = snapshot(trainees)
     for _ in range(STEPS):

@@ -33,22 +33,12 @@ __all__ = [
     "training_stages",
 ]
 
-_PLACES = {
-    "BenefitDensity": "weft.batches.cache",
-    "Block": "weft.batches.block",
-    "ByDegree": "weft.batches.cache",
-    "ByPresampling": "weft.batches.cache",
-    "CacheChoice": "weft.batches.cache",
-    "CachePolicy": "weft.batches.cache",
-    "FeatureStore": "weft.batches.features",
-    "MiniBatch": "weft.batches.block",
-    "NeighbourSampler": "weft.batches.sampler",
-    "Pipeline": "weft.batches.pipeline",
-    "SeedBatch": "weft.batches.sampler",
-    "SeedOrder": "weft.batches.sampler",
-    "Stage": "weft.batches.pipeline",
-    "Subgraph": "weft.batches.block",
-    "from_pyg": "weft.batches.block",
-    "training_stages": "weft.batches.pipeline",
+_NAMES = {
+    "block": ("Block", "MiniBatch", "Subgraph", "from_pyg"),
+    "cache": ("BenefitDensity", "ByDegree", "ByPresampling", "CacheChoice", "CachePolicy"),
+    "features": ("FeatureStore",),
+    "pipeline": ("Pipeline", "Stage", "training_stages"),
+    "sampler": ("NeighbourSampler", "SeedBatch", "SeedOrder"),
 }
+_PLACES = {name: f"weft.batches.{module}" for module, names in _NAMES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -22,8 +22,28 @@ from weft.ops.csr.worklist import WorkList
 from weft.ops.sampling.cpu import transpose_cpu
 
 
+class OfTensors:
+    """Methods of frozen dataclasses whose fields are tensors, tuples of such dataclasses, or other values."""
+
+    def tensors(self) -> list[Tensor]:
+        """Every array."""
+        values = [getattr(self, name) for name in self.__dataclass_fields__]
+        parts = [part for value in values if isinstance(value, tuple) for part in value]
+        return [value for value in values if isinstance(value, Tensor)] + [t for part in parts for t in part.tensors()]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
+        """The same on another device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(part.to(device, non_blocking) for part in value)
+            return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
+
+        return replace(self, **{name: moved(getattr(self, name)) for name in self.__dataclass_fields__})
+
+
 @dataclass(frozen=True)
-class Block:
+class Block(OfTensors):
     """One hop of a batch.
 
     ``indptr [D+1]`` and ``indices [P]`` int32 (positions among the sources), ``num_src`` = M.
@@ -56,15 +76,6 @@ class Block:
     def num_edges(self) -> int:
         """Number of sampled edges P."""
         return self.indices.numel()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The arrays by name."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Block:
-        """The same block on another device."""
-        return replace(self, **{name: t.to(device, non_blocking=non_blocking) for name, t in self.tensors().items()})
 
     def adjacency(self) -> Adjacency:
         """The block as layers take it: a new :class:`Adjacency` of D rows and M columns."""
@@ -164,7 +175,7 @@ class BlockAdjacency(CountingSorted):
 
 
 @dataclass(frozen=True)
-class MiniBatch:
+class MiniBatch(OfTensors):
     """The blocks of one batch, the outermost hop first, so that layer i uses ``blocks[i]``.
 
     ``input_nodes [M]`` int32 are the sources of ``blocks[0]`` and begin with ``seeds [S]``, in their order.
@@ -183,20 +194,9 @@ class MiniBatch:
         """The same batch with features and labels."""
         return replace(self, x=x, y=y)
 
-    def tensors(self) -> list[Tensor]:
-        """Every array of the batch."""
-        tensors = [self.input_nodes, self.seeds, self.x, self.y]
-        return [t for t in tensors if t is not None] + [t for block in self.blocks for t in block.tensors().values()]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
-        """The same batch on another device."""
-        return _moved(self, ("input_nodes", "seeds", "x", "y"), device, non_blocking, blocks=tuple(
-            block.to(device, non_blocking) for block in self.blocks
-        ))  # fmt: skip
-
 
 @dataclass(frozen=True)
-class Subgraph:
+class Subgraph(OfTensors):
     """The sampled edges of a batch as one local edge list, as PyG's ``NeighborLoader`` gives it.
 
     ``edge_index [2, P]`` int64 holds sources above destinations as positions in ``nodes [M]`` int32, which begin with
@@ -230,21 +230,6 @@ class Subgraph:
     def with_data(self, x: Tensor | None = None, y: Tensor | None = None) -> Subgraph:
         """The same subgraph with features ``[M, F]`` and labels."""
         return replace(self, x=x, y=y)
-
-    def tensors(self) -> list[Tensor]:
-        """Every array of the subgraph."""
-        return [value for name in self.__dataclass_fields__ if isinstance(value := getattr(self, name), Tensor)]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Subgraph:
-        """The same subgraph on another device."""
-        names = ("edge_index", "nodes", "edges", "weight", "relation", "edge_attr", "x", "y")
-        return _moved(self, names, device, non_blocking)
-
-
-def _moved(batch: Any, names: tuple[str, ...], device: torch.device | str, non_blocking: bool, **more: Any) -> Any:
-    held = {name: getattr(batch, name) for name in names}
-    moved = {name: t.to(device, non_blocking=non_blocking) for name, t in held.items() if t is not None}
-    return replace(batch, **moved, **more)
 
 
 # ---- PaddedAdjacency: a sampled block padded to its capacity, built without reading a size back.

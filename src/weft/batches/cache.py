@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.batches.block import MiniBatch, Subgraph
 from weft.batches.sampler import NeighbourSampler, SeedOrder
 from weft.core.errors import InputError
-from weft.core.placement import POLICIES, DataPlacement
+from weft.core.placement import DataPlacement
 from weft.graph.graph import Graph
 
 INDEX_BYTES = 4  # of one neighbour in the topology cache
@@ -191,10 +191,3 @@ def choose_cache(placement: DataPlacement, policy: CachePolicy, graph: Graph, x:
     if taken > room:
         raise InputError(f"{name}.choose takes {taken:,} bytes of the cache, which has room for {room:,}")
     return choice
-
-
-def policy_name(policy: Any) -> str:
-    """What a plan calls a policy; a :class:`InputError` for what is none."""
-    if policy not in POLICIES if isinstance(policy, str) else not callable(getattr(policy, "choose", None)):
-        raise InputError(f"cache_policy={policy!r} must be one of {', '.join(POLICIES)}, or have a choose method")
-    return policy if isinstance(policy, str) else type(policy).__name__

@@ -98,8 +98,13 @@ class DrySampled(FullGraph):
 
     def held(self) -> list[tuple[str, Tensor]]:
         """What is kept for all steps, by kind."""
-        held = [("batch", tensor) for tensor in _tensors(self.batch.x, self.batch.blocks)]
-        held += [("queue", tensor) for tensor in _tensors(*(self._waiting or ()))]
+        held: list[tuple[str, Tensor]] = []
+        batches = [("batch", self.batch.x, self.batch.blocks)]
+        batches += [("queue", *self._waiting)] if self._waiting is not None else []
+        for kind, x, blocks in batches:
+            held.append((kind, x))
+            for block in blocks if isinstance(blocks, tuple) else (blocks,):
+                held += [(kind, block.indptr), (kind, block.indices)]
         held += [("input", self._dense)] if self._dense is not None else []
         return held + [("sampling", tensor) for tensor in self._sampling]
 
@@ -149,12 +154,3 @@ class DrySampled(FullGraph):
         """Of all nodes, or of those of the splits."""
         y = super().labels()
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
-
-
-def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for thing in things:
-        blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing
-        tensors += [thing] if isinstance(thing, Tensor) else []
-        tensors += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
-    return tensors

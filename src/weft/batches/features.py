@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from weft.batches.block import exact_device
 from weft.core.errors import InputError
-from weft.ops.sampling.gather_rows import gather_cached_triton, gather_rows_cpu, gather_rows_triton
+from weft.ops.sampling.gather_rows import gather_rows_cpu, gather_rows_triton
 
 
 @dataclass(frozen=True)
@@ -43,17 +41,10 @@ class FeatureStore:
     """Feature rows of ``x [N, F]`` for batches on ``device``.
 
     ``cached [R]``: ids of the rows to keep on the device, most valuable first, as a cache policy chooses them.
-    ``budget``: bytes that the cache may take; an InputError if it would take more.
     Any thread may read.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        device: torch.device | str = "cpu",
-        cached: Tensor | None = None,
-        budget: int | None = None,
-    ) -> None:
+    def __init__(self, x: Tensor, device: torch.device | str = "cpu", cached: Tensor | None = None) -> None:
         if x.dim() != 2:
             raise InputError(f"features must be a matrix [nodes, features], not {list(x.shape)}")
         self.x, self.device = x, exact_device(device)
@@ -68,30 +59,7 @@ class FeatureStore:
         # Of reads that the host does not see the size of: rows read, and those that the cache had.
         self._device_rows, self._device_hits = torch.zeros(2, 1, dtype=torch.int64, device=self.device)
         if cached is not None and cached.numel() and self.tier != "device":
-            self._fill(cached, budget)
-
-    @classmethod
-    def mapped(
-        cls,
-        path: str | Path,
-        shape: tuple[int, int],
-        dtype: str = "float32",
-        device: torch.device | str = "cpu",
-        cached: Tensor | None = None,
-    ) -> FeatureStore:
-        """Features in a file of raw numbers: rows are read from disk when they are needed."""
-        file, needed = Path(path), shape[0] * shape[1] * np.dtype(dtype).itemsize
-        size = file.stat().st_size if file.is_file() else -1
-        if size != needed:
-            state = "is missing" if size < 0 else f"holds {size} bytes"
-            raise InputError(f"{file} {state}; {needed} bytes of {dtype} {list(shape)} were expected")
-        # Private and writable only because torch takes no read-only memory; nothing writes to it.
-        return cls(torch.from_numpy(np.memmap(file, dtype, "c", shape=shape)), device, cached)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes that the cache takes: its rows and one int32 per node."""
-        return sum(t.numel() * t.element_size() for t in (self._cache, self._slots) if t is not None)
+            self._fill(cached)
 
     @property
     def counts(self) -> ReadCounts:
@@ -126,18 +94,12 @@ class FeatureStore:
         torch.index_select(self._cache, 0, slots.long(), out=out)
         return out.index_copy_(0, positions.long(), far)
 
-    def _fill(self, cached: Tensor, budget: int | None) -> None:
-        N, F = self.x.shape
+    def _fill(self, cached: Tensor) -> None:
+        N = self.x.shape[0]
         ids = cached.to(self.device).long()
         message = f"cached must hold different node ids from 0 to {N - 1}"
         if ids.min() < 0 or ids.max() >= N:
             raise InputError(message)
-        needed = cached.numel() * F * self.x.element_size() + 4 * N
-        if budget is not None and needed > budget:
-            raise InputError(
-                f"a cache of {cached.numel():,} rows needs {needed:,} bytes but its budget is {budget:,}; "
-                "cache fewer rows"
-            )
         self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
         positions = torch.arange(ids.numel(), dtype=torch.int32, device=self.device)
         self._slots[ids] = positions
@@ -161,7 +123,7 @@ class FeatureStore:
         if self._slots is not None:
             ids = ids.to(self.device)
             if self.tier == "pinned":
-                return gather_cached_triton(self.x, self._cache, self._slots, ids, self._device_hits)
+                return gather_rows_triton(self.x, ids, cached=(self._cache, self._slots, self._device_hits))
             slots = self._slots[ids.long()]
             hit = slots >= 0
             there, missing = hit.nonzero().squeeze(1), (~hit).nonzero().squeeze(1)
@@ -187,10 +149,8 @@ class FeatureStore:
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
         self._device_rows += count
-        if self._slots is None:
-            return gather_rows_triton(self.x, ids, out, count=count, concurrent=concurrent)
-        cached = (self._cache, self._slots, ids, self._device_hits)
-        return gather_cached_triton(self.x, *cached, out, count=count, concurrent=concurrent)
+        cached = None if self._slots is None else (self._cache, self._slots, self._device_hits)
+        return gather_rows_triton(self.x, ids, out, count=count, cached=cached, concurrent=concurrent)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""

@@ -6,7 +6,8 @@ Shapes: M nodes of a batch, S seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,33 +17,25 @@ from torch import Tensor
 from weft.batches.block import Subgraph, exact_device, from_pyg, local_adjacency
 from weft.batches.pipeline import named_errors
 from weft.batches.sampled import Sampling
-from weft.batches.source import Batch, Infer, OneByOne, SourceRequest
+from weft.batches.source import Batch, Infer, MakeSource, OneByOne, SourceRequest
 from weft.core.errors import InputError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.ops.reduce import ONE_RANK
 
 
-@dataclass(frozen=True)
-class Loading:
-    """Makes sources of ``loader``'s batches; ``sampling`` has their size, and evaluates as the plan says."""
-
-    loader: Any
-    sampling: Sampling
-
-    def __call__(self, request: SourceRequest) -> Loaded:
-        """The source of a stack."""
-        return Loaded(request, self.loader, self.sampling)
-
-
-def loading_for(task: Task, loader: Any, plan: Plan | None = None) -> Loading:
+def loading_for(task: Task, loader: Any, plan: Plan | None = None) -> MakeSource:
     """The source of batches of ``task`` and of the tasks that share its group."""
     placement = None if plan is None else plan.places
-    return Loading(loader, Sampling(task.fanouts, task.batch, captured=False, placement=placement))
+    sampling = Sampling(task.fanouts, task.batch, captured=False, placement=placement)
+    return partial(Loaded, loader=loader, sampling=sampling)
 
 
 class Loaded(OneByOne):
-    """The loader's batches, epoch after epoch, each as one local subgraph for all layers."""
+    """The loader's batches, epoch after epoch, each as one local subgraph for all layers.
+
+    ``sampling`` has their size, and evaluates as the plan says.
+    """
 
     constant, reduce = False, ONE_RANK
 

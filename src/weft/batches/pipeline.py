@@ -15,12 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
-from queue import SimpleQueue
-from threading import Condition, Thread
+from dataclasses import dataclass
+from itertools import count, pairwise
+from threading import Condition
 from typing import Any
 
 import torch
@@ -169,53 +166,16 @@ def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any
     return run
 
 
-class Workers:
-    """``count`` daemon threads named after ``name`` that run functions and return futures.
-
-    Unlike with ``ThreadPoolExecutor``, threads that never return do not keep the process from ending.
-    """
-
-    def __init__(self, count: int, name: str) -> None:
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads = [Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """A future of ``work()``."""
-        future: Future[Any] = Future()
-        self._work.put((future, work))
-        return future
-
-    def stop(self) -> None:
-        """End every thread after what is submitted already."""
-        for _ in self._threads:
-            self._work.put(None)
-
-    def _run(self) -> None:
-        while (task := self._work.get()) is not None:
-            future, work = task
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            del task, future, work  # an idle worker must not keep the last result's memory
-
-
 JOIN_SECONDS = 5.0  # for a stage that is still at work when the pipeline is closed
 _END = object()  # of a source
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the pipeline: ``work(item)`` returns the next stage's item.
-
-    ``workers`` threads share the items; results keep their order.
-    """
+    """One step of the pipeline: ``work(item)`` returns the next stage's item."""
 
     name: str
     work: Callable[[Any], Any]
-    workers: int = 1
 
 
 @dataclass
@@ -227,27 +187,17 @@ class StageReport:
     busy_seconds: float = 0.0
     held_back: int = 0
     longest_queue: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, seconds: float) -> None:
-        """Count one item."""
-        with self._lock:
-            self.items += 1
-            self.busy_seconds += seconds
 
 
 class Pipeline:
     """Stages that run at the same time on different items; see the module."""
 
-    def __init__(self, stages: Sequence[Stage], depth: int = 2, high_water: int | None = None) -> None:
+    def __init__(self, stages: Sequence[Stage], depth: int = 2) -> None:
         if depth < 1:
             raise InputError(f"pipeline depth={depth} must be at least 1 (synchronous)")
         if not stages or len({stage.name for stage in stages}) != len(stages):
             raise InputError(f"a pipeline needs stages with different names, not {[s.name for s in stages]}")
-        if high_water is not None and not 1 <= high_water <= depth:
-            raise InputError(f"high_water={high_water} must be from 1 to the depth {depth}")
         self.stages, self.depth = tuple(stages), depth
-        self.high_water = high_water or depth
         self.reports = [StageReport(stage.name) for stage in stages]
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -291,7 +241,8 @@ def _timed(stage: Stage, report: StageReport, item: Any, number: int) -> Any:
     start = time.perf_counter()
     with named_failures(_failed(stage.name, number)):
         result = stage.work(item)
-    report.add(time.perf_counter() - start)
+    report.items += 1
+    report.busy_seconds += time.perf_counter() - start
     return result
 
 
@@ -302,7 +253,6 @@ class _Running:
         self._pipeline, self._lock = pipeline, threading.Lock()
         self._error: BaseException | None = None
         self._channels = [Channel(pipeline.depth) for _ in range(len(pipeline.stages) + 1)]
-        self._pools = [Workers(s.workers, f"weft-{s.name}") if s.workers > 1 else None for s in pipeline.stages]
         targets = [("source", lambda: self._feed(source))]
         targets += [(s.name, lambda position=i: self._work(position)) for i, s in enumerate(pipeline.stages)]
         self._threads = [
@@ -316,11 +266,8 @@ class _Running:
         """Finished items; raises the first error at once, even if finished items are waiting."""
         while True:
             try:
-                item = arrived(_settled(self._channels[-1].take()))
+                item = arrived(self._channels[-1].take())
             except Closed:
-                break
-            except Exception as error:
-                self._fail(error)
                 break
             yield item
             del item  # the consumer decides how long it lives
@@ -331,9 +278,6 @@ class _Running:
         """Close all queues, drop what is in them and wait for the threads."""
         for channel in self._channels:
             channel.close(drop=True)
-        for pool in self._pools:
-            if pool is not None:
-                pool.stop()
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -366,30 +310,14 @@ class _Running:
 
     def _work(self, position: int) -> None:
         stage, report = self._pipeline.stages[position], self._pipeline.reports[position]
-        pool, before, behind = self._pools[position], self._channels[position], self._channels[position + 1]
-        pace, number = Pace(self._pipeline.high_water), 0
-        while True:
+        before, behind = self._channels[position], self._channels[position + 1]
+        pace = Pace(self._pipeline.depth)
+        for number in count():
             # Wait for a free place before the work, not after it: an item in work owns memory too.
             behind.wait_below(pace.limit(len(behind)))
             report.held_back = pace.held_back
             # No variable holds an item: while the stage waits, the queues alone keep batches alive.
-            if pool is None:
-                behind.put(_timed(stage, report, _settled(before.take()), number))
-            else:
-                behind.put(pool.submit(partial(self._by_worker, stage, report, before.take(), number)))
-            number += 1
-
-    def _by_worker(self, stage: Stage, report: StageReport, item: Any, number: int) -> Any:
-        try:
-            return _timed(stage, report, _settled(item), number)
-        except Exception as error:
-            self._fail(error)  # at once, not when the next stage comes to this item
-            raise
-
-
-def _settled(item: Any) -> Any:
-    """The item itself; the result of one that a worker is still making."""
-    return item.result() if isinstance(item, Future) else item
+            behind.put(_timed(stage, report, before.take(), number))
 
 
 def training_stages(
@@ -397,11 +325,10 @@ def training_stages(
     store: FeatureStore,
     labels: Tensor | None = None,
     device: torch.device | str = "cpu",
-    workers: int = 1,
 ) -> list[Stage]:
-    """From a :class:`SeedBatch` to a batch on ``device`` with features and labels.
+    """From a :class:`SeedBatch` to a batch on ``device`` with features and labels ``[N]`` or ``[N, C]``.
 
-    ``labels [N]`` or ``[N, C]``; ``workers`` threads sample when the CPU does. On a GPU each stage has its own stream.
+    On a GPU each stage has its own stream.
     """
     device = exact_device(device)
 
@@ -416,7 +343,7 @@ def training_stages(
         return batch.to(device, non_blocking=True)
 
     return [
-        Stage("sample", on_stream(sample, sampler.device), workers if sampler.backend == "cpu" else 1),
+        Stage("sample", on_stream(sample, sampler.device)),
         Stage("fetch", on_stream(fetch, store.device)),
         Stage("transfer", on_stream(transfer, device)),
     ]

@@ -18,7 +18,7 @@ from weft.batches.cache import CacheChoice, Presampled, choose_cache, policy_cal
 from weft.batches.features import FeatureStore
 from weft.batches.layerwise import LayerWise
 from weft.batches.pipeline import Pipeline, training_stages
-from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, is_plain, resolved
+from weft.batches.sampler import NeighbourSampler, SeedBatch, SeedOrder, edge_chunks, is_plain, resolved
 from weft.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 from weft.core.errors import SpecError
 from weft.core.placement import EVALUATION_EDGES, DataPlacement
@@ -34,7 +34,6 @@ from weft.ops.sampling.reference import epoch_clocks
 
 MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
 WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
-EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
 
 # ---- Batches that are made on the GPU.
@@ -90,10 +89,10 @@ class DeviceSeeds:
         size = self._order.batch_size
         return ids[batch * size : (batch + 1) * size], clocks[batch]
 
-    def on_host(self, epoch: int, first: int = 0) -> list[SeedBatch]:
-        """The batches of an epoch from ``first`` on in host memory; the device sorts them, a host takes longer."""
+    def on_host(self, epoch: int) -> list[SeedBatch]:
+        """The batches of an epoch in host memory; the device sorts them, a host takes longer."""
         batches = self._of_epoch(epoch)[0].cpu().long().split(self._order.batch_size)
-        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches) if number >= first]
+        return [SeedBatch(epoch, number, seeds) for number, seeds in enumerate(batches)]
 
     def _of_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
@@ -131,18 +130,15 @@ class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
     ``captured``: sample, gather and train as CUDA graphs where the GPU reaches everything.
-    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
-    on a CPU. ``device``: where batches are trained on (None: as requested). ``placement``: what a plan says of where
-    things lie, and ``policy`` a cache policy of the user's own.
+    ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``placement``: what a plan says of
+    where things lie, and ``policy`` a cache policy of the user's own.
     """
 
     fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
-    workers: int = 1
     captured: bool = True
-    device: torch.device | None = None
     placement: DataPlacement | None = None
     policy: Any = None
 
@@ -184,7 +180,7 @@ class Sampled:
         self._x, self._graph, self._placement = x, graph, placement
         self._fanouts = resolved(sampling.fanout, graph)
         self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
-        self._device = exact_device(sampling.device or request.device or graph.device)
+        self._device = exact_device(request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
@@ -209,7 +205,7 @@ class Sampled:
             cached = choose_cache(placement, policy, graph, x)
         self._sampler = make_sampler(cached=cached.topology)
         self.store = FeatureStore(x, self._device, cached=cached.features)
-        stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
+        stages = training_stages(self._sampler, self.store, device=self._device)
         # A GPU that samples and gathers works ahead of the host by itself; threads of stages would only take the
         # interpreter from each other (H200, products shape: 61 ms per step with them, 16 without).
         overlaps = self._sampler.backend == "cpu" or self.store.tier == "host"
@@ -217,7 +213,7 @@ class Sampled:
         # Sampling and training can be CUDA graphs if the GPU reaches everything and there are no self loops to find.
         reached = self._device.type == "cuda" and self._sampler.device == self._device and self.store.tier != "host"
         capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
-        loops = capturable and adj.derived("has loops", lambda: _has_loops(adj, self._device))
+        loops = capturable and adj.derived("has loops", lambda: has_loops(adj, self._device))
         self._captured = sampling.captured and capturable and not loops
         self.overlaps = self._captured and placement is not None and placement.overlap
         self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
@@ -332,15 +328,6 @@ class Sampled:
         return self._graph.y.to(self._device) if self._layers is None else self._layers.labels()
 
 
-def _has_loops(adj: Adjacency, device: torch.device) -> bool:
+def has_loops(adj: Adjacency, device: torch.device) -> bool:
     """Whether any edge leads back to its source; ``device`` compares them in chunks."""
-    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
-    for first in range(0, adj.num_rows, rows):
-        last = min(first + rows, adj.num_rows)
-        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
-        count = adj.indptr[first : last + 1].to(device).diff().long()
-        ids = torch.arange(first, last, device=device, dtype=torch.int32)
-        sources = adj.indices[begin:end].to(device)
-        if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == sources).any()):
-            return True
-    return False
+    return any(bool((of == adj.indices[edges].to(device)).any()) for _, edges, of in edge_chunks(adj, device))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weft.batches.block import Block, MiniBatch, Subgraph, exact_device
+from weft.batches.block import Block, MiniBatch, OfTensors, Subgraph, exact_device
 from weft.core.errors import InputError
 from weft.core.settings import most_picks, resolve
 from weft.graph.graph import Graph
@@ -115,19 +115,8 @@ class TorchHops:
 class TritonHops:
     """O(k) sampling and compaction on the GPU, with one read of all sizes at the end of a batch."""
 
-    def __init__(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        *,
-        replace: bool,
-        edges: bool,
-        device: torch.device,
-        cached: CachedLists | None = None,
-        relations: RelationFanouts | None = None,
-    ) -> None:
-        self._arrays = indptr, indices
-        self._options = {"replace": replace, "edges": edges, "cached": cached, "relations": relations}
+    def __init__(self, indptr: Tensor, indices: Tensor, device: torch.device, **options: Any) -> None:
+        self._arrays, self._options = (indptr, indices), options  # of :func:`sample_hops_triton`
         self._compactor = Compactor(indptr.numel() - 1, device)
 
     def padded(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor) -> list[DeviceHop]:
@@ -310,9 +299,7 @@ class NeighbourSampler:
             plain = rows.plain_indptr()
             if fits:
                 relations = RelationFanouts(rows, self.fanouts)
-                return TritonHops(
-                    plain, rows.indices, replace=False, edges=True, device=self.device, relations=relations
-                )
+                return TritonHops(plain, rows.indices, self.device, edges=True, relations=relations)
 
             def sample(seeds: Tensor, fanout: int | tuple[int, ...], clock: Tensor, hop: int) -> HopSample:
                 if isinstance(fanout, int):
@@ -328,8 +315,8 @@ class NeighbourSampler:
             return TorchHops(partial(kernel, indptr, indices))
         if self._weight is None and fits:
             edges = self._edge_weight is not None or self._relation is not None
-            options = {"replace": self.replace, "edges": edges, "device": self.device}
-            return TritonHops(self._offsets, indices, **options, cached=self.cached)
+            options = {"replace": self.replace, "edges": edges, "cached": self.cached}
+            return TritonHops(self._offsets, indices, self.device, **options)
         kernel = partial(sample_triton, indptr, indices, replace=self.replace, weight=self._weight, edges=True)
         return TorchHops(kernel)
 
@@ -397,24 +384,30 @@ def _values_at(values: Tensor, ids: Tensor) -> Tensor:
     return gather_rows_triton(values[:, None], ids)[:, 0]
 
 
+def edge_chunks(adj: Adjacency, device: torch.device) -> Iterator[tuple[slice, slice, Tensor]]:
+    """All edges in chunks of whole rows: the rows, the edges, and the row of each of these int32, on ``device``."""
+    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
+    for first in range(0, adj.num_rows, rows):
+        last = min(first + rows, adj.num_rows)
+        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
+        count = adj.indptr[first : last + 1].to(device).diff().long()
+        ids = torch.arange(first, last, device=device, dtype=torch.int32)
+        yield slice(first, last), slice(begin, end), torch.repeat_interleave(ids, count, output_size=end - begin)
+
+
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
     """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks.
 
     A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
     """
     total, loops = torch.zeros(adj.num_rows, device=adj.device), torch.ones(adj.num_rows, device=adj.device)
-    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
-    for first in range(0, adj.num_rows, rows):
-        last = min(first + rows, adj.num_rows)
-        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
-        count = adj.indptr[first : last + 1].diff().long()
-        of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
-        value = (of != adj.indices[begin:end]).float()
+    for rows, edges, of in edge_chunks(adj, adj.device):
+        value = (of != adj.indices[edges]).float()
         if adj.weight is not None:
-            weight, is_loop = adj.weight[begin:end].float(), value == 0
-            loops[first:last] = loop_weights(of[is_loop] - first, weight[is_loop], last - first)
+            weight, is_loop = adj.weight[edges].float(), value == 0
+            loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
             value *= weight
-        total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
+        total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
     scale = (total + loops).rsqrt()
     return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
 
@@ -444,27 +437,23 @@ ORDER_STREAM = 0x5EED  # keeps these draws apart from those of the samplers
 
 
 @dataclass(frozen=True)
-class SeedBatch:
+class SeedBatch(OfTensors):
     """Seeds ``[B]`` of one batch and which batch it is."""
 
     epoch: int
     batch: int
     seeds: Tensor
 
-    def tensors(self) -> list[Tensor]:
-        """Every array of it."""
-        return [self.seeds]
-
 
 class SeedOrder:
     """Batches of ``batch_size`` seeds in an order that depends on (seed, epoch) alone; the last one may be smaller."""
 
-    def __init__(self, seeds: Tensor, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(self, seeds: Tensor, batch_size: int, seed: int = 0) -> None:
         if batch_size < 1:
             raise InputError(f"batch={batch_size} must be at least 1 seed per batch")
         if seeds.numel() == 0:
             raise InputError("there are no training seeds; give the graph a train split")
-        self.seeds, self.batch_size, self.seed, self.shuffle = seeds, batch_size, seed, shuffle
+        self.seeds, self.batch_size, self.seed = seeds, batch_size, seed
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -472,10 +461,7 @@ class SeedOrder:
 
     def permutation(self, epoch: int) -> Tensor:
         """The order ``[S]`` int64 of the seeds in an epoch: sorted by random 64-bit keys."""
-        count = self.seeds.numel()
-        positions = torch.arange(count, device=self.seeds.device)
-        if not self.shuffle:
-            return positions
+        positions = torch.arange(self.seeds.numel(), device=self.seeds.device)
         key = torch.tensor([signed64(self.seed), signed64(epoch)], device=self.seeds.device)
         key = splitmix(splitmix(splitmix(key[0]) + key[1]) + ORDER_STREAM)
         # A sort by full 64-bit keys: equal ones are too rare to matter and keep their order.

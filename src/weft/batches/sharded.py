@@ -18,17 +18,6 @@ from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
 from weft.ops.sampling.reference import HopSample, make_clock, sample_torch
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """Makes the sources of a rank whose graph is a :class:`ShardGraph`."""
-
-    ranks: Ranks
-
-    def __call__(self, request: SourceRequest) -> Shard:
-        """The source of a stack."""
-        return Shard(request, self.ranks)
-
-
 class Shard(FullGraph):
     """One constant batch of own rows; losses, metrics and norms go through ``reduce`` over all ranks."""
 

@@ -1,4 +1,4 @@
-"""Cost of one operator call: floating-point operations, sequential bytes, gathered bytes, kernel launches.
+"""Turn an Observer's record into a Program, with the cost of every call: operations, bytes, kernel launches.
 
 A cost is computed from the shapes of one :class:`~weft.capture.observer.ObservedCall`: :data:`ATEN` has the rules of
 torch's operators, :data:`WEFT` those of Weft's; an unknown one is reported and counted as one pass over its tensors.
@@ -6,13 +6,15 @@ torch's operators, :data:`WEFT` those of Weft's; an unknown one is reported and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from weft.capture.observer import ObservedCall, Seen
-from weft.core.program import ALLOCATIONS
+from weft.capture.observer import ObservedCall, Observer, Seen, is_library, is_lt
+from weft.core.program import ALLOCATIONS, MARKER_KEPT, Operator, Program, Value
+
+KERNELS = "triton."  # launched outside of any operator
 
 
 @dataclass(frozen=True)
@@ -63,27 +65,6 @@ def elements(tree: Any) -> int:
 # ---- Torch's operators, by families that move data in the same way
 
 
-def _nothing(call: ObservedCall) -> Work:
-    return Work(launches=0)
-
-
-def _fill(call: ObservedCall) -> Work:
-    return Work(stream=bytes_out(call))
-
-
-def _pointwise(call: ObservedCall) -> Work:
-    return Work(flops=elements(call.outs), stream=bytes_in(call) + bytes_out(call))
-
-
-def _costly_pointwise(call: ObservedCall) -> Work:
-    """Exponentials and the like: ten operations per element."""
-    return Work(flops=10 * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
-
-
-def _move(call: ObservedCall) -> Work:
-    return Work(stream=bytes_in(call) + bytes_out(call))
-
-
 def _reduce(call: ObservedCall) -> Work:
     return Work(flops=elements(call.args), stream=bytes_in(call) + bytes_out(call))
 
@@ -95,11 +76,6 @@ def _sum(call: ObservedCall) -> Work:
         return work
     copy = source.numel * out.itemsize
     return replace(work, stream=work.stream + 2 * copy, launches=2, pieces=(copy,))
-
-
-def _rowwise(call: ObservedCall) -> Work:
-    """Softmax and norms: a few passes over a row that stays in a cache."""
-    return Work(flops=8 * elements(call.args), stream=bytes_in(call) + bytes_out(call))
 
 
 def _gather(call: ObservedCall) -> Work:
@@ -153,13 +129,13 @@ def _sort(call: ObservedCall) -> Work:
 
 
 FAMILIES: dict[Callable[[ObservedCall], Work], str] = {
-    _nothing: "resize_ set_ lift_fresh " + " ".join(ALLOCATIONS),
-    _fill: (
+    lambda call: Work(launches=0): "resize_ set_ lift_fresh " + " ".join(ALLOCATIONS),
+    lambda call: Work(stream=bytes_out(call)): (
         "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ fill zero_ arange "
         "scalar_tensor eye rand rand_like randn randn_like randint randint_like bernoulli_ uniform_ normal_ "
         "exponential_ random_ linspace"
     ),
-    _pointwise: (
+    lambda call: Work(flops=elements(call.outs), stream=bytes_in(call) + bytes_out(call)): (
         "add add_ sub sub_ rsub mul mul_ div div_ neg neg_ abs abs_ reciprocal reciprocal_ relu relu_ "
         "threshold_backward leaky_relu leaky_relu_ leaky_relu_backward clamp clamp_ clamp_min clamp_max clamp_min_ "
         "clamp_max_ where maximum minimum eq ne lt le gt ge logical_not logical_and logical_or logical_xor "
@@ -170,14 +146,15 @@ FAMILIES: dict[Callable[[ObservedCall], Work], str] = {
         "hardswish hardsigmoid threshold nll_loss_forward nll_loss_backward nll_loss2d_forward mse_loss "
         "mse_loss_backward l1_loss smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward"
     ),
-    _costly_pointwise: (
+    # Exponentials and the like: ten operations per element.
+    lambda call: Work(flops=10 * elements(call.outs), stream=bytes_in(call) + bytes_out(call)): (
         "exp exp_ exp2 expm1 log log_ log2 log1p sqrt sqrt_ rsqrt rsqrt_ sin cos tan tanh tanh_ tanh_backward "
         "sigmoid sigmoid_ sigmoid_backward elu elu_ elu_backward gelu gelu_ gelu_backward silu silu_ silu_backward "
         "mish mish_backward softplus softplus_backward log_sigmoid_forward log_sigmoid_backward pow pow_ erf "
         "native_dropout binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits atan atan2 "
         "special_expit celu selu _fused_adam_ _fused_adamw_ _fused_sgd_ glu glu_backward bernoulli"
     ),
-    _move: (
+    lambda call: Work(stream=bytes_in(call) + bytes_out(call)): (
         "clone copy_ copy _to_copy cat stack constant_pad_nd roll flip repeat contiguous index_fill index_fill_ "
         "slice_backward select_backward slice_scatter select_scatter as_strided_scatter diagonal_backward "
         "repeat_interleave split_with_sizes_copy unfold_backward narrow_copy _foreach_copy_ expand_copy view_copy"
@@ -188,7 +165,8 @@ FAMILIES: dict[Callable[[ObservedCall], Work], str] = {
         "logcumsumexp"
     ),
     _sum: "sum mean prod cumsum cumprod nansum",
-    _rowwise: (
+    # Softmax and norms: a few passes over a row that stays in a cache.
+    lambda call: Work(flops=8 * elements(call.args), stream=bytes_in(call) + bytes_out(call)): (
         "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
         "native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training native_group_norm native_group_norm_backward cudnn_batch_norm "
@@ -259,10 +237,6 @@ def _sddmm(call: ObservedCall) -> Work:
     )
 
 
-def _edge_softmax(call: ObservedCall) -> Work:
-    return Work(flops=20 * elements(call.outs), stream=2 * _plain_in(call) + bytes_out(call))
-
-
 def _attention(call: ObservedCall, packed: bool = False) -> Work:
     """One pass: scores and coefficients once per edge and head, rows gathered once per edge."""
     x, edges, rows = call.argument("packed" if packed else "x"), _edges(call), call.argument("csr")[0].numel - 1
@@ -290,30 +264,14 @@ def _attention_backward(call: ObservedCall) -> Work:
     )
 
 
-def _row_gradient(call: ObservedCall) -> Work:
-    return Work(
-        flops=4 * elements((call.argument("grad"), call.argument("out"))), stream=bytes_in(call) + bytes_out(call)
-    )
-
-
-def _attention_v2(call: ObservedCall) -> Work:
+def _attention_v2(call: ObservedCall, flops: int = 8, passes: int = 1, gathers: int = 1) -> Work:
+    """Forward one pass; backward two, one over the graph and one over the transpose."""
     x, edges = call.argument("x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
     return Work(
-        flops=edges * width * tasks * 8,
-        stream=edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
-        gather=edges * width * tasks * x.itemsize,
-    )
-
-
-def _attention_v2_backward(call: ObservedCall) -> Work:
-    """Two passes: one over the graph, one over the transpose."""
-    x, edges = call.argument("x_src"), _edges(call)
-    width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
-    return Work(
-        flops=edges * width * tasks * 24,
-        stream=2 * edges * INDEX * tasks + 2 * _plain_in(call) + bytes_out(call),
-        gather=3 * edges * width * tasks * x.itemsize,
+        flops=edges * width * tasks * flops,
+        stream=passes * (edges * INDEX * tasks + _plain_in(call)) + bytes_out(call),
+        gather=gathers * edges * width * tasks * x.itemsize,
     )
 
 
@@ -330,11 +288,6 @@ def _linear_backward(call: ObservedCall) -> Work:
     products = 1 + bool(call.argument("wants_x"))
     drops = HASH * grad.numel if call.argument("rate") else 0
     return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
-
-
-def _weight_grad(call: ObservedCall) -> Work:
-    grad, x = call.argument("grad"), call.argument("x")
-    return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
 
 
 def _pass(call: ObservedCall) -> Work:
@@ -370,19 +323,22 @@ WEFT: dict[str, Callable[[ObservedCall], Work]] = {
     "weft.spmm_max": _spmm,
     "weft.spmm_max_backward": _spmm_max_backward,
     "weft.sddmm": _sddmm,
-    "weft.edge_softmax": _edge_softmax,
-    "weft.edge_softmax_backward": _edge_softmax,
+    **dict.fromkeys(
+        ("weft.edge_softmax", "weft.edge_softmax_backward"),
+        lambda call: Work(flops=20 * elements(call.outs), stream=2 * _plain_in(call) + bytes_out(call)),
+    ),
     "weft.graph_attention": _attention,
     "weft.graph_attention_packed": lambda call: _attention(call, packed=True),
     "weft.graph_attention_packed_backward": _attention_backward,
     "weft.graph_attention_backward": _attention_backward,
-    "weft.graph_attention_row_gradient": _row_gradient,
     "weft.graph_attention_v2": _attention_v2,
-    "weft.graph_attention_v2_backward": _attention_v2_backward,
+    "weft.graph_attention_v2_backward": lambda call: _attention_v2(call, flops=24, passes=2, gathers=3),
     "weft.linear": _product,
     "weft.linear_backward": _linear_backward,
     "weft.product": _product,
-    "weft.weight_grad": _weight_grad,
+    "weft.weight_grad": lambda call: Work(
+        flops=2 * call.argument("grad").numel * call.argument("x").shape[-1], stream=bytes_in(call) + bytes_out(call)
+    ),
     "weft.column_sum": _pass,
     "weft.split_rows": _pass,
     "weft.mean_heads": _pass,
@@ -398,3 +354,134 @@ WEFT: dict[str, Callable[[ObservedCall], Work]] = {
     "weft.cross_entropy_rows_backward": _cross_entropy,
     "weft.adam_": _adam,
 }
+
+
+# ---- The Program: one Value per storage (kind, lifetime), one Operator per call.
+
+
+def program_of(
+    observer: Observer,
+    resident: Sequence[int],
+    kinds: Mapping[int, str],
+    *,
+    first: int = 0,
+    last: int | None = None,
+    tasks: int = 1,
+    note: str = "",
+    setup: int | None = None,
+    carried: Sequence[int] = (),
+    left: Sequence[int] = (),
+    recordable: bool = True,
+) -> Program:
+    """The Program of the calls from number ``first`` on, up to ``last``.
+
+    ``resident`` are the storages that were alive before; ``kinds`` gives the kind of kept storages (default
+    ``"constant"``). Writes to storages of kind ``"weight"`` separate the update from the evaluation. ``setup``: the
+    calls run once, those before that number to set up and the others in a first step; storages of a known kind stay.
+    ``carried`` are storages that a step takes over from the previous one, ``left`` those it leaves for the next.
+    ``recordable``: whether the step can be captured as a CUDA graph.
+    """
+    calls = observer.calls[first:last]
+    if setup is None:
+        phases = phases_of(calls, {number for number, kind in kinds.items() if kind == "weight"})
+        born = [number for call in calls for number in call.made]
+        # A module that keeps an activation keeps its autograd graph, numbers from the host included.
+        born += [number for number in left if number not in set(resident)]
+    else:
+        phases = ["preparation" if number < setup else "warm-up" for number in range(first, first + len(calls))]
+        # Also storages made without a call: numbers copied from the host.
+        born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
+    ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
+    step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
+    step |= {number: kinds.get(number, "constant") for number in resident}
+    step |= {number: kinds[number] for number in born if number in kinds}
+    storages = [observer.storages[number] for number in ids]
+    values = tuple(Value(s.bytes, step[s.number], s.shape, s.dtype) for s in storages)
+    operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
+    if setup is not None:
+        stays = tuple(ids[number] for number in born if number in kinds)
+        operators += (Operator(MARKER_KEPT, "warm-up", stays, ()),)
+    unknown = {
+        call.name
+        for call in calls
+        if not (call.name in ATEN or call.name in WEFT or call.name.startswith(KERNELS)) or not call.inside.seen
+    }
+    return Program(
+        values=values,
+        operators=operators,
+        resident=tuple(ids[number] for number in resident),
+        unknown=tuple(sorted(unknown)),
+        tasks=tasks,
+        note=note,
+        carried=tuple(ids[number] for number in carried),
+        left=tuple(ids[number] for number in left),
+        recordable=recordable,
+    )
+
+
+def work_of(call: ObservedCall) -> Work:
+    """The cost of a call; without a rule, that of reading and writing its tensors once."""
+    rule = ATEN.get(call.name) or WEFT.get(call.name)
+    if rule is not None:
+        return rule(call)
+    return Work(stream=bytes_in(call) + bytes_out(call))
+
+
+def phases_of(calls: Sequence[ObservedCall], weights: set[int]) -> list[str]:
+    """The phase of every call: backward while autograd runs, then update until the weights are written.
+
+    Evaluation runs without gradients: a later call that reads weights with gradients enabled begins the next stack's
+    forward pass, and so does the first call on another stream, if stacks have separate streams.
+    Calls of a merged step carry their phase, except that writing weights is always an update.
+    """
+    phases, phase, stream = [], "forward", None
+    for call in calls:
+        elsewhere, stream = call.stream != stream, call.stream
+        if call.phase is not None:
+            phase = "update" if call.phase != "evaluation" and weights & set(call.writes) else call.phase
+            phases.append(phase)
+            continue
+        if call.in_backward:
+            phase = "backward"
+        elif phase == "backward":
+            phase = "update"
+        elif phase == "evaluation" and (elsewhere or (call.grad_enabled and weights & set(call.reads))):
+            phase = "forward"
+        phases.append(phase)
+        if phase == "update" and weights & set(call.writes):
+            phase = "evaluation"
+    return phases
+
+
+def born_kinds(calls: Sequence[ObservedCall], phases: Sequence[str]) -> dict[int, str]:
+    """The kind of every storage that the step makes: those alive when the backward pass starts are activations."""
+    kinds: dict[int, str] = {}
+    for call, phase in zip(calls, phases, strict=True):
+        for number in call.made:
+            kinds[number] = "gradient" if phase == "backward" else "temporary"
+        if phase == "backward":
+            for number in call.reads:
+                if kinds.get(number) == "temporary":
+                    kinds[number] = "activation"
+    return kinds
+
+
+def _operator(call: ObservedCall, phase: str, ids: Mapping[int, int]) -> Operator:
+    work, inside = work_of(call), call.inside
+    return Operator(
+        name=call.name,
+        phase=phase,
+        reads=tuple(ids[n] for n in call.reads if n in ids),
+        writes=tuple(ids[n] for n in call.writes if n in ids),
+        flops=float(work.flops),
+        stream_bytes=float(work.stream),
+        gather_bytes=float(work.gather),
+        launches=work.launches if inside.launches is None else inside.launches,
+        workspace=sum(inside.pieces) or work.workspace,
+        frees=tuple(ids[n] for n in call.frees if n in ids),
+        library=inside.library or is_library(call.name),
+        pieces=inside.pieces or work.pieces,
+        stream=call.stream,
+        engine=call.in_backward,
+        lt=inside.lt or is_lt(call),
+    )

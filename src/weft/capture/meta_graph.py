@@ -78,7 +78,7 @@ class Degrees:
 
 
 class MetaAdjacency(Adjacency):
-    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` stand in for the data.
+    """An adjacency without data. ``histograms`` of the degrees of its rows and of its columns stand in for the data.
 
     ``relation_rows`` and ``relation_edges`` do for relations.
     """
@@ -86,25 +86,9 @@ class MetaAdjacency(Adjacency):
     relation_rows = 0
     relation_edges: tuple[int, ...] = ()
 
-    def __init__(self, *args: Any, degrees_of_rows: Degrees, degrees_of_cols: Degrees, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.degrees_of_rows, self.degrees_of_cols = degrees_of_rows, degrees_of_cols
-
-    @classmethod
-    def of_size(
-        cls,
-        rows: int,
-        edges: int,
-        by_row: Degrees,
-        by_col: Degrees,
-        cols: int | None = None,
-        away: bool = False,
-        **options: Any,
-    ):
-        """Offsets ``[rows+1]`` and indices ``[edges]``; ``away``: the indices lie elsewhere and take nothing here."""
-        indptr = torch.empty(rows + 1, dtype=offset_dtype(edges), device=META)
-        indices = elsewhere((edges,), torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
-        return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
+    def __init__(self, *arrays: Any, histograms: tuple[Degrees, Degrees], **options: Any) -> None:
+        super().__init__(*arrays, **options)
+        self.histograms = histograms
 
     def with_identity(self) -> Adjacency:
         """``A + I``, as if no row had a self loop."""
@@ -112,7 +96,7 @@ class MetaAdjacency(Adjacency):
 
     def own_worklist(self) -> WorkList:
         """A work list of the sizes that the degrees give."""
-        small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
+        small, single, hubs, partials = self.histograms[0].pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
         self._sort_rows(small)
 
@@ -139,33 +123,23 @@ class MetaAdjacency(Adjacency):
         slots, chunks = arrays.means[0].numel() - 1, arrays.chunk_relation.numel()
         of_slots = Degrees(((self.num_edges / pairs, pairs), (0, slots - pairs)))
         one_each, of_pairs = Degrees(((1, pairs), (0, slots - pairs))), Degrees.even(self.num_rows, pairs)
-        collect = MetaAdjacency(*arrays.collect, slots, degrees_of_rows=of_pairs, degrees_of_cols=one_each)
-        spread = MetaAdjacency(*arrays.spread, self.num_rows, degrees_of_rows=one_each, degrees_of_cols=of_pairs)
+        collect = MetaAdjacency(*arrays.collect, slots, histograms=(of_pairs, one_each))
+        spread = MetaAdjacency(*arrays.spread, self.num_rows, histograms=(one_each, of_pairs))
         collect.derived("transposed", lambda: spread)
-        means = MetaAdjacency(
-            *arrays.means, self.num_cols, degrees_of_rows=of_slots, degrees_of_cols=self.degrees_of_cols
-        )
-        relation_of_chunk = MetaAdjacency(
-            torch.empty(chunks + 1, dtype=torch.int32, device=META),
-            arrays.chunk_relation,
-            relations,
-            degrees_of_rows=Degrees.even(chunks, chunks),
-            degrees_of_cols=Degrees.even(relations, chunks),
-        )
+        means = MetaAdjacency(*arrays.means, self.num_cols, histograms=(of_slots, self.histograms[1]))
+        offsets = torch.empty(chunks + 1, dtype=torch.int32, device=META)
+        of_chunks = Degrees.even(chunks, chunks), Degrees.even(relations, chunks)
+        relation_of_chunk = MetaAdjacency(offsets, arrays.chunk_relation, relations, histograms=of_chunks)
         return RelationSlots(means, collect, relation_of_chunk)
 
     def make_relation_of_edges(self) -> Adjacency:
         """One entry per edge."""
         plain, edges = relation_entries(self), self.num_edges
-        by_relation = Degrees.counted(torch.tensor(self.relation_edges)) if self.relation_edges else None
-        return MetaAdjacency(
-            plain.indptr,
-            plain.indices,
-            plain.num_cols,
-            row_scale=plain.row_scale,
-            degrees_of_rows=Degrees.even(edges, edges),
-            degrees_of_cols=by_relation or Degrees.even(self.num_relations, edges),
-        )
+        by_relation = Degrees.even(self.num_relations, edges)
+        if self.relation_edges:
+            by_relation = Degrees.counted(torch.tensor(self.relation_edges))
+        degrees = Degrees.even(edges, edges), by_relation
+        return MetaAdjacency(plain.indptr, plain.indices, plain.num_cols, row_scale=plain.row_scale, histograms=degrees)
 
     def _sort_rows(self, count: int) -> None:
         """The temporaries of building a work list, released on return: ``count`` light rows, sorted by degree."""
@@ -176,34 +150,18 @@ class MetaAdjacency(Adjacency):
     def scaled(self, **factors: Any) -> Adjacency:
         """The same structure with other factors."""
         other = super().scaled(**factors)
-        alike = MetaAdjacency(
-            other.indptr,
-            other.indices,
-            other.num_cols,
-            weight=other.weight,
-            row_scale=other.row_scale,
-            col_scale=other.col_scale,
-            symmetric=other.symmetric,
-            perm=other._perm,
-            degrees_of_rows=self.degrees_of_rows,
-            degrees_of_cols=self.degrees_of_cols,
-        )
-        alike._structure = other._structure
-        return alike
+        other.__class__, other.histograms = MetaAdjacency, self.histograms
+        return other
 
     def _transpose(self) -> Adjacency:
         back = super()._transpose()
-        if self.symmetric:
-            return back
-
-        def stand_in() -> MetaAdjacency:
-            """The adjacency that has the work list of the transpose."""
-            by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
-            return MetaAdjacency(
-                back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col
+        if not self.symmetric:
+            # The adjacency that has the work list of the transpose.
+            back._structure = Adjacency.derived(
+                self.structure,
+                "transposed stand-in",
+                lambda: MetaAdjacency(back.indptr, back.indices, back.num_cols, histograms=self.histograms[::-1]),
             )
-
-        back._structure = Adjacency.derived(self.structure, "transposed stand-in", stand_in)
         return back
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
@@ -215,14 +173,9 @@ class MetaAdjacency(Adjacency):
         rows = self.rows()
         _ = rows == self.indices  # the check for loops comes first
         indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
+        indptr, degrees = indptr.to(offset_dtype(indices.numel())), tuple(side.with_loops() for side in self.histograms)
         return MetaAdjacency(
-            indptr.to(offset_dtype(indices.numel())),
-            indices,
-            self.num_cols,
-            weight=weight,
-            symmetric=self.symmetric,
-            degrees_of_rows=self.degrees_of_rows.with_loops(),
-            degrees_of_cols=self.degrees_of_cols.with_loops(),
+            indptr, indices, self.num_cols, weight=weight, symmetric=self.symmetric, histograms=degrees
         )
 
 
@@ -252,15 +205,16 @@ def meta_graph(graph: Graph | GraphStats, placement: DataPlacement | None = None
             "training needs features x and labels y"
         )
     if isinstance(graph, GraphStats):  # a summary has only in-degrees
-        by_row = by_col = Degrees.from_histogram(graph)
+        degrees = (Degrees.from_histogram(graph),) * 2
     else:
-        by_row, by_col = counted_degrees(graph.adj)
+        degrees = counted_degrees(graph.adj)
     away = placement is not None and placement.topology != "gpu"
     dense = placement is not None and placement.features != "gpu"
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
-    adj = MetaAdjacency.of_size(
-        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric, away=away
-    )
+    indptr = torch.empty(stats.num_nodes + 1, dtype=offset_dtype(stats.num_edges), device=META)
+    edges = (stats.num_edges,)
+    indices = elsewhere(edges, torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
+    adj = MetaAdjacency(indptr, indices, weight=weight, symmetric=stats.symmetric, histograms=degrees)
     relation = torch.empty(stats.num_edges, dtype=torch.int32, device=META) if stats.num_relations else None
     adj.relation_rows, adj.relation_edges = stats.relation_rows, stats.relation_edges
     if stats.edge_features is not None:
@@ -289,19 +243,13 @@ def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFe
     if stats.feature_nnz is None:
         return torch.empty(stats.num_nodes, stats.num_features, dtype=dtype, device=META)
     stored = stats.feature_nnz
-    by_row, by_col = Degrees.even(stats.num_nodes, stored), Degrees.even(stats.num_features, stored)
+    degrees = Degrees.even(stats.num_nodes, stored), Degrees.even(stats.num_features, stored)
     if isinstance(graph, Graph):
-        by_row, by_col = counted_degrees(graph.x.matrix)
-    return SparseFeatures(
-        MetaAdjacency.of_size(
-            stats.num_nodes,
-            stored,
-            by_row,
-            by_col,
-            stats.num_features,
-            weight=torch.empty(stored, dtype=dtype, device=META),
-        )
-    )
+        degrees = counted_degrees(graph.x.matrix)
+    indptr = torch.empty(stats.num_nodes + 1, dtype=offset_dtype(stored), device=META)
+    indices = torch.empty(stored, dtype=torch.int32, device=META)
+    weight = torch.empty(stored, dtype=dtype, device=META)
+    return SparseFeatures(MetaAdjacency(indptr, indices, stats.num_features, weight=weight, histograms=degrees))
 
 
 def _labels(stats: GraphStats) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
 def addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     """``[M, K] x [K, N]`` and a row that is added to each of the result's."""
     fits = bias.shape == right.shape[1:] and bias.dtype == left.dtype
-    return mm(left, right) if fits else NotImplemented
+    return product(left, right) if fits else NotImplemented
 
 
 def truth(tensor: Tensor, dim: int, keep: bool = False) -> Any:
@@ -171,18 +172,11 @@ def index_copy_(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> 
     return target if fits and list(source.shape) == sizes else NotImplemented
 
 
-def mm(left: Tensor, right: Tensor) -> Any:
-    """``[M, K] x [K, N]``."""
-    fits = left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
-    fits = fits and left.is_meta and right.is_meta and left.dtype == right.dtype
-    return left.new_empty(left.shape[0], right.shape[1]) if fits else NotImplemented
-
-
-def bmm(left: Tensor, right: Tensor) -> Any:
-    """``[B, M, K] x [B, K, N]``."""
-    fits = left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0] and left.shape[2] == right.shape[1]
-    fits = fits and left.is_meta and right.is_meta and left.dtype == right.dtype
-    return left.new_empty(*left.shape[:2], right.shape[2]) if fits else NotImplemented
+def product(left: Tensor, right: Tensor, dims: int = 2) -> Any:
+    """``[..., M, K] x [..., K, N]`` with ``dims`` dimensions."""
+    fits = left.dim() == right.dim() == dims and left.shape[:-2] == right.shape[:-2]
+    fits = fits and left.shape[-1] == right.shape[-2] and left.is_meta and right.is_meta and left.dtype == right.dtype
+    return left.new_empty(*left.shape[:-1], right.shape[-1]) if fits else NotImplemented
 
 
 def layer_norm(tensor: Tensor, sizes: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
@@ -202,18 +196,8 @@ def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, t
     return (tensor.new_empty(tensor.shape), *(tensor.new_empty(tensor.shape[1], dtype=dtype) for _ in range(2)))
 
 
-def layer_norm_backward(grad: Tensor, tensor: Tensor, sizes: Any, mean: Any, deviation: Any, *rest: Any) -> Any:
-    """The requested gradients; the rest are weight, bias and the output mask."""
-    weight, bias, requested = rest
-    return _gradients(grad, (tensor, weight, bias), requested)
-
-
-def batch_norm_backward(grad: Tensor, tensor: Tensor, weight: Any, *rest: Any) -> Any:
-    """The same; the bias has the weight's size, and the output mask is the last of the rest."""
-    return _gradients(grad, (tensor, weight, weight), rest[-1])
-
-
-def _gradients(grad: Tensor, inputs: Sequence[Any], requested: Sequence[bool]) -> Any:
+def gradients(grad: Tensor, inputs: Sequence[Any], requested: Sequence[bool]) -> Any:
+    """The requested ones of the gradients of ``inputs``."""
     pairs = list(zip(requested, inputs, strict=True))
     if not _dense(grad) or any(yes and not _dense(value) for yes, value in pairs):
         return NotImplemented
@@ -239,11 +223,6 @@ def in_place(target: Tensor, *operands: Any) -> Any:
     tensors = [target, *(value for value in operands if isinstance(value, Tensor))]
     fits = target.is_meta and torch.can_cast(torch.result_type(target, *operands), target.dtype)
     return target if fits and _shape(tensors) == tuple(target.shape) else NotImplemented
-
-
-def floating_in_place(target: Tensor, *operands: Any) -> Any:
-    """The same for operators with a floating-point result."""
-    return in_place(target, *operands) if target.is_floating_point() else NotImplemented
 
 
 def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
@@ -288,9 +267,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: cumsum,
     aten.where.self: where,
     aten.clamp.default: clamp,
-    aten.mm.default: mm,
+    aten.mm.default: product,
     aten.addmm.default: addmm,
-    aten.bmm.default: bmm,
+    aten.bmm.default: partial(product, dims=3),
     aten.index.Tensor: index,
     aten.mean.dim: reduced,
     aten.sum.dim_IntList: reduced,
@@ -309,9 +288,14 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: softmax_backward,
     aten.native_batch_norm.default: batch_norm,
-    aten.native_batch_norm_backward.default: batch_norm_backward,
+    # The bias has the weight's size.
+    aten.native_batch_norm_backward.default: lambda grad, x, weight, *rest: gradients(
+        grad, (x, weight, weight), rest[-1]
+    ),
     aten.native_layer_norm.default: layer_norm,
-    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten.native_layer_norm_backward.default: lambda grad, x, sizes, mean, deviation, weight, bias, requested: gradients(
+        grad, (x, weight, bias), requested
+    ),
     **{
         getattr(aten, name).default: floating
         for name in ["reciprocal", "rsqrt", "sqrt", "exp", "log", "neg", "abs", "relu", "sigmoid", "tanh", "erf"]
@@ -326,7 +310,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.div.Tensor: floating,
     aten.div.Scalar: floating,
     **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_"]},
-    aten.div_.Tensor: floating_in_place,
+    aten.div_.Tensor: lambda target, *operands: (
+        in_place(target, *operands) if target.is_floating_point() else NotImplemented
+    ),
     **{getattr(aten, name).default: comparison for name in ["isinf", "isnan", "logical_not", "logical_and"]},
     **{getattr(aten, name).Tensor: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
     **{getattr(aten, name).Scalar: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},

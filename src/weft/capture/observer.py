@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
+from weft.graph.check import dtype_name
 from weft.ops.launch.hooks import intercepted
 
 
@@ -67,12 +68,12 @@ class ObservedCall:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     made: tuple[int, ...]
-    in_backward: bool
     inside: Inside
-    frees: list[int] = field(default_factory=list)
-    grad_enabled: bool = True
     phase: str | None = None
     stream: int = 0
+    in_backward: bool = field(default_factory=lambda: in_backward())
+    grad_enabled: bool = field(default_factory=torch.is_grad_enabled)
+    frees: list[int] = field(default_factory=list)
 
     def argument(self, name: str) -> Any:
         """The argument of that name in the operator's schema; None if it is None or the operator has none."""
@@ -111,11 +112,6 @@ class Seen:
     def bytes(self) -> int:
         """Bytes of the elements, whatever the storage holds besides."""
         return self.numel * self.itemsize
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"``."""
-    return str(dtype).removeprefix("torch.")
 
 
 class Observer(TorchDispatchMode):
@@ -204,7 +200,8 @@ class Observer(TorchDispatchMode):
         device = kwargs.get("device")
         if not inputs and (self.kind != "cpu" if device is None else torch.device(device).type != self.kind):
             return func(*args, **kwargs)  # neither its arguments nor its results are on the device
-        if is_composite(func):
+        composite = "CompositeImplicitAutograd"  # written in terms of other operators, such as ``aten.matmul``
+        if func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
             with self:  # inside an operator, below autograd, no other rule decomposes it
                 if func is torch.ops.aten.matmul.default:
                     left, right = args
@@ -227,45 +224,20 @@ class Observer(TorchDispatchMode):
         written = [self._know(t)[0] for t in tensors_in(list(changed)) if self._counts(t)]
         if not any(self.storages[number].bytes for number in (*made, *written)):
             return out  # a view, or nothing at all: nothing happens on the device
-        inside = self._inside(func, args, kwargs)
-        self.calls.append(
-            ObservedCall(
-                name=func._schema.name.replace("::", "."),  # "aten.mm", "weft.spmm"
-                args=seen_args,
-                kwargs=seen_kwargs,
-                outs=self._seen(out if isinstance(out, (list, tuple)) else (out,)),
-                reads=reads,
-                writes=_unique([*made, *written]),
-                made=made,
-                in_backward=in_backward(),
-                inside=inside,
-                grad_enabled=torch.is_grad_enabled(),
-                phase=self.phase,
-                stream=self.stream,
-            )
-        )
+        name = func._schema.name.replace("::", ".")  # "aten.mm", "weft.spmm"
+        outs = self._seen(out if isinstance(out, (list, tuple)) else (out,))
+        inside, writes = self._inside(func, args, kwargs), _unique([*made, *written])
+        call = ObservedCall(name, seen_args, seen_kwargs, outs, reads, writes, made, inside, self.phase, self.stream)
+        self.calls.append(call)
         return out
 
     def _launch(self, kernel: str, tensors: list[Tensor]) -> None:
         """Record a kernel that is launched outside of any operator."""
         self.settle()
         counted = [t for t in tensors if self._counts(t)]
-        self.calls.append(
-            ObservedCall(
-                name="triton." + kernel.strip("_"),
-                args=tuple(self._seen(t) for t in counted),
-                kwargs={},
-                outs=(),
-                reads=_unique(self._know(t)[0] for t in counted),
-                writes=(),
-                made=(),
-                in_backward=in_backward(),
-                inside=Inside(launches=1),
-                grad_enabled=torch.is_grad_enabled(),
-                phase=self.phase,
-                stream=self.stream,
-            )
-        )
+        args, reads = tuple(self._seen(t) for t in counted), _unique(self._know(t)[0] for t in counted)
+        name, inside = "triton." + kernel.strip("_"), Inside(launches=1)
+        self.calls.append(ObservedCall(name, args, {}, (), reads, (), (), inside, self.phase, self.stream))
 
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:
         if not self._look_inside or func.namespace != "weft":
@@ -330,13 +302,6 @@ def is_lt(call: ObservedCall) -> bool:
     return len(bias.shape) == 1 and min(*left.shape, *right.shape) > 1
 
 
-def is_composite(func: Any) -> bool:
-    """Whether the operator is written in terms of other operators, such as ``aten.matmul``."""
-    if func.namespace != "aten":
-        return False
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Every tensor in nested tuples, lists and dictionaries."""
     if isinstance(tree, Tensor):
@@ -364,8 +329,7 @@ def _accumulates(func: Any, args: Any) -> bool:
     if not isinstance(right, Tensor) or left.shape != right.shape or not left.is_contiguous():
         return False
     storage = torch._C._storage_Use_Count(left.untyped_storage()._cdata)
-    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch has it
-    return held <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
+    return left._use_count() <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
 
 
 def _from_engine() -> bool:

@@ -25,14 +25,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
-app.command()(plan)
-app.command()(predict)
-app.command()(probe)
-app.command()(warm)
-app.command()(cache)
-app.command()(serve)
-for command in (submit, watch, cancel, pause, resume, logs, fetch):
+for command in (run, plan, predict, probe, warm, cache, serve, submit, watch, cancel, pause, resume, logs, fetch):
     app.command()(command)
 queue.command("list")(list_tasks)
 queue.command("show")(show)

@@ -8,24 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from weft.cli.spec import ShellOption, takes
+from weft.cli.format import aligned
+from weft.cli.options import Device, Json, ShellOption, takes
 from weft.core.errors import SpecError
 
 if TYPE_CHECKING:
     from weft.graph.graph import Graph
 
-PIPE_WIDTH = 1000  # rich would cut a table at 80 columns if there is no terminal
-
 app = typer.Typer(
     help="List, inspect, generate and convert graphs.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of generated graphs.")]
-Device = Annotated[str, typer.Option(help="Where to generate: auto, cpu, cuda, cuda:N.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to save the graph in.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a graph that is saved there.")]
 
@@ -53,8 +48,6 @@ def info(
     if json:
         print(jsonlib.dumps(stats.to_dict()))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    # The rows of `weft data info`, in order.
     kinds = ["symmetric" if stats.symmetric else "directed"] + (["weighted"] if stats.weighted else [])
     features = f"{stats.num_features:,} ({stats.feature_dtype}"
     if stats.feature_nnz is not None:
@@ -76,10 +69,7 @@ def info(
             low, high = (1 << length) // 2, (1 << length) - 1
             span = f"{low:,}" if low >= high else f"{low:,}-{high:,}"
             facts.append(("degrees", f"{span:>17}  {count:>13,} nodes"))
-    for name, value in facts:
-        table.add_row(f"[dim]{name}[/dim]", value)
-    console = Console()
-    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
+    print("\n".join(aligned(facts)))
 
 
 MADE = (

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from weft.cli.format import GAP, aligned, column_widths, terminal_width
 from weft.graph.catalog.listing import entries
 
 HEADINGS = ("name", "kind", "nodes", "edges", "features", "classes", "note")
 COUNTS = range(2, 6)  # columns with numbers, set to the right
-WIDE, NARROW = 2, 1  # spaces between columns
+NARROW = " "  # between columns, on a terminal with no room for notes
 LEAST_NOTE, BELOW = 20, "    "  # columns for a note next to its row; else it stands below
 
 
@@ -39,21 +39,16 @@ def print_graphs(json: bool = False) -> None:
 
 def _lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The rows as lines; notes fold, next to their row or below it; names and numbers are never cut."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS) - 1)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    indent = sum(widths) + WIDE * len(widths)
+    cells, width = [row[:-1] for row in rows], terminal_width() or sys.maxsize
+    widths = column_widths(cells)
+    indent = sum(widths) + len(GAP) * len(widths)
     below = width - indent < LEAST_NOTE
-    lines = []
-    for *cells, note in rows:
-        aligned = (
-            cell.rjust(size) if column in COUNTS else cell.ljust(size)
-            for column, (cell, size) in enumerate(zip(cells, widths, strict=True))
-        )
-        line = "".join(cell + " " * (NARROW if below else WIDE) for cell in aligned)
+    lines: list[str] = []
+    for line, (*_, note) in zip(aligned(cells, COUNTS, NARROW if below else GAP), rows, strict=True):
         if below:
             folded = textwrap.wrap(note, width, initial_indent=BELOW, subsequent_indent=BELOW) if lines else []
-            lines += [line.rstrip(), *folded]
+            lines += [line, *folded]
         else:
             first, *more = textwrap.wrap(note, width - indent) or [""]
-            lines += [(line + first).rstrip(), *(" " * indent + part for part in more)]
+            lines += [(line.ljust(indent) + first).rstrip(), *(" " * indent + part for part in more)]
     return lines

@@ -7,13 +7,14 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.files import write_text
+from weft.core.files import replacing
 from weft.core.units import show_bytes, show_seconds
 
 # ---- Text of others on a terminal: what would move the cursor, change colours or the window's title is spelled out.
@@ -40,25 +41,39 @@ def _spelled(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-COLUMNS = ("id", "state", "name", "graph", "model", "user", "memory", "time", "score", "why")
+# ---- Tables
+
 GAP = "  "
+
+
+def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The width of every column: that of its longest cell."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), gap: str = GAP) -> list[str]:
+    """The rows as lines of columns; those in ``right`` (by number) are set to the right."""
+    widths = list(enumerate(column_widths(rows)))
+    lines = ([c.rjust(w) if i in right else c.ljust(w) for c, (i, w) in zip(row, widths, strict=True)] for row in rows)
+    return [gap.join(line).rstrip() for line in lines]
+
+
+COLUMNS = ("id", "state", "name", "graph", "model", "user", "memory", "time", "score", "why")
 LEAST = {"why": 24, "name": 16, "graph": 12, "model": 12, "user": 8}  # to which columns are cut, these first
 
 
 def task_table(tasks: Sequence[dict[str, Any]], width: int | None = None) -> str:
     """A line per task below the names of the columns, of at most ``width`` characters if that can be."""
     rows = [COLUMNS, *(_row(task) for task in tasks)]
-    widths = {name: max(len(row[index]) for row in rows) for index, name in enumerate(COLUMNS)}
-    over = 0 if width is None else sum(widths.values()) + len(GAP) * (len(widths) - 1) - width
+    widths = column_widths(rows)
+    over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
     for name, least in LEAST.items():
-        cut = max(min(over, widths[name] - least), 0)
-        widths[name] -= cut
+        column = COLUMNS.index(name)
+        cut = max(min(over, widths[column] - least), 0)
+        widths[column] -= cut
         over -= cut
-    lines = []
-    for row in rows:
-        cells = zip(row, widths.values(), strict=True)
-        lines.append(GAP.join(c.ljust(w) if len(c) <= w else f"{c[: w - 1]}…" for c, w in cells).rstrip())
-    return "\n".join(lines)
+    cut_rows = [[c if len(c) <= w else f"{c[: w - 1]}…" for c, w in zip(row, widths, strict=True)] for row in rows]
+    return "\n".join(aligned(cut_rows))
 
 
 def terminal_width() -> int | None:
@@ -137,10 +152,18 @@ def check_file(path: Path) -> None:
         raise SpecError(f"--out {path}: is a folder; give a file")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write ``text`` in one piece, making folders on the way."""
+@contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[Path]:
+    """A path that becomes ``path`` once it is written, with its folders; an error names the ``option``."""
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        with replacing(path) as partial:
+            yield partial
     except OSError as error:
-        raise SpecError(f"--out {path}: cannot be written ({error.strerror}); choose another place") from None
+        raise SpecError(f"{option} {path}: cannot be written ({error.strerror}); choose another place") from None
+
+
+def write_file(path: Path, text: str, option: str = "--out") -> None:
+    """Write ``text`` in one piece."""
+    with writing(path, option) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -7,11 +7,12 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from weft.cli.format import write_file
+from weft.cli.options import Changes, Device, Json
 from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.machine import Machine, Processor
@@ -21,14 +22,11 @@ from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.engine.home import home, step_store
 
-if TYPE_CHECKING:
-    pass
-
 
 def probe(
     out: Annotated[Path | None, typer.Option(help="Also write the machine to this JSON file.")] = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="The machine as JSON on stdout.")] = False,
+    device: Device = "auto",
+    json: Json = False,
     learn_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -102,7 +100,7 @@ def describe(machine: Machine) -> str:
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
         ]
-    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host.memory_bytes)}"]
+    lines += [f"  host            {machine.host.cores} cores, {show_bytes(machine.host.memory_bytes)}"]
     if machine.devices and machine.host.flops:
         lines += _rate_lines(machine.host)
     disk = machine.link("disk", "disk", "host")
@@ -144,10 +142,7 @@ def warm(
         int | None, typer.Option(help="Compute capability to compile for, such as 90.", show_default="the GPU's here")
     ] = None,
     processes: Annotated[int | None, typer.Option(help="Processes at once.", show_default="one per core")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set model.hidden=64; repeat."),
-    ] = None,
+    changes: Changes = None,
 ) -> None:
     """Compile the GPU kernels that SPEC needs into Triton's cache. A run compiles what it lacks by itself.
 
@@ -219,7 +214,7 @@ def _target(arch: int | None):  # type: ignore[no-untyped-def]
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it; the next runs make it again.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON line per form instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """What is remembered between processes: forms of large graphs for training on a CPU, and captured steps.
 
@@ -238,15 +233,13 @@ def cache(
         return
     forms = store.forms()
     for entry in forms:
-        since = max(time.time() - entry.last_use, 0.0)
-        units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-        unit, size = next((pair for pair in units if since >= pair[1]), units[-1])
-        words = entry.form.split(" ")  # without the digest of features and the marks of Python
+        since = show_seconds(max(time.time() - entry["last_use"], 0.0))
+        words = entry["form"].split(" ")  # without the digest of features and the marks of Python
         form = re.sub(r"[(),']+", "", " ".join(words[:-1] if len(words[-1]) == 64 else words)).strip()
-        line = f"{show_bytes(entry.bytes):>10}  {f'{since / size:.0f} {unit}':>8}  {entry.graph}: {form}"
-        print(jsonlib.dumps(entry.to_dict()) if json else f"{line} ({entry.seconds:.1f} s to make)")
+        line = f"{show_bytes(entry['bytes']):>10}  {since:>9}  {entry['graph']}: {form}"
+        print(jsonlib.dumps(entry) if json else f"{line} ({entry['seconds']:.1f} s to make)")
     if not json:
-        total, limit = show_bytes(sum(entry.bytes for entry in forms)), show_bytes(store.max_bytes or 0)
+        total, limit = show_bytes(sum(entry["bytes"] for entry in forms)), show_bytes(store.max_bytes or 0)
         count = sum(entry.path.name.endswith(".gz") for entry in steps.entries())
         print(f"{len(forms)} forms of graphs, {total} of at most {limit}; {count} captured steps")
         print(f"in {home()}; `weft cache --clear` removes them")

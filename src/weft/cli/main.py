@@ -35,33 +35,14 @@ def answer_at_once(words: Sequence[str]) -> bool:
         return True
     left = any(word in ("-h", "--help") or word.startswith("--on") for word in words)  # a cluster has its own graphs
     if len(words) > 1 and words[0] in ("run", "plan") and not left:
-        _check_options(words[1], words[2:])
+        path = Path(words[1])
+        piped = os.path.exists(path) and not os.path.isfile(path)  # it can be read once only: by the command
+        if not words[1].startswith("-") and path.suffix != ".json" and not piped:
+            from weft.cli.spec import spec_of
+
+            changes = [value for name, value in pairwise(words) if name == "--set"]
+            spec_of(path, changes + [word.removeprefix("--set=") for word in words if word.startswith("--set=")])
     return False
-
-
-def _check_options(spec: str, words: Sequence[str]) -> None:
-    """Read the spec that the command will read, and check amounts of memory and the name of the device."""
-    from weft.core.gpus import check_device_name
-    from weft.core.units import parse_bytes
-
-    path = Path(spec)
-    # A pipe can be read once only, so the command reads it.
-    piped = os.path.exists(path) and not os.path.isfile(path)
-    if not spec.startswith("-") and path.suffix != ".json" and not piped:
-        from weft.cli.spec import spec_of
-
-        spec_of(path, _given("--set", words))
-    for name in ("budget", "cache"):
-        for value in _given(f"--{name}", words):
-            parse_bytes(value, name)
-    for value in _given("--device", words):
-        check_device_name(value)
-
-
-def _given(option: str, words: Sequence[str]) -> list[str]:
-    """The values of an option, as two words or as one."""
-    apart = [value for name, value in pairwise(words) if name == option]
-    return apart + [word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")]
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.format import check_file, write_file
-from weft.cli.spec import run_options, spec_of, takes
+from weft.cli.options import Changes, Json, run_options, takes
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.run_options import RunOptions
@@ -32,7 +33,7 @@ def plan(
             show_default="the one at hand",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
+    json: Json = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`."),
@@ -60,10 +61,7 @@ def plan(
             help="With --gpus: also say what an order of the nodes changes: degree, bfs, rcm, metis. Loads the graph."
         ),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
-    ] = None,
+    changes: Changes = None,
     **given: Any,
 ) -> None:
     """Say what SPEC will take: peak memory and time of every task, groups, and the reason for every decision.
@@ -74,7 +72,9 @@ def plan(
     Exit codes: 0 it fits, 2 a mistake in the input, 4 it does not fit (the plan names the nearest that does).
     """
     if out is not None:
-        _check_out(out)
+        if out.suffix != ".json":
+            raise SpecError(f"--out {out}: must end in .json, by which `weft run` recognises plans")
+        check_file(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
@@ -129,9 +129,3 @@ def plan(
     fits = all(one.bytes_per_rank <= report.budget for one in shards) if shards else report.fits
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix != ".json":
-        raise SpecError(f"--out {out}: must end in .json, by which `weft run` recognises plans")
-    check_file(out)

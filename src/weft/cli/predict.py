@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.format import check_file
+from weft.cli.format import check_file, writing
+from weft.cli.options import Device
 from weft.core.errors import SpecError
-from weft.core.files import replacing
 from weft.core.startup import gc_paused
 
 if TYPE_CHECKING:
     from numpy import ndarray
-
-    from weft.engine.result import Result
 
 ENDINGS = (".npy", ".csv")
 ROWS = 1 << 16  # of a CSV file, written at once
@@ -35,7 +33,7 @@ def predict(
     nodes: Annotated[
         str | None, typer.Option(metavar="train|val|test", help="A split of the graph.", show_default="all nodes")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
+    device: Device = "auto",
     layerwise: Annotated[
         bool | None,
         typer.Option(
@@ -55,54 +53,36 @@ def predict(
     if what not in WHAT:
         raise SpecError(f"--what {what}: must be one of {', '.join(WHAT)}")
     with gc_paused():
+        import numpy as np
+
         from weft.engine.loading import read_result
-        from weft.engine.result import Result
+        from weft.engine.result import Result, graph_for, nodes_of
     loaded = read_result(run)
     if isinstance(loaded, Result):
         if member is not None:
             raise SpecError(f"--member {member}: {run} holds one run, not a sweep")
         result = loaded
+    elif member is None:
+        result = loaded.best()
     else:
-        result = loaded.best() if member is None else _member(loaded, member)
-    ids, values = _predicted(result, graph, nodes, what, device=device, layerwise=layerwise)
-    _write(out, ids, values, what)
-    typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
-
-
-def _member(loaded: Any, name: str) -> Result:
-    try:
-        found: Result = loaded[name]
-    except KeyError as error:
-        raise SpecError(f"--member {name}: {error.args[0]}") from None
-    return found
-
-
-def _predicted(result: Result, graph: str | None, nodes: str | None, what: str, **how: Any) -> tuple[ndarray, ndarray]:
-    """The ids ``[M]`` of the nodes, and a value or a row per node."""
-    from weft.engine.result import graph_for, nodes_of
-
+        try:
+            result = loaded[member]
+        except KeyError as error:
+            raise SpecError(f"--member {member}: {error.args[0]}") from None
     found = graph_for(result, graph)
     ids = nodes_of(nodes, found)
     ask = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}[what]
-    return ids.numpy(), ask(found, ids, **how).numpy()
+    values = ask(found, ids, device=device, layerwise=layerwise).numpy()
+    with writing(out) as partial, partial.open("wb") as file:
+        if out.suffix == ".npy":
+            np.save(file, values)
+        else:
+            write_csv(file, ids.numpy(), values, what)
+    typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
 
 
-def _write(path: Path, ids: ndarray, values: ndarray, what: str) -> None:
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial, partial.open("wb") as file:
-            (_write_npy if path.suffix == ".npy" else _write_csv)(file, ids, values, what)
-    except OSError as error:
-        raise SpecError(f"--out {path}: cannot be written ({error.strerror}); choose another place") from None
-
-
-def _write_npy(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
-    import numpy as np
-
-    np.save(file, values)
-
-
-def _write_csv(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
+def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None:
+    """A row per node: its id, and its value or values."""
     import numpy as np
 
     each = "value" if what == "classes" and values.dtype.kind == "f" else "class"

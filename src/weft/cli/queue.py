@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.spec import ShellOption, takes
+from weft.cli.format import aligned, write_file
+from weft.cli.options import Json, ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 
@@ -23,11 +24,6 @@ app = typer.Typer(
 )
 BUDGET, MACHINE, TASKS, SEED = "26GiB", "v100-32g", 100, 0
 COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
-
-
-@app.callback()
-def _queue() -> None:
-    pass
 
 
 SIMULATED = (
@@ -53,7 +49,7 @@ SIMULATED = (
 @takes(*SIMULATED)
 def simulate(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Gantt charts of the policies.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Figures and groups as JSON on stdout.")] = False,
+    json: Json = False,
     **given: Any,
 ) -> None:
     """Run scheduling policies over a queue of trainings and print their figures.
@@ -82,18 +78,14 @@ def simulate(
     if plot is not None:
         from weft.engine.charts import queue_svg
 
-        try:
-            plot.absolute().parent.mkdir(parents=True, exist_ok=True)
-            plot.write_text(queue_svg(runs) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"--plot {plot}: cannot be written ({error.strerror}); choose another place") from None
+        write_file(plot, queue_svg(runs) + "\n", "--plot")
 
 
 def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
     """The queue that the options select; refuses options that it would leave unused."""
     from weft.planner.machine_profiles import profile
     from weft.sched.queue_state import DeviceState
-    from weft.sched.queues import Mixture, RecordedQueue, paper_queue, random_queue, read_recorded
+    from weft.sched.queues import RecordedQueue, paper_queue, random_queue, read_recorded
 
     queue, file, machine = given["queue"], given["file"], given["machine"]
     if file is not None and queue is not None:
@@ -112,7 +104,7 @@ def _queue_of(given: Mapping[str, Any]) -> RecordedQueue:
     else:
         length = TASKS if given["tasks"] is None else given["tasks"]
         seed = SEED if given["seed"] is None else given["seed"]
-        tasks = random_queue(length, seed, costs, Mixture(gap_seconds=given["gap"] or 0.0))
+        tasks = random_queue(length, seed, costs, given["gap"] or 0.0)
     return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
 
 
@@ -123,9 +115,5 @@ def _table(runs: list[Simulation], count: int) -> str:
         times = (figures.makespan, figures.mean_jct, figures.p95_jct, figures.mean_queuing, figures.p95_queuing)
         ends = (f"{figures.utilisation:.0%}", show_bytes(figures.peak_bytes), str(figures.refused), str(figures.late))
         rows.append((run.policy, *map(show_seconds, times), *ends))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = [f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}"]
-    for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    return "\n".join(lines)
+    heading = f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}"
+    return "\n".join([heading, *aligned(rows, right=range(1, len(COLUMNS)))])

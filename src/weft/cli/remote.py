@@ -19,7 +19,7 @@ from weft.cli.format import (
     with_lateness,
     with_local_times,
 )
-from weft.cli.spec import ShellOption, takes
+from weft.cli.options import Changes, Json, ShellOption, takes
 from weft.core.errors import InputError, SpecError
 from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
@@ -36,7 +36,6 @@ Server = Annotated[
 ]
 Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.", show_default="$WEFT_TOKEN")]
 Ids = Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids of tasks.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 def _client(server: str | None, token: str | None) -> Client:
@@ -72,10 +71,7 @@ def submit(
     spec: Annotated[
         Path | None, typer.Argument(help="TOML file of a task or a sweep.", metavar="[SPEC.toml]", show_default=False)
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
-    ] = None,
+    changes: Changes = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended.")] = False,
     json: Json = False,
     server: Server = None,
@@ -160,7 +156,7 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
     Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
-    from weft.serve.queue_file import ENDED
+    from weft.serve.queue_db import ENDED
 
     client = _client(server, token)
     states = {name: client.show(name)["state"] for name in tasks}

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from weft.cli.spec import run_options, shell_arguments, spec_of, takes
+from weft.cli.format import aligned
+from weft.cli.options import Changes, run_options, shell_arguments, takes
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.run_options import RunOptions
@@ -62,14 +61,7 @@ def run(
     extend: Annotated[
         bool, typer.Option("--extend", help="Add the seeds, settings or epochs that the run in --out lacks.")
     ] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a setting: --set train.lr=0.02, --set model.hidden=[16,64]; repeat.",
-        ),
-    ] = None,
+    changes: Changes = None,
     gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
     on: Annotated[
         str | None,
@@ -185,44 +177,35 @@ def _print_line(event: Event) -> None:
 
 def _show_summary(result: Result, folder: Path) -> None:
     metrics, name = result.metrics, result.metrics["metric"]
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for heading in ("split", name.replace("_", " "), "loss"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    rows = [("split", name.replace("_", " "), "loss")]
     for split in ("train", "val", "test"):
         if f"{split}_{name}" in metrics:
-            table.add_row(split, f"{metrics[f'{split}_{name}']:.4f}", f"{metrics[f'{split}_loss']:.4f}")
-    console = Console()
-    console.print(table)
+            rows.append((split, f"{metrics[f'{split}_{name}']:.4f}", f"{metrics[f'{split}_loss']:.4f}"))
+    print("\n".join(aligned(rows, right=range(1, 3))))
     early = ", stopped early" if result.status == "stopped" else ""
-    console.print(
+    print(
         f"best epoch {metrics['best_epoch']} of {metrics['epochs_run']} run{early}; "
-        f"{metrics['seconds']:.1f} s, {metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch",
-        highlight=False,
+        f"{metrics['seconds']:.1f} s, {metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch"
     )
-    _show_caches(console, [result.plan])
-    console.print(f"report: {folder / 'report.html'}", highlight=False)
+    _show_files([result.plan], folder)
 
 
-def _show_caches(console: Console, plans: Sequence[Plan]) -> None:
+def _show_files(plans: Sequence[Plan], folder: Path) -> None:
     from weft.engine.page import cache_words
 
-    for words in dict.fromkeys(map(cache_words, plans)):
-        if words:
-            console.print(words, highlight=False)
+    print(*filter(None, dict.fromkeys(map(cache_words, plans))), f"report: {folder / 'report.html'}", sep="\n")
 
 
 def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
     usable = any(member.metrics["best_epoch"] for member in result)
     if live:
-        console = Console()
         ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
-        console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
+        print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s")
         parts = result.by_graph()
         for graph, part in parts.items():
-            where = f" on {escape(graph)}" if len(parts) > 1 else ""
-            console.print(f"best{where}: {_best_words(part)}", highlight=False)
-        _show_caches(console, result.plan)
-        console.print(f"report: {folder / 'report.html'}", highlight=False)
+            where = f" on {graph}" if len(parts) > 1 else ""
+            print(f"best{where}: {_best_words(part)}")
+        _show_files(result.plan, folder)
     wrong = [member.message for member in result if member.status in ("diverged", "failed")]
     for message in wrong[:MOST_TOLD]:
         print(f"weft: {message}", file=sys.stderr)
@@ -242,8 +225,8 @@ def _best_words(result: SweepResult) -> str:
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
     settings = result.best_settings()
     over_what = "seeds" if settings.splits == 1 else "splits"
-    over_seeds = f"; best settings over {over_what}: {escape(str(settings))}" if len(settings.members) > 1 else ""
-    return f"[bold]{escape(best.name)}[/] ({words}){over_seeds}"
+    over_seeds = f"; best settings over {over_what}: {settings}" if len(settings.members) > 1 else ""
+    return f"{best.name} ({words}){over_seeds}"
 
 
 def over_gpus(gpus: int | None, given: Mapping[str, Any]) -> RunOptions:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.spec import ShellOption, takes
+from weft.cli.options import ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes
 

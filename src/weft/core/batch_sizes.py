@@ -44,19 +44,14 @@ class NodeKind:
         """Neighbours that one node of this kind picks."""
         return self.degree if fanout < 0 else min(self.degree, float(fanout))
 
-    def new_picks(self, fanout: int) -> float:
-        """Of all picks of the kind in a hop those that no hop before has made."""
-        return self.picks(fanout) * sum(nodes * unseen for nodes, unseen in self.found)
-
-    def sampled(self, fanout: int) -> NodeKind:
-        """After a hop has picked for all that are known."""
-        left = 1.0 - self.picks(fanout) / max(self.degree, 1e-9)
-        return replace(self, found=tuple((nodes, unseen * max(left, 0.0)) for nodes, unseen in self.found))
-
-    def with_more(self, nodes: float, symmetric: bool) -> NodeKind:
-        """With ``nodes`` more, just found."""
-        unseen = max(1.0 - 1.0 / max(self.degree, 1.0), 0.0) if symmetric else 1.0
-        return replace(self, found=(*self.found, (nodes, unseen)))
+    def after(self, fanout: int, new_picks: float, stats: GraphStats) -> NodeKind:
+        """After a hop that picked for all that are known; ``new_picks``: of all kinds, which no hop made before."""
+        left = max(1.0 - self.picks(fanout) / max(self.degree, 1e-9), 0.0)
+        sampled = ((nodes, unseen * left) for nodes, unseen in self.found)
+        share = self.degree / max(stats.num_edges, 1) if stats.symmetric else 1.0 / max(stats.num_nodes, 1)
+        more = (self.count - self.known) * -math.expm1(-new_picks * share)
+        unseen = max(1.0 - 1.0 / max(self.degree, 1.0), 0.0) if stats.symmetric else 1.0
+        return replace(self, found=(*sampled, (max(more, 0.0), unseen)))
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,8 @@ def expected_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> Exp
     for fanout in picks_per_hop(fanouts, stats):
         rows.append(sum(kind.known for kind in kinds))
         edges.append(sum(kind.known * kind.picks(fanout) for kind in kinds))
-        new = sum(kind.new_picks(fanout) for kind in kinds)
-        kinds = [_after(kind.sampled(fanout), new, stats) for kind in kinds]
+        new = sum(kind.picks(fanout) * sum(nodes * unseen for nodes, unseen in kind.found) for kind in kinds)
+        kinds = [kind.after(fanout, new, stats) for kind in kinds]
     return ExpectedBatch(tuple(kinds), tuple(rows), tuple(edges))
 
 
@@ -106,34 +101,22 @@ class LargeBatch:
     nodes: int
 
 
-def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int, deviations: float = DEVIATIONS) -> LargeBatch:
-    """A batch so many standard deviations above the expected one.
+def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> LargeBatch:
+    """A batch :data:`DEVIATIONS` standard deviations above the expected one.
 
     What one seed leads to deviates by about as much as it is, or as its picks do where degrees differ more; that of S
     seeds by its part of the square root of S.
     """
+    first = picks_per_hop(fanouts, stats)[0] if fanouts else 0
+    kinds, all_nodes = _kinds(stats), max(stats.num_nodes, 1)
+    mean = sum(kind.count * kind.picks(first) for kind in kinds) / all_nodes
+    square = sum(kind.count * kind.picks(first) ** 2 for kind in kinds) / all_nodes
+    deviation = max(math.sqrt(max(square - mean * mean, 0.0)) / max(mean, 1e-9), 1.0)  # of a seed's picks, by the mean
     expected = expected_batch(stats, fanouts, seeds)
-    more = 1.0 + deviations * _deviation(stats, fanouts) / math.sqrt(max(seeds, 1))
+    more = 1.0 + DEVIATIONS * deviation / math.sqrt(max(seeds, 1))
     rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
     nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
     return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)
-
-
-def _deviation(stats: GraphStats, fanouts: Sequence[Hop]) -> float:
-    """Standard deviation of what a seed picks as a share of its mean, at least 1."""
-    first = picks_per_hop(fanouts, stats)[0] if fanouts else 0
-    nodes = max(stats.num_nodes, 1)
-    kinds = _kinds(stats)
-    mean = sum(kind.count * kind.picks(first) for kind in kinds) / nodes
-    square = sum(kind.count * kind.picks(first) ** 2 for kind in kinds) / nodes
-    return max(math.sqrt(max(square - mean * mean, 0.0)) / max(mean, 1e-9), 1.0)
-
-
-def _after(kind: NodeKind, picks: float, stats: GraphStats) -> NodeKind:
-    """What is known of a kind after so many new picks."""
-    share = kind.degree / max(stats.num_edges, 1) if stats.symmetric else 1.0 / max(stats.num_nodes, 1)
-    found = (kind.count - kind.known) * -math.expm1(-picks * share)
-    return kind.with_more(max(found, 0.0), stats.symmetric)
 
 
 def _kinds(stats: GraphStats) -> list[NodeKind]:

@@ -43,7 +43,7 @@ class ById:
 
 def graph_key(task: Task) -> Hashable:
     """Which graph a task is on: its name or path, or the object itself."""
-    return task.graph if isinstance(task.graph, str) else ById(task.graph)
+    return _by_name(task.graph)
 
 
 def objective_name(task: Task, multilabel: bool, regression: bool = False) -> str:
@@ -73,15 +73,15 @@ def function_name(value: Any) -> str:
     return name_of(value).rpartition(":")[2]
 
 
-def _function_key(value: Any) -> Hashable:
-    """Equal for the same name and the same function."""
+def _by_name(value: Any) -> Hashable:
+    """Equal for the same name and the same object."""
     return value if isinstance(value, str) else ById(value)
 
 
 def group_key(task: Task, multilabel: bool) -> tuple[Hashable, ...]:
     """Equal for tasks that can be in one group, in the order of :data:`GROUP_KEY_NAMES`."""
-    objective = _function_key(task.objective) if task.has_own("objective") else objective_name(task, multilabel)
-    metric = _function_key(task.metric) if task.has_own("metric") else metric_name(task, multilabel)
+    objective = _by_name(task.objective) if task.has_own("objective") else objective_name(task, multilabel)
+    metric = _by_name(task.metric) if task.has_own("metric") else metric_name(task, multilabel)
     update = "torch" if task.has_own("optimizer") else "weft"
     return (graph_key(task), task.feature_norm, task.precision, objective, metric, sampling_key(task), update)
 
@@ -93,12 +93,12 @@ def sampling_key(task: Task) -> Hashable:
 
 def stack_key(task: Task) -> dict[str, Hashable]:
     """Equal for tasks whose steps have the same operators, apart from widths; by name, to say what differs."""
-    traits = task.traits
+    traits, weft_update = task.traits, "sgd" if task.optimizer == "sgd" else "adam"  # Adam and AdamW are one update
     found: dict[str, Any] = {
-        "optimizer": update_key(task),
+        "optimizer": _by_name(task.optimizer) if task.has_own("optimizer") else weft_update,
         "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
-        "model": task.model if isinstance(task.model, str) else ById(task.model),
+        "model": _by_name(task.model),
     }
     found |= dict.fromkeys(loop_parts(task), True)
     if traits is None:  # its widths and rates are its own: whatever it is built with makes it another model
@@ -107,13 +107,6 @@ def stack_key(task: Task) -> dict[str, Hashable]:
         found["input_dropout"] = bool(task.input_dropout)
         found |= {name: getattr(task, name) for name in ("layers", "norm", "residual", *traits.shaping)}
     return found | {f"model_args.{name}": identity(value) for name, value in task.model_args.items()}
-
-
-def update_key(task: Task) -> Hashable:
-    """Equal for tasks with the same kind of update."""
-    if task.has_own("optimizer"):
-        return _function_key(task.optimizer)
-    return "sgd" if task.optimizer == "sgd" else "adam"  # Adam and AdamW are one update
 
 
 def loop_parts(task: Task) -> list[str]:

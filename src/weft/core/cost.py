@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 RESOURCES = ("gpu", "cpu", "pcie", "link", "disk")
 SIZES = ("peak_bytes", "reserved_bytes", "total_bytes", "training_bytes")  # what more of a resident value adds to
-_FORMER = {"host": "cpu"}  # what earlier versions called the host's own time
 
 
 def resource_kind(resource: str) -> str:
@@ -19,7 +19,7 @@ def resource_kind(resource: str) -> str:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(PlainData):
     """Bytes and seconds of one epoch of a group of tasks.
 
     ``peak_bytes``: the most that tensors take at once; ``reserved_bytes``: with what the allocator holds beyond
@@ -75,12 +75,4 @@ class Cost:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "epoch_seconds": self.epoch_seconds}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
-        seconds = {_FORMER.get(name, name): value for name, value in kept.get("seconds", {}).items()}
-        return cls(**{**kept, "seconds": seconds})
+        return {**super().to_dict(), "epoch_seconds": self.epoch_seconds}

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.core.plain_data import PlainData
+
 RUNNING = "running"
 
 
@@ -33,17 +35,15 @@ class Progress:
     """How many epochs a group has trained.
 
     ``seconds`` is what those since the last time took, ``prepare_seconds`` what preparing the step took before.
-    ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
     """
 
     epochs: int
     seconds: float = 0.0
     prepare_seconds: float = 0.0
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(PlainData):
     """A member that ends here: with which status (``"pruned"``, ``"cancelled"``), and its message."""
 
     member: str
@@ -52,12 +52,12 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(PlainData):
     """What a session does next. ``epoch`` is the one it was decided after; a session at another epoch refuses it.
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on. ``finish``:
+    ``rates``: factors for the learning rates of members from now on. ``finish``:
     this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -69,7 +69,6 @@ class Decision:
     pause: bool = False
     finish: bool = False
     reason: str = ""
-    notes: tuple[str, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
 
 

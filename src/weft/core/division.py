@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 STRATEGIES = ("elastic", "fixed")
 
 
 @dataclass(frozen=True)
-class Division:
+class Division(PlainData):
     """How the batches of an epoch are divided: of ``host_batches + device_batches`` batches, one overlap.
 
     ``strategy="elastic"``: the host begins batches ahead, as many as arrive in time, and the device prepares every
@@ -104,16 +105,6 @@ class Division:
             f"of every {self.overlap} batches the {self.trainer} prepares {self.device_batches} and the host "
             f"{self.host_batches} with {self.workers} workers; {buffers}"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Division:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
-        names = {item.name for item in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in names})
 
 
 # ---- Registry: which hardware does which phase, and which resources a phase occupies (MorphGL's Table III).
@@ -229,7 +220,7 @@ def typical(key: str, other: str) -> float:
 
 
 @dataclass(frozen=True)
-class PhaseTime:
+class PhaseTime(PlainData):
     """``mean`` and standard deviation of the seconds that a phase takes for one batch, over ``count`` batches."""
 
     mean: float
@@ -258,7 +249,7 @@ class PhaseTime:
 
 
 @dataclass(frozen=True)
-class PhaseTimes:
+class PhaseTimes(PlainData):
     """Measured phases by name (``batching_cpu``, ``transfer_pcie``, ``batching_gpu``, ``transfer_gpu``, ...).
 
     ``batching_cpu`` is of one worker with no other at work; with w workers each takes ``1 + crowding * (w - 1)`` times
@@ -327,17 +318,8 @@ class PhaseTimes:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        data = asdict(self)
         optional = ("captured", "workers", "inside")
-        return {name: value for name, value in data.items() if value or name not in optional}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PhaseTimes:
-        """The inverse of :meth:`to_dict`."""
-        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        for name in ("phases", "captured"):
-            values[name] = {key: PhaseTime(**time) for key, time in data.get(name, {}).items()}
-        return cls(**values)
+        return {name: value for name, value in super().to_dict().items() if value or name not in optional}
 
 
 @dataclass(frozen=True)
@@ -471,8 +453,7 @@ class DualBuffer:
     one to be trained may be on the device, so there is always room for the next one.
 
     ``seconds``: of the phases of an elastic division, from earlier epochs. ``upcoming``: batches of the next epoch.
-    ``host_late``, ``device_late``: how often a side was late at the end of filling; ``taken_over``: batches that the
-    device prepared for the host. Methods that begin something return None to wait.
+    ``taken_over``: batches that the device prepared for the host. Methods that begin something return None to wait.
     """
 
     def __init__(
@@ -480,7 +461,7 @@ class DualBuffer:
     ) -> None:
         self.division, self.batches = division, batches
         self.upcoming = upcoming if division.elastic else 0
-        self.host_late = self.device_late = self.taken_over = 0
+        self.taken_over = 0
         count = batches + self.upcoming
         self._state = [State.WAITING] * count
         self._by_device = [division.elastic or i % division.overlap < division.device_batches for i in range(count)]
@@ -497,11 +478,6 @@ class DualBuffer:
     def finished(self) -> bool:
         """Whether every batch is trained, or in training."""
         return self._trained == self.batches
-
-    @property
-    def phase(self) -> str:
-        """``"filling"`` or ``"flushing"``."""
-        return "filling" if self._filling else "flushing"
 
     def following(self, upcoming: int = 0) -> DualBuffer:
         """Of an elastic division: the schedule of the next epoch, with what the host has begun of it."""
@@ -592,11 +568,6 @@ class DualBuffer:
             return
         self._expect(batch, State.READY)
         self._state[batch] = State.TRAINED
-        if self._filling and self.division.divided:  # once per overlap
-            division, last = self.division, min(self._trained + self.division.overlap, self.batches)
-            of_host = sum(not self._by_device[other] for other in range(self._trained, last))
-            self.host_late += self._held < min(division.host_batches, division.host_buffer, of_host)
-            self.device_late += self._held >= division.host_buffer and self.host_has_work
         self._trained += 1
         self._filling = not self.division.elastic and self._is_own_waiting(self._trained)
 

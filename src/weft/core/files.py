@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,6 @@ def write_text(path: Path, text: str, flush: bool = False) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_bytes(path: Path, data: bytes, flush: bool = False) -> None:
-    """Write a binary file in one piece."""
-    with replacing(path, flush) as partial:
-        partial.write_bytes(data)
-
-
 def write_json(path: Path, data: Mapping[str, Any], indent: int = 2, flush: bool = False) -> None:
     """Write plain data as JSON in one piece; NaN and infinity become null."""
     write_text(path, json.dumps(finite(data), indent=indent, allow_nan=False) + "\n", flush)
@@ -58,24 +52,14 @@ def locked(path: Path) -> Iterator[None]:
     The lock is on a file next to it (``.NAME.lock``), which stays. The system releases it however a process ends.
     Without locks (Windows, some network file systems, a folder that is read only) nothing is locked.
     """
-    handle = _lock(path.with_name(f".{path.name}.lock"))
+    handle = None
+    with suppress(OSError):
+        if fcntl is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
+            fcntl.flock(handle, fcntl.LOCK_EX)
     try:
         yield
     finally:
         if handle is not None:
             os.close(handle)
-
-
-def _lock(path: Path) -> int | None:
-    if fcntl is None:
-        return None
-    handle = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        if handle is not None:
-            os.close(handle)
-        return None
-    return handle

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
+
+from weft.core.plain_data import PlainData
+
+LATER = ("relation_edges", "relation_rows", "regression", "num_splits", "edge_features")  # in digests if not default
 
 
 @dataclass(frozen=True)
-class GraphFingerprint:
+class GraphFingerprint(PlainData):
     """The fingerprint of a plan's graph: its sizes, and a digest of all of its :class:`GraphStats`."""
 
     name: str
@@ -38,7 +40,7 @@ class GraphFingerprint:
 
 
 @dataclass(frozen=True)
-class GraphStats:
+class GraphStats(PlainData):
     """What a plan needs to know of a graph, without the graph.
 
     Degrees are in-degrees. ``degree_histogram[b]`` counts the nodes whose degree d has
@@ -77,23 +79,8 @@ class GraphStats:
 
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
-        without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
-        without |= set() if self.regression else {"regression"}
-        without |= {"num_splits"} if self.num_splits == 1 else set()
-        without |= {"edge_features"} if self.edge_features is None else set()
-        about = {key: value for key, value in self.to_dict().items() if key not in without}
+        without = {one.name for one in fields(self) if one.name in LATER and getattr(self, one.name) == one.default}
+        about = {key: value for key, value in self.to_dict().items() if key not in {"name", *without}}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
         return GraphFingerprint(self.name, *sizes, digest)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GraphStats:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
-        kept |= {name: tuple(kept.get(name, ())) for name in ("degree_histogram", "relation_edges")}
-        return cls(**kept)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.core.errors import WeftError
-from weft.core.files import locked, write_bytes
+from weft.core.files import locked, replacing
 from weft.core.units import show_bytes
 
 DRAFT = ".draft-"
@@ -65,7 +65,8 @@ class KeyedStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"digest": self.digest, "value": value} if self.digest else value, indent=1, allow_nan=False)
         data = text.encode() + b"\n"
-        write_bytes(path, gzip.compress(data, 1) if key.endswith(".gz") else data)
+        with replacing(path) as partial:
+            partial.write_bytes(gzip.compress(data, 1) if key.endswith(".gz") else data)
         self._trim(path)
         return path
 

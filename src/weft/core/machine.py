@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 # ---- Processors: the GPUs of a machine, and its host, which trains if there is no GPU.
 
@@ -18,11 +19,9 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 Rates = tuple[tuple[int, float], ...]
 """Bytes per second by the width of a row in bytes, ascending: ``((64, 2e12), (256, 4e12))``."""
 
-Kind = TypeVar("Kind", bound="Processor")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Processor:
+class Processor(PlainData):
     """Memory and rates; 0 or nothing where a number is not known.
 
     Bytes: ``memory_bytes``, and ``l2_bytes`` of the last cache before memory. Rates in bytes per second:
@@ -83,17 +82,15 @@ class Processor:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        tables = {name: [list(point) for point in getattr(self, name)] for name in ("gather", "l2_gather")}
-        return {"kind": self.kind, **asdict(self), **tables}
+        return {"kind": self.kind, **super().to_dict()}
 
     @classmethod
-    def from_dict(cls: type[Kind], data: Mapping[str, Any]) -> Kind:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
         kind = data.get("kind", cls.kind)
         if kind != cls.kind:
             raise SpecError(f"device={kind!r} must be {cls.kind} here")
-        names = {entry.name for entry in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in names})
+        return super().from_dict(data)
 
 
 def interpolate(rates: Rates, row_bytes: float) -> float:
@@ -106,11 +103,8 @@ def interpolate(rates: Rates, row_bytes: float) -> float:
         return first[1] * max(row_bytes, 1.0) / first[0]
     if row_bytes >= last[0]:
         return last[1]
-    for (low, slow), (high, fast) in pairwise(rates):
-        if row_bytes <= high:
-            share = math.log2(row_bytes / low) / math.log2(high / low)
-            return slow + share * (fast - slow)
-    raise AssertionError("the last point ends the search")
+    (low, slow), (high, fast) = next(ends for ends in pairwise(rates) if row_bytes <= ends[1][0])
+    return slow + math.log2(row_bytes / low) / math.log2(high / low) * (fast - slow)
 
 
 def _check_number(who: str, name: str, value: Any, above: bool) -> None:
@@ -191,7 +185,7 @@ LINKS = ("pcie", "nvlink", "network", "disk")
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(PlainData):
     """One direction of a connection.
 
     ``kind``: one of :data:`LINKS`. ``origin`` and ``target``: ``"host"``, ``"disk"``, ``"gpu:0"``, or the name of
@@ -222,10 +216,7 @@ class Link:
     def from_dict(cls, data: Mapping[str, Any]) -> Link:
         """The inverse of :meth:`to_dict`."""
         try:
-            return cls(
-                data["kind"], data["from"], data["to"], data["bytes_per_second"],
-                data.get("latency", 0.0), data.get("source", ""),
-            )  # fmt: skip
+            return super().from_dict({**data, "origin": data["from"], "target": data["to"]})
         except KeyError as missing:
             raise SpecError(f"a link has no {missing}; expected kind, from, to and bytes_per_second") from None
 
@@ -247,7 +238,7 @@ class _OfTrainer(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(PlainData):
     """The numbers that memory and time are predicted from.
 
     ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
@@ -307,6 +298,7 @@ class Machine:
     copy_bandwidth = _OfTrainer[float]()
     gather = _OfTrainer[Rates]()
     l2_gather = _OfTrainer[Rates]()
+    gather_rate = _OfTrainer[Callable[..., float]]()
     flops = _OfTrainer[Mapping[str, float]]()
     matmul_share = _OfTrainer[float]()
     has_bf16 = _OfTrainer[bool]()
@@ -322,28 +314,9 @@ class Machine:
         """Bytes for tensors: the memory less the CUDA context and the workspaces of the libraries."""
         return max(self.memory_bytes - self.context_bytes - self.workspace_bytes, 0)
 
-    def gather_rate(self, row_bytes: float, cached: bool) -> float:
-        """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
-        return self.primary.gather_rate(row_bytes, cached)
-
     def matmul_rate(self, precision: str) -> float:
         """Floating-point operations per second of a product of tall matrices."""
         return self.flops[precision] * self.matmul_share
-
-    @property
-    def host_bytes(self) -> int:
-        """Memory of the host."""
-        return self.host.memory_bytes
-
-    @property
-    def cores(self) -> int:
-        """Cores of the host."""
-        return self.host.cores
-
-    @property
-    def one_thread(self) -> float:
-        """The share of the host's rates that one thread reaches."""
-        return self.host.one_thread
 
     def bus_bandwidth(self, origin: str, target: str) -> float:
         """Bytes per second between pinned memory of the ``"host"`` and ``"gpu:0"``; 0 where that is not known."""
@@ -351,16 +324,6 @@ class Machine:
         return 0.0 if link is None else link.bytes_per_second
 
     # ---- Plain data
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "name": self.name,
-            "measured": self.measured,
-            "host": self.host.to_dict(),
-            "devices": [device.to_dict() for device in self.devices],
-            "links": [link.to_dict() for link in self.links],
-        }
 
     def to_json(self) -> str:
         """The text of a machine file."""
@@ -373,9 +336,7 @@ class Machine:
             for key in ("name", "host"):
                 if key not in data:
                     raise SpecError(f"no {key!r}; `weft probe --out FILE` writes one")
-            devices = tuple(Device.from_dict(device) for device in data.get("devices", ()))
-            links = tuple(Link.from_dict(link) for link in data.get("links", ()))
-            return cls(data["name"], Host.from_dict(data["host"]), devices, links, bool(data.get("measured", False)))
+            return super().from_dict(data)
         except SpecError as error:
             raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -115,27 +114,24 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
 )
 MODELS = tuple(BUILT_IN)  # the names of the built-in models
 
-# Registered models, each with its class: per thread and per asynchronous task, never changed in place.
-_registered: ContextVar[Mapping[str, tuple[ModelTraits, Any]]] = ContextVar(
-    "registered models", default=MappingProxyType({})
-)
+_REGISTERED: dict[str, tuple[ModelTraits, Any]] = {}  # those of the blocks that run, each with its class
 
 
 def traits_of(model: Any) -> ModelTraits | None:
     """The row of a named model; None for any other object, which is a user's model."""
     if not isinstance(model, str):
         return None
-    return BUILT_IN[model] if model in BUILT_IN else _registered.get().get(model, (None, None))[0]
+    return BUILT_IN[model] if model in BUILT_IN else _REGISTERED.get(model, (None, None))[0]
 
 
 def model_names() -> tuple[str, ...]:
     """The names that have a row here: the built-in ones, then registered ones."""
-    return (*BUILT_IN, *_registered.get())
+    return (*BUILT_IN, *_REGISTERED)
 
 
 def registered_classes() -> dict[str, Any]:
     """The classes of the registered models by name."""
-    return {name: model for name, (_, model) in _registered.get().items()}
+    return {name: model for name, (_, model) in _REGISTERED.items()}
 
 
 @contextmanager
@@ -146,8 +142,8 @@ def with_traits(traits: ModelTraits, model: Any = None) -> Iterator[None]:
         raise SpecError(f"model name {name!r} must be a word of letters, digits and underscores, such as 'my_gcn'")
     if name in model_names():
         raise SpecError(f"model name {name!r} is taken; choose another")
-    before = _registered.set({**_registered.get(), name: (traits, model)})
+    _REGISTERED[name] = traits, model
     try:
         yield
     finally:
-        _registered.reset(before)
+        del _REGISTERED[name]

@@ -8,11 +8,10 @@ disk      in the mapped files of a saved graph, read by the CPU
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 PLACES = ("gpu", "host", "cached", "disk")
 POLICIES = ("degree", "presampling", "benefit")
@@ -21,7 +20,7 @@ EVALUATION_EDGES = 1 << 22  # edges of a chunk of nodes, in evaluation layer by 
 
 
 @dataclass(frozen=True)
-class DataPlacement:
+class DataPlacement(PlainData):
     """Where things lie.
 
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
@@ -38,8 +37,9 @@ class DataPlacement:
     chunk_edges: int = EVALUATION_EDGES
 
     def __post_init__(self) -> None:
-        check_place("features", self.features)
-        check_place("topology", self.topology)
+        for name in ("features", "topology"):
+            if getattr(self, name) not in PLACES:
+                raise SpecError(f"{name}={getattr(self, name)!r} must be one of {', '.join(PLACES)}")
         if self.evaluation not in EVALUATIONS:
             raise SpecError(f"evaluation={self.evaluation!r} must be one of {', '.join(EVALUATIONS)}")
 
@@ -58,16 +58,6 @@ class DataPlacement:
         """Whether everything is on the GPU."""
         return self.features == self.topology == "gpu"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DataPlacement:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
-
 
 def on_device(device: str) -> DataPlacement:
     """Everything in the memory of a ``device``, ``"cpu"`` or ``"cuda"``."""
@@ -80,9 +70,3 @@ def within_device(placement: DataPlacement, device: str) -> DataPlacement:
         return placement
     features, topology = ("gpu" if place == "host" else place for place in (placement.features, placement.topology))
     return replace(placement, features=features, topology=topology)
-
-
-def check_place(name: str, place: Any) -> None:
-    """A :class:`SpecError` unless ``place`` is one of :data:`PLACES`."""
-    if place not in PLACES:
-        raise SpecError(f"{name}={place!r} must be one of {', '.join(PLACES)}")

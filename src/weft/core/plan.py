@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.core.cost import RESOURCES, resource_kind
@@ -11,13 +11,14 @@ from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphFingerprint
 from weft.core.placement import DataPlacement, on_device
+from weft.core.plain_data import PlainData
 from weft.core.task import Task
 
 # ---- Stage: one stage of a batch's way through a machine, and the resource it runs on.
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(PlainData):
     """``name`` says what is done, ``resource`` where (``"gpu"``, ``"cpu"``, ``"pcie"``, ..., or ``"gpu:1"``).
 
     ``depth``: how many batches may wait behind it (1: synchronous); ``workers``: how many work on it at once. Training
@@ -36,15 +37,6 @@ class Stage:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SpecError(f"stage {self.name!r}: {name}={value!r} must be a whole number, at least 1")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Stage:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["name"], data["resource"], data.get("depth", 1), data.get("workers", 1))
-
 
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
@@ -53,7 +45,7 @@ GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicte
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlainData):
     """The decisions for one group of tasks on one graph.
 
     ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
@@ -138,13 +130,8 @@ class Plan:
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
         tasks = tuple(self.tasks[place] for place in places) if self.tasks else ()
-        changed: dict[str, Any] = {
-            "members": members,
-            "join": join,
-            "stacks": moved if len(moved) > 1 else (),
-            "tasks": tasks,
-        }
-        return replace(self, **changed, weights=(), cost={}, measured={})
+        stacks = moved if len(moved) > 1 else ()
+        return replace(self, members=members, join=join, stacks=stacks, tasks=tasks, weights=(), cost={}, measured={})
 
     def __str__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")
@@ -155,32 +142,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; the members' settings are left out where the plan does not have them."""
-        data = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "tasks"}
-        lists: dict[str, Any] = {"members": list(self.members), "why": list(self.why), "weights": list(self.weights)}
-        lists["stacks"] = [list(stack) for stack in self.stacks]
-        lists["stages"] = [stage.to_dict() for stage in self.stages]
-        lists["placement"] = self.places.to_dict()
-        lists["division"] = None if self.division is None else self.division.to_dict()
-        if self.tasks:
-            lists["tasks"] = [task.to_dict() for task in self.tasks]
-        graph = None if self.graph is None else asdict(self.graph)
-        return {**data, **lists, "graph": graph, "cost": dict(self.cost), "measured": dict(self.measured)}
+        data = super().to_dict()
+        tasks = [task.to_dict() for task in data.pop("tasks")]
+        return {**data, "tasks": tasks} if tasks else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
-        kept["members"] = tuple(kept["members"])
-        for name in ("why", "weights"):
-            kept[name] = tuple(kept.get(name, ()))
-        kept["stacks"] = tuple(tuple(stack) for stack in kept.get("stacks", ()))
-        kept["stages"] = tuple(Stage.from_dict(stage) for stage in kept.get("stages", ()))
-        kept["placement"] = DataPlacement.from_dict(kept["placement"]) if kept.get("placement") else None
-        kept["division"] = Division.from_dict(kept["division"]) if kept.get("division") else None
-        kept["graph"] = GraphFingerprint(**kept["graph"]) if kept.get("graph") else None
-        kept["tasks"] = tuple(read_task(task) for task in kept.get("tasks", ()))
-        return cls(**kept)
+        return super().from_dict({**data, "tasks": map(read_task, data.get("tasks", ()))})
 
 
 def read_task(data: Mapping[str, Any]) -> Task:

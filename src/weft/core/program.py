@@ -6,10 +6,10 @@ knows torch: sizes are plain numbers, so that memory and time can be worked out 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+
+from weft.core.plain_data import PlainData
 
 KINDS = ("graph", "input", "weight", "state", "activation", "gradient", "temporary", "constant")
 PHASES = ("forward", "backward", "update", "evaluation")
@@ -28,7 +28,7 @@ MARKER_KEPT = "weft.kept"  # closes a Program of what is done once: it costs not
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(PlainData):
     """One storage: tensors that are views of each other are one Value.
 
     ``kind`` is one of :data:`KINDS`; ``shape`` and ``dtype`` are those of the tensor that allocated it.
@@ -39,14 +39,9 @@ class Value:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Value:
-        """The inverse of ``asdict``."""
-        return cls(int(data["bytes"]), data["kind"], tuple(data.get("shape", ())), data.get("dtype", "float32"))
-
 
 @dataclass(frozen=True)
-class Operator:
+class Operator(PlainData):
     """One call of an operator, in execution order.
 
     ``reads`` and ``writes`` are ids of Values; a written Value that no earlier operator wrote and that is not
@@ -80,12 +75,6 @@ class Operator:
         if not self.family:
             object.__setattr__(self, "family", family_of(self.name, self.flops > 0, self.gather_bytes > 0))
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Operator:
-        """The inverse of ``asdict``."""
-        lists = {key: tuple(data.get(key, ())) for key in ("reads", "writes", "frees", "pieces")}
-        return cls(**{**data, **lists})
-
 
 @cache
 def family_of(name: str, computes: bool = True, gathers: bool = False) -> str:
@@ -112,7 +101,7 @@ def _has(name: str, marks: tuple[str, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(PlainData):
     """The operator DAG of one training step of ``tasks`` tasks that share it.
 
     ``resident`` lists the Values that are alive before and after the step (graph, features, weights, optimizer
@@ -144,20 +133,6 @@ class Program:
         """Bytes that are alive before and after the step."""
         return sum(self.values[i].bytes for i in self.resident)
 
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of one step."""
-        return sum(op.flops for op in self.operators)
-
-    @property
-    def launches(self) -> int:
-        """Kernels of one step."""
-        return sum(op.launches for op in self.operators)
-
-    def phase(self, name: str) -> tuple[Operator, ...]:
-        """The operators of one phase, in order."""
-        return tuple(op for op in self.operators if op.phase == name)
-
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         """``(first, last)`` operator of every Value that the step itself allocates, by id.
 
@@ -178,22 +153,3 @@ class Program:
         for value, (_, last) in self.lifetimes().items():
             found.setdefault(last, []).append(value)
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Program:
-        """The inverse of :meth:`to_dict`."""
-        return cls(
-            values=tuple(Value.from_dict(value) for value in data["values"]),
-            operators=tuple(Operator.from_dict(op) for op in data["operators"]),
-            resident=tuple(data["resident"]),
-            unknown=tuple(data.get("unknown", ())),
-            tasks=int(data.get("tasks", 1)),
-            note=data.get("note", ""),
-            carried=tuple(data.get("carried", ())),
-            left=tuple(data.get("left", ())),
-            recordable=bool(data.get("recordable", not data.get("note"))),  # older files had the note alone
-        )

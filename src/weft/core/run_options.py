@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,7 +18,7 @@ from weft.core.placement import PLACES, POLICIES
 from weft.core.settings import Rule
 from weft.core.task import Task
 from weft.core.units import parse_bytes
-from weft.core.wording import option
+from weft.core.wording import nearest_names, option
 
 CHECKPOINT_SECONDS = 30.0
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
@@ -308,6 +308,16 @@ class RunOptions(_Options):
                     f"{where}split={task.split} trains on one rank, not on ranks={self.ranks}; give the graph with "
                     f"that split alone, graph.split({task.split})"
                 )
+
+
+def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:
+    """A :class:`SpecError` for keywords that ``caller`` does not take by themselves; says where an option is given."""
+    for name, value in keywords.items():
+        for table, given_as in ((RunOptions, "options=RunOptions"), (Placement, "placement=Placement")):
+            if any(one.name == name for one in fields(table)):
+                shown = option(name, value)
+                raise SpecError(f"{caller} takes no {shown} by itself; give {given_as}({shown})")
+        raise SpecError(f"{caller} takes no {name}={nearest_names(name, RunOptions.__dataclass_fields__)}")
 
 
 def options_of(reader: str) -> list[Any]:

@@ -29,14 +29,14 @@ class Rule:
     optional: bool = False
     accepts: Callable[[Any], bool] | None = None  # other values that are taken as they are, such as users' functions
     described: str = ""  # what is expected, in words; with choices: what else ``accepts`` takes
-    parse: Callable[[Any, str], Any] | None = None  # makes the value of what the user wrote, such as "24GiB"
+    parse: Callable[[Any, str], Any] | None = None  # makes the value of what the user wrote ("24GiB"), by its name
 
     def check(self, where: str, name: str, value: Any) -> Any:
         """``value`` in its proper type, or a :class:`SpecError` that begins with ``where`` and names it."""
         if (value is None and self.optional) or (self.accepts is not None and self.accepts(value)):
             return value
         if self.parse is not None:
-            return self.parse(value, name)
+            return self.parse(value, f"{where}{name}")
         if where and isinstance(value, (list, tuple, range)):
             raise SpecError(f"{where}{name}={list(value)!r} is a list; a task has one value for each setting")
         numeric = {int: Integral, float: Real}.get(self.kind)
@@ -92,9 +92,11 @@ def is_reference(value: Any) -> bool:
 
 
 def setting(default: Any, kind: type, **limits: Any) -> Any:
-    """A dataclass field with a :class:`Rule`; ``default=None`` makes it optional."""
-    rule = Rule(kind, optional=default is None, **limits)
-    return field(default=default, metadata={"rule": rule})
+    """A dataclass field with a :class:`Rule`; ``default=None`` makes it optional, ``dict`` or ``tuple`` empty."""
+    metadata = {"rule": Rule(kind, optional=default is None, **limits)}
+    if default in (dict, tuple):  # not hashed: what users put into them may have no hash
+        return field(default_factory=default, hash=False, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def choice(default: str | None, *choices: str, section: str = "train") -> Any:
@@ -194,7 +196,7 @@ class CallbackContext:
         self.factor *= factor
 
 
-def read_callbacks(label: str, value: Any) -> tuple[Callback, ...]:
+def read_callbacks(value: Any, name: str) -> tuple[Callback, ...]:
     """``callbacks=``: one :class:`Callback` or several, or tables of a spec file that say the same."""
     callbacks = []
     for callback in () if value is None else value if isinstance(value, (list, tuple)) else (value,):
@@ -202,7 +204,7 @@ def read_callbacks(label: str, value: Any) -> tuple[Callback, ...]:
             callback = Callback(**callback)
         if not isinstance(callback, Callback):
             raise SpecError(
-                f"task {label!r}: callbacks has {callback!r}; expected weft.Callback(function, every=10), or in a spec "
+                f"{name} has {callback!r}; expected weft.Callback(function, every=10), or in a spec "
                 'file { call = "file.py:function", every = 10 }'
             )
         callbacks.append(callback)
@@ -245,16 +247,16 @@ SHAPE = (
 )
 
 
-def read_fanout(where: str, fanout: Any) -> tuple[Hop, ...]:
-    """The fan-outs of a task as it keeps them, or a :class:`SpecError` that begins with ``where`` and names them."""
+def read_fanout(fanout: Any, name: str = "fanout") -> tuple[Hop, ...]:
+    """The fan-outs of a task as it keeps them, or a :class:`SpecError` that begins with ``name``."""
     listed = isinstance(fanout, (list, tuple)) and fanout
     hops = tuple(hop for hop in map(_read_hop, fanout) if hop is not None) if listed else ()
     if not hops or len(hops) < len(fanout):
-        raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
+        raise SpecError(f"{name}={fanout!r} {SHAPE}")
     counts = [part for hop in hops for part in ((hop,) if isinstance(hop, int) else hop)]
     most = max(part[1] if isinstance(part, tuple) else part for part in counts)
     if most > MOST_PICKS:
-        raise SpecError(f"{where}fanout={fanout!r}: {most:,} neighbours are more than {MOST_PICKS:,}; -1 takes all")
+        raise SpecError(f"{name}={fanout!r}: {most:,} neighbours are more than {MOST_PICKS:,}; -1 takes all")
     return hops
 
 
@@ -307,7 +309,7 @@ def resolve(
 ) -> tuple[int | tuple[int, ...], ...]:
     """Every hop as a number, or as a number per relation of a graph; an :class:`InputError` if that does not fit."""
     resolved: list[Any] = []
-    for hop in read_fanout("", list(fanouts)):
+    for hop in read_fanout(list(fanouts)):
         if isinstance(hop, int):
             resolved.append(hop)
             continue
@@ -363,10 +365,28 @@ def lower_is_better(column: str) -> bool:
     return column.endswith("loss") or column.startswith("seconds") or column.partition("_")[2] in LOWER
 
 
-def read_class_weights(label: str, value: Any) -> str | tuple[float, ...] | None:
+def read_arguments(value: Any, name: str) -> dict[str, Any]:
+    """Arguments by name, for a model or an optimizer of the user's own."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        short = name.rpartition(" ")[2]
+        example = '{"width": 32}' if short == "model_args" else '{"alpha": 0.9}'
+        raise SpecError(
+            f"{name}={value!r} must be a dict by the names of the {short.removesuffix('_args')}'s own parameters, such "
+            f"as {short}={example}"
+        )
+    return dict(value)
+
+
+def read_betas(value: Any, name: str) -> tuple[float, ...]:
+    """Two numbers, from 0 to below 1."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise SpecError(f"{name}={value!r} must be two numbers, such as [0.9, 0.999]")
+    share = Rule(float, low=0, below=1)
+    return tuple(share.check(name, f"[{i}]", beta) for i, beta in enumerate(value))
+
+
+def read_class_weights(value: Any, name: str) -> str | tuple[float, ...]:
     """``"balanced"``, or one number per class, none below 0."""
-    if value is None:
-        return None
     if isinstance(value, str) and value == "balanced":
         return value
     if hasattr(value, "tolist"):  # arrays of numpy and torch
@@ -374,20 +394,20 @@ def read_class_weights(label: str, value: Any) -> str | tuple[float, ...] | None
     numbers = isinstance(value, (list, tuple)) and all(_is_number(one) for one in value)
     if not numbers or not value or min(value) < 0 or not any(value):
         raise SpecError(
-            f'task {label!r}: class_weights={value!r} must be "balanced", or one number per class, at least 0 and '
+            f'{name}={value!r} must be "balanced", or one number per class, at least 0 and '
             "not all 0, such as [1.0, 2.5]"
         )
     return tuple(float(one) for one in value)
 
 
-def read_param_groups(label: str, value: Any) -> dict[str, dict[str, Any]]:
+def read_param_groups(value: Any, name: str) -> dict[str, dict[str, Any]]:
     """Settings by name pattern: ``{"conv1.*": {"weight_decay": 5e-4}}``; of several patterns the first one counts."""
     if value is None:
         return {}
     tables = isinstance(value, Mapping) and all(isinstance(one, Mapping) and one for one in value.values())
-    if not tables or not all(isinstance(name, str) for name in value):
+    if not tables or not all(isinstance(pattern, str) for pattern in value):
         raise SpecError(
-            f"task {label!r}: param_groups={value!r} must be settings by name pattern, such as "
+            f"{name}={value!r} must be settings by name pattern, such as "
             'param_groups={"conv1.*": {"weight_decay": 5e-4}}'
         )
     return {pattern: dict(settings) for pattern, settings in value.items()}
@@ -412,16 +432,16 @@ def group_of(name: str, groups: Mapping[str, Mapping[str, Any]]) -> str | None:
     return next((pattern for pattern in groups if fnmatchcase(name, pattern)), None)
 
 
-def read_plateau(label: str, value: Any) -> dict[str, Any]:
+def read_plateau(value: Any, name: str) -> dict[str, Any]:
     """The settings of ``schedule="plateau"`` that were given."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise SpecError(f"task {label!r}: plateau={value!r} must be a table, such as plateau={{'patience': 5}}")
-    for name, item in value.items():
-        if name not in PLATEAU:
-            raise SpecError(f"task {label!r}: plateau has no {name!r}; it has {', '.join(PLATEAU)}")
-        PLATEAU_RULES[name].check(f"task {label!r}: plateau: ", name, item)
+        raise SpecError(f"{name}={value!r} must be a table, such as plateau={{'patience': 5}}")
+    for key, item in value.items():
+        if key not in PLATEAU:
+            raise SpecError(f"{name} has no {key!r}; it has {', '.join(PLATEAU)}")
+        PLATEAU_RULES[key].check(f"{name}: ", key, item)
     return dict(value)
 
 
@@ -441,13 +461,18 @@ def identity(value: Any) -> Any:
         return tuple(identity(item) for item in value)
     if isinstance(value, Mapping):
         return tuple((key, identity(item)) for key, item in value.items())
-    if hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
+    value = number_in(value)
     if isinstance(value, bool):
         return ("bool", value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     return str(value) if hasattr(value, "__fspath__") else ("object", id(value))
+
+
+def number_in(value: Any) -> Any:
+    """The number in a scalar of numpy or torch; any other value as it is."""
+    scalar = hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0
+    return value.item() if scalar else value
 
 
 def describe(value: Any, digits: int = 3) -> str:
@@ -487,13 +512,11 @@ class Labels:
 
     def name(self, values: Mapping[str, Any], keys: Sequence[str], first: str = "") -> str:
         """``"gcn hidden=16 lr=0.01"``: the settings ``keys`` that ``values`` has; models go without their key."""
-        words = [self.word(key, values[key]) for key in keys if key in values]
-        shown = [key for key in keys if key in values]
-        pairs = [
-            word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}"
-            for key, word in zip(shown, words, strict=True)
-        ]
-        return " ".join([first, *pairs] if first else pairs)
+        words = [first] if first else []
+        for key in (key for key in keys if key in values):
+            word = self.word(key, values[key])
+            words.append(word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}")
+        return " ".join(words)
 
 
 def _words(values: Sequence[Any]) -> dict[Any, str]:

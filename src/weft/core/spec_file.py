@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,7 @@ from weft.core.task import Task, reject_unknown, rules
 from weft.core.wording import did_you_mean
 
 SECTIONS = ("model", "train")
-IN_MODEL = {"name": "model", "args": "model_args"}  # what has another name outside of the section [model]
-PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric")  # what may name a file
-WITHOUT_RULE = ("betas", "fanout", "class_weights", "optimizer_args", "param_groups", "plateau", "callbacks")
+PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric", "callbacks")  # what may name a file
 SWEEP_KEYS = ("samples", "sample_seed")
 
 
@@ -71,7 +69,7 @@ def parse_spec(
     values.setdefault("name", default_name)
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise SpecError(f"{where}: task = {tables!r} must be tables, each written [[task]]")
-    entries = [_read_values(_flatten_task(table, where), folder) for table in tables]
+    entries = [_read_values(_flatten(table, f"{where}, [[task]]", ("", *SECTIONS)), folder) for table in tables]
     if not isinstance(options, Mapping):
         raise SpecError(f"{where}: sweep = {options!r} must be a section, written [sweep]")
     for key in options:
@@ -92,15 +90,6 @@ def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, An
             value = _each(value, lambda item: None if item == "none" else item)
         if key in PATHS and folder is not None:
             value = _each(value, lambda item: _in_folder(item, folder))
-        if key == "callbacks" and folder is not None:
-            value = _each(
-                value,
-                lambda item: (
-                    {**item, "call": _in_folder(item["call"], folder)}
-                    if isinstance(item, Mapping) and "call" in item
-                    else item
-                ),
-            )
         result[key] = value
     return result
 
@@ -112,21 +101,6 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Choice):
         return Choice(tuple(change(item) for item in value.values))
     return change(value)
-
-
-def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A ``[[task]]`` table: settings by their plain names, or in sections as ``model.hidden = 16``."""
-    sections = {name: dict(value) for name in SECTIONS if isinstance(value := table.get(name), Mapping)}
-    if isinstance(table.get("model"), (str, list)):
-        sections["model"] = {"name": table["model"]}
-    top: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in SECTIONS:
-            home = next((section for section in ("", *SECTIONS) if key in _known(section)), "")
-            if not home and key not in _known(""):
-                reject_unknown({key: value}, f"{where}, [[task]]")  # any setting may stand here
-            (sections.setdefault(home, {}) if home else top)[key] = value
-    return _flatten({**top, **sections}, f"{where}, [[task]]")
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -151,47 +125,48 @@ def _apply(data: dict[str, Any], override: str) -> None:
         section[parts[-1]] = text.strip()  # --set model.name=gat, without the quotes that a shell would have eaten
 
 
-def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _flatten(data: Mapping[str, Any], where: str, homes: Sequence[str] = ("",)) -> dict[str, Any]:
+    """Settings by the names of a task's fields; ``homes``: the sections whose settings may also stand at the top."""
     values: dict[str, Any] = {}
     for key, value in data.items():
         is_choice = isinstance(value, Mapping) and set(value) == {"choice"}  # rather than the section [model]
-        if key == "model" and (isinstance(value, (str, list)) or is_choice):
-            values["model"] = value
-        elif key in SECTIONS:
-            if not isinstance(value, Mapping):
-                raise SpecError(f"{where}: {key} = {value!r} must be a section, written [{key}]")
-            for name, item in value.items():
-                _check_known(name, key, where)
-                inside = IN_MODEL if key == "model" else {}
-                values[inside.get(str(name), str(name))] = item
+        if key not in SECTIONS or (key == "model" and (isinstance(value, (str, list)) or is_choice)):
+            home = next((home for home in homes if key in _fields(home)), "")
+            values[_field(key, home, where, anywhere=len(homes) > 1)] = value
+        elif not isinstance(value, Mapping):
+            raise SpecError(f"{where}: {key} = {value!r} must be a section, written [{key}]")
         else:
-            _check_known(key, "", where)
-            values[key] = value
+            values |= {_field(name, key, where): item for name, item in value.items()}
     return values
 
 
-def _known(section: str) -> list[str]:
-    names = [name for name, rule in rules().items() if rule.section == section]
-    extra = {"": ["graph", "model", "split"], "model": list(IN_MODEL), "train": list(WITHOUT_RULE)}
-    return extra[section] + names
+def _fields(section: str) -> dict[str, str]:
+    """The names of settings in a section (at the top: ""), each with the field of a task that it is for."""
+    extra = {"": {"graph": "graph", "model": "model"}, "model": {"name": "model", "args": "model_args"}}
+    return extra.get(section, {}) | {name: name for name, rule in rules().items() if rule.section == section}
 
 
-def _check_known(name: str, section: str, where: str) -> None:
-    if name in _known(section):
-        return
+def _field(name: str, section: str, where: str, anywhere: bool = False) -> str:
+    """The field for a setting; a :class:`SpecError` if there is none in the section (``anywhere``: in any)."""
+    known = _fields(section)
+    if name in known:
+        return known[name]
+    if anywhere:
+        reject_unknown({name: None}, where)
     shown = f"{section}.{name}" if section else name
     for other in ("", *SECTIONS):
-        if name in _known(other):
+        if name in _fields(other):
             place = f"in [{other}]" if other else "at the top, before the first section"
             raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")
-    everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _known(s)}
+    everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _fields(s)}
     hint = did_you_mean(shown, everything) or did_you_mean(name, everything.values())
-    hint = hint or "known here: " + ", ".join(_known(section))
-    raise SpecError(f"{where}: unknown setting {shown!r}; {hint}")
+    raise SpecError(f"{where}: unknown setting {shown!r}; {hint or 'known here: ' + ', '.join(known)}")
 
 
 def _in_folder(value: Any, folder: Path) -> Any:
     """A path that exists only in the folder of the spec file, made to point there; anything else as it is."""
+    if isinstance(value, Mapping) and "call" in value:  # a callback
+        return {**value, "call": _in_folder(value["call"], folder)}
     if not isinstance(value, str) or not value:
         return value
     file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value

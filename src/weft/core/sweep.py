@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.search_space import Choice, Range, from_table
-from weft.core.settings import ARGS, Callback, Labels, Rule, describe, identity
+from weft.core.settings import ARGS, Labels, Rule, describe, identity
 from weft.core.task import (
     LOOP_SETTINGS,
     OPTIMIZER_GIVEN,
@@ -28,7 +28,6 @@ from weft.core.task import (
 
 # ---- The values of a sweep's settings: which are lists or ranges, how they are frozen, compared and written as JSON.
 
-ARG = "argument"  # of a model, where its name does not matter
 TABLES = ("optimizer_args", "param_groups", "plateau")  # settings of which one value is a table
 REPEATS = ("split", "seed")  # settings that repeat a training, rather than choose how it is done
 ABSENT = object()  # the value of a setting that is not given
@@ -130,24 +129,11 @@ def distinct(values: Iterable[Any]) -> int:
 
 def as_plain(key: str, value: Any) -> Any:
     """``value`` as JSON has it."""
-    if isinstance(value, (Range, Choice)):
-        return value.to_dict()
-    if isinstance(value, tuple):
+    if key == "graph" and isinstance(value, tuple):
         return [as_plain(key, item) for item in value]
-    if key == "model_args":
-        return {name: as_plain(ARG, item) for name, item in value.items()}
-    if (key == ARG and not hasattr(value, "item")) or key in TABLES:
-        return plain_value(value)
-    if isinstance(value, Callback):
-        return value.to_dict()
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if hasattr(value, "__fspath__"):
-        return str(value)
-    if key in ("graph", "model"):
-        task = Task(graph=value) if key == "graph" else Task(graph="any", model=value)
-        return task.to_dict()[key]
-    return value.item() if hasattr(value, "item") else plain_value(value)
+    if key == "graph" and not isinstance(value, (str, Range, Choice)):
+        return Task(graph=value).to_dict()["graph"]
+    return plain_value(value)
 
 
 # ---- Names of a sweep's members: the settings that vary, short where that is enough to tell members apart.

@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.search_space import Choice, Range
 from weft.core.settings import (
     Callback,
     Hop,
@@ -15,9 +16,12 @@ from weft.core.settings import (
     check_group_settings,
     choice,
     is_per_relation,
+    number_in,
     object_name,
     open_choice,
     plain_hop,
+    read_arguments,
+    read_betas,
     read_callbacks,
     read_class_weights,
     read_fanout,
@@ -68,16 +72,16 @@ class Task:
     model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
     optimizer: Any = open_choice("adam", "adam", "adamw", "sgd")  # or a class of torch.optim, or what makes one
-    optimizer_args: dict[str, Any] = field(default_factory=dict, hash=False)  # of a torch.optim class
-    param_groups: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # by pattern of names
+    optimizer_args: dict[str, Any] = setting(dict, dict, parse=read_arguments)  # of a torch.optim class
+    param_groups: dict[str, dict[str, Any]] = setting(dict, dict, parse=read_param_groups)  # by pattern of names
     lr: float = setting(0.01, float, above=0)
     weight_decay: float = setting(0.0, float, low=0)
     decay: str = choice("all", "all", "first")  # which layers weight_decay reaches; the GCN paper: first
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = setting((0.9, 0.999), tuple, parse=read_betas)
     eps: float = setting(1e-8, float, above=0)
     momentum: float = setting(0.0, float, low=0, below=1)  # sgd
     schedule: Any = open_choice("constant", "constant", "cosine", "linear", "step", "plateau")  # or (epoch) -> factor
-    plateau: dict[str, Any] = field(default_factory=dict, hash=False)  # of schedule="plateau"
+    plateau: dict[str, Any] = setting(dict, dict, parse=read_plateau)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
     patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
@@ -86,22 +90,32 @@ class Task:
     clip_value: float | None = setting(None, float, above=0)  # of every number of it
     accumulate: int = setting(1, int, low=1, high=MOST)  # steps per update
     ema: float | None = setting(None, float, low=0, below=1)  # decay of the averaged weights, which are evaluated
-    callbacks: tuple[Callback, ...] = field(default=(), hash=False)
+    callbacks: tuple[Callback, ...] = setting(tuple, tuple, parse=read_callbacks)
     objective: Any = open_choice("auto", "auto", "multiclass", "multilabel", "mse", "mae", "huber")
     metric: Any = open_choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc", "mse", "mae", "r2")
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
-    class_weights: str | tuple[float, ...] | None = None  # multiclass: one per class, or "balanced"
+    # Multiclass: one number per class, or "balanced".
+    class_weights: str | tuple[float, ...] | None = setting(None, tuple, parse=read_class_weights)
     huber_delta: float = setting(1.0, float, above=0)  # huber: where it goes from squares to a straight line
     convert: bool | None = setting(None, bool)  # layers of PyG compute with Weft's operators: if nothing changes
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
-    fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all
+    # Sampled: neighbours per hop (and relation), seeds outwards; -1: all.
+    fanout: tuple[Hop, ...] | None = setting(None, tuple, parse=read_fanout)
     batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
-    split: int | str | None = None  # which of the graph's splits; "all": a run makes a sweep over them; None: the first
+    # Which of the graph's splits; "all": a run makes a sweep over them; None: the first.
+    split: int | str | None = setting(
+        None,
+        int,
+        low=0,
+        section="",
+        accepts=lambda value: isinstance(value, str) and value == ALL_SPLITS,
+        described=f"the number of one of the graph's splits, from 0, or {ALL_SPLITS!r}",
+    )
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
@@ -119,7 +133,6 @@ class Task:
         for name, rule in rules().items():
             object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
         self._check_loop(where)
-        self._check_sampling(where)
         traits = self.traits
         if traits is not None and traits.has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
@@ -167,26 +180,19 @@ class Task:
 
     def ignores(self, name: str) -> bool:
         """Whether the setting ``name`` has no effect, as far as names show: a user's model may read any."""
-        if name in SAMPLING_SETTINGS:
-            return self.mode == "full"
-        if name in OPTIMIZER_SETTINGS:
-            return (
-                isinstance(self.optimizer, str)
-                and not self.has_own("optimizer")
-                and self.optimizer not in OPTIMIZER_SETTINGS[name]
-            )
-        if name in LOOP_SETTINGS:
-            return self.why_ignored(name) is not None
-        if name == "convert":
-            return self.traits is not None
-        return self.traits is not None and name in model_settings() and name not in self.traits.settings
+        return self.why_ignored(name) is not None
 
     def has_own(self, name: str) -> bool:
         """Whether ``objective``, ``metric``, ``optimizer`` or ``schedule`` is a function of the user's own."""
         return is_own(getattr(self, name))
 
     def why_ignored(self, name: str) -> str | None:
-        """Why a setting of the training loop has no effect; None if it has one."""
+        """Why a setting has no effect, as far as names show; None if it has one."""
+        users = OPTIMIZER_SETTINGS.get(name, ())
+        if users and not self.has_own("optimizer") and self.optimizer not in users:
+            return f"{self.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+        if name in SAMPLING_SETTINGS and self.mode == "full":
+            return f"mode='full' trains on the whole graph; leave {name} out, or set mode='sampled'"
         if name == "optimizer_args" and not self.has_own("optimizer"):
             return f"{self.optimizer} has settings of its own names; leave it out, or give a class of torch.optim"
         if name == "plateau" and self.schedule != "plateau":
@@ -197,6 +203,10 @@ class Task:
             return "the schedule is a function of your own, which says the rate of every epoch"
         if name in ("label_smoothing", "class_weights") and self.has_own("objective"):
             return "the objective is a function of your own, which computes the loss by itself"
+        if name == "convert" and self.traits is not None:
+            return f"{self.model} has no layers of PyG; leave it out"
+        if self.traits is not None and name in model_settings() and name not in self.traits.settings:
+            return f"{self.model} has no {name}; leave it out"
         return None
 
     @property
@@ -225,18 +235,11 @@ class Task:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
-        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["betas"] = list(self.betas)
-        for name in (*OWN_FUNCTIONS, "optimizer_args", "param_groups", "class_weights"):
-            data[name] = plain_value(data[name])
-        data["callbacks"] = [callback.to_dict() for callback in self.callbacks]
+        data = {f.name: plain_value(getattr(self, f.name)) for f in fields(self)}
         data["fanout"] = None if self.fanout is None else [plain_hop(hop) for hop in self.fanout]
         data["mode"] = "sampled" if self.sampled else self.mode
         if not isinstance(self.graph, str):
             data["graph"] = f"<{self.graph_name}>"
-        if not isinstance(self.model, str):
-            data["model"] = f"<{self.model_name}>"
-        data["model_args"] = {name: plain_value(value) for name, value in self.model_args.items()}
         given = self.given_to_model() if self.traits is None else ()  # what its model was built with
         if self.has_own("optimizer"):
             given = (*given, *(name for name in OPTIMIZER_GIVEN if name in self.given))
@@ -276,31 +279,12 @@ class Task:
                 f"{where}model={self.model!r} must be a name, an nn.Module, or a callable "
                 "(in_features, out_features) -> nn.Module"
             )
-        for name, whose, example in (
-            ("model_args", "model", '{"width": 32}'),
-            ("optimizer_args", "optimizer", '{"alpha": 0.9}'),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise SpecError(
-                    f"{where}{name}={value!r} must be a dict by the names of the {whose}'s own parameters, such as "
-                    f"{name}={example}"
-                )
-            object.__setattr__(self, name, dict(value))
+        object.__setattr__(self, "model_args", read_arguments(self.model_args, f"{where}model_args"))
         for name in self.model_args:
             if name in model_settings():
                 raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
 
     def _check_loop(self, where: str) -> None:
-        if not isinstance(self.betas, (list, tuple)) or len(self.betas) != 2:
-            raise SpecError(f"{where}betas={self.betas!r} must be two numbers, such as [0.9, 0.999]")
-        share = Rule(float, low=0, below=1)
-        betas = tuple(share.check(where, f"betas[{i}]", beta) for i, beta in enumerate(self.betas))
-        object.__setattr__(self, "betas", betas)
-        object.__setattr__(self, "class_weights", read_class_weights(self.label, self.class_weights))
-        object.__setattr__(self, "param_groups", read_param_groups(self.label, self.param_groups))
-        object.__setattr__(self, "plateau", read_plateau(self.label, self.plateau))
-        object.__setattr__(self, "callbacks", read_callbacks(self.label, self.callbacks))
         if not self.has_own("optimizer"):
             check_group_settings(self.label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
@@ -310,28 +294,19 @@ class Task:
                 f"{where}warmup={self.warmup} must be below epochs={self.epochs}, or nothing is left to train at the "
                 "full rate"
             )
-
-    def _check_sampling(self, where: str) -> None:
-        split = self.split
-        numbered = isinstance(split, int) and not isinstance(split, bool) and split >= 0
-        if split is not None and split != ALL_SPLITS and not numbered:
-            raise SpecError(
-                f"{where}split={split!r} must be the number of one of the graph's splits, from 0, or {ALL_SPLITS!r}"
-            )
-        if self.fanout is None:
+        fanout, traits = self.fanout, self.traits
+        if fanout is None or traits is None:
             return
-        fanout = read_fanout(where, self.fanout)
-        if self.traits is not None and len(fanout) != self.layers:
+        if len(fanout) != self.layers:
             raise SpecError(
                 f"{where}fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for layers={self.layers}; "
                 "give one number per layer"
             )
-        if self.traits is not None and not self.traits.relational and any(map(is_per_relation, fanout)):
+        if not traits.relational and any(map(is_per_relation, fanout)):
             raise SpecError(
                 f"{where}fan-outs per relation are for models that read relations, such as rgcn; {self.model} takes "
                 "one number per hop"
             )
-        object.__setattr__(self, "fanout", fanout)
 
 
 def rules() -> dict[str, Rule]:
@@ -345,14 +320,18 @@ def model_settings() -> tuple[str, ...]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of ``model_args`` for JSON; an object becomes a description of it."""
+    """The value of a setting for JSON; an object becomes a description of it."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): plain_value(item) for name, item in value.items()}
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return f"<{name_of(value)}>"
+    if isinstance(value, (Range, Choice, Callback)):
+        return value.to_dict()
+    if (number := number_in(value)) is not value:
+        return number
+    return str(value) if hasattr(value, "__fspath__") else f"<{name_of(value)}>"
 
 
 def is_own(value: Any) -> bool:

@@ -18,19 +18,16 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
     ``KB``, ``MB``, ``GB``, ``TB`` are powers of 1000; ``KiB`` ... and the bare letters are powers of 1024.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _whole(float(value), value, what)
-    found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise SpecError(f"{what}={value!r} is not an amount of memory; write it like 24GiB, 500MB or 16000000000")
-    number, letter, binary = found.groups()
-    decimal = str(value).strip().lower().endswith("b") and not binary and bool(letter)
-    factor = (DECIMAL if decimal else BINARY)[letter.lower()]
-    return _whole(float(number) * factor, value, what)
-
-
-def _whole(amount: float, given: object, what: str) -> int:
+        amount = float(value)
+    else:
+        found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            raise SpecError(f"{what}={value!r} is not an amount of memory; write it like 24GiB, 500MB or 16000000000")
+        number, letter, binary = found.groups()
+        decimal = str(value).strip().lower().endswith("b") and not binary and bool(letter)
+        amount = float(number) * (DECIMAL if decimal else BINARY)[letter.lower()]
     if not math.isfinite(amount) or amount < 1:
-        raise SpecError(f"{what}={given!r} must be at least one byte; write it like 24GiB")
+        raise SpecError(f"{what}={value!r} must be at least one byte; write it like 24GiB")
     return int(amount)
 
 
@@ -52,10 +49,8 @@ def show_seconds(amount: float) -> str:
             return f"{minutes:.1f} min"
         hours = minutes / 60
         return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if amount * factor >= 1 or unit == "us":
-            return _three_digits(amount * factor, unit)
-    raise AssertionError("the last unit always returns")
+    unit, factor = ("s", 1.0) if amount >= 1 else ("ms", 1e3) if amount * 1e3 >= 1 else ("us", 1e6)
+    return _three_digits(amount * factor, unit)
 
 
 def show_loss(value: float) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from difflib import SequenceMatcher
 
 MOST_SHOWN = 80  # characters of a value in a message
-_IN_SHELL: ContextVar[bool] = ContextVar("in_shell", default=False)
+_WORDS = {"shell": False}  # whether this process is a shell command
 
 
 @contextmanager
 def shell_words() -> Iterator[None]:
     """Messages made inside name options as the shell does."""
-    token = _IN_SHELL.set(True)
+    _WORDS["shell"] = True
     try:
         yield
     finally:
-        _IN_SHELL.reset(token)
+        _WORDS["shell"] = False
 
 
 def option(name: str, value: object = None) -> str:
@@ -26,7 +25,7 @@ def option(name: str, value: object = None) -> str:
 
     A long value is cut.
     """
-    if _IN_SHELL.get():
+    if _WORDS["shell"]:
         name = name.replace("_", "-")
         if isinstance(value, bool):
             return f"--{name}" if value else f"--no-{name}"
@@ -42,7 +41,7 @@ def _cut(text: str) -> str:
 
 def switch(name: str) -> str:
     """``resume=True`` or ``--resume``."""
-    return f"--{name}" if _IN_SHELL.get() else f"{name}=True"
+    return option(name, True)
 
 
 # ---- Suggest the nearest known name for a misspelt one.

@@ -52,7 +52,6 @@ class Ranks:
         self.distinct = address.distinct and self.device.type == "cuda"
         self._pids: list[int] = []
         self.one_host = True
-        self._second_group: Any = None  # a second process group of all ranks
 
     def __enter__(self) -> Ranks:
         address = self._address
@@ -69,8 +68,6 @@ class Ranks:
             world_size=self.ranks,
             timeout=timedelta(seconds=address.timeout),
         )
-        # Made here: on first use, one rank could wait for it while another waits for that rank in a collective.
-        self._second_group = dist.new_group(timeout=timedelta(seconds=address.timeout))
         processes = self.gather_objects((os.getpid(), platform.node()))
         self._pids = [pid for pid, _ in processes]
         same = len({host for _, host in processes}) == 1
@@ -90,7 +87,6 @@ class Ranks:
         self.release(together=kind is None)
         for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
-        self._second_group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -143,19 +139,6 @@ class Ranks:
             dist.all_gather(parts, here)
         return parts
 
-    def start_gather(self, value: Tensor) -> Gathered:
-        """Every rank's ``value``, of one shape, on its way; in a second process group.
-
-        So it need not be in step with other collectives of the same pass: those may come in another order on a rank
-        whose share of the graph is empty.
-        """
-        here = value.detach().contiguous()
-        on_host = here.cpu() if here.is_cuda and not self.distinct else here  # gloo works on the host
-        parts = [torch.empty_like(on_host) for _ in range(self.ranks)]
-        with self.losses_named():
-            work = dist.all_gather(parts, on_host, group=self._second_group, async_op=True)
-        return Gathered(self, work, parts, here.device)
-
     @contextmanager
     def losses_named(self) -> Iterator[None]:
         """A collective that fails because a rank is gone says which one."""
@@ -168,22 +151,6 @@ class Ranks:
             raise RankLostError(
                 f"{who}; the run cannot continue (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
             ) from None
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Tensors of all ranks that are on their way."""
-
-    ranks: Ranks
-    work: Any
-    parts: list[Tensor]
-    device: torch.device
-
-    def wait(self) -> list[Tensor]:
-        """All of them, in the order of the ranks."""
-        with self.ranks.losses_named():
-            self.work.wait()
-        return [part.to(self.device) for part in self.parts]
 
 
 # ---- Routes

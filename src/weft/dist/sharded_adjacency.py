@@ -35,8 +35,7 @@ from weft.ops.attention.gat import attention_torch, coefficient_mask, take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
 from weft.ops.csr.adjacency import Adjacency, loop_weights, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
-from weft.ops.launch.backend import use_triton
-from weft.ops.registration import rate_and_clock
+from weft.ops.launch.backend import rate_and_clock, use_triton
 from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
 

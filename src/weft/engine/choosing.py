@@ -9,32 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key
 from weft.core.cost import SIZES
 from weft.core.division import PhaseTimes
 from weft.core.errors import SpecError, WeftError
-from weft.core.placement import DataPlacement
+from weft.core.placement import DataPlacement, on_device
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.estimator import NONE, Estimate, Estimator
+from weft.engine.estimator import NONE, Estimate, Estimator, groups_within_budget
+from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.division.ways import BESIDES_WAITING, Pricing, Way, batch_bytes, without_cache
 from weft.planner.grouping.limits import GroupLimits
 from weft.planner.placement import (
     CHUNKS,
     MODE_IS_SET,
     candidates,
-    feature_bytes,
     may_sample,
     reasons,
     with_cache,
 )
+from weft.planner.transfers import with_batches
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
-TOO_LARGE = 1.1  # times the budget that a placement without a dry run is worked out to need: that is about right
 CACHE_SHARES = (0.95, 0.5, 0.25)  # of what the budget leaves
 NEARLY = 1.25  # times the seconds of one side alone: rates are rough, and a profile decides
 CONTENDERS = 3  # ways that get a dry run of their own because they seem to be the fastest
@@ -106,7 +106,6 @@ class _Listing:
     estimator: Estimator
     room: int
     options: RunOptions
-    _dry_runs: dict[tuple[str, str, DataPlacement], Way] = field(default_factory=dict)  # by how they were evaluated
 
     def ways(self, settings: bool) -> list[Way]:
         """The task's own mode first."""
@@ -129,69 +128,35 @@ class _Listing:
         return ways
 
     def _of(self, task: Task, plan: Plan | None) -> list[Way]:
-        if task.sampled:
-            # One per placement and share of a cache; the planned one first.
-            estimator, stats = self.estimator, self.estimator.stats(task)
-            ways, rest, by_tier = list[Way](), list[DataPlacement](), dict[tuple[str, str], list[DataPlacement]]()
-            if plan is not None:
-                ways += self._placed(task, plan, estimator.placement(task))
-            for placement in candidates(task, stats, estimator.machine, self.options.placement):
-                by_tier.setdefault((placement.features, placement.topology), []).append(placement)
-            for placements in by_tier.values():
-                first = placements[0]
-                tier = without_cache(first)
-                if any((w.placement.features, w.placement.topology) == (tier.features, tier.topology) for w in ways):
-                    continue
-                size = feature_bytes(task, stats) if first.features == "gpu" else 0
-                size += 4 * stats.num_edges if first.topology == "gpu" else 0
-                # A requested cache is always priced exactly.
-                decided = not self._cache_requested and any(way.device_bytes <= self.room for way in ways)
-                if decided or size > self.room:
-                    rest.append(first)
-                else:
-                    ways += self._first_that_fits(task, plan, placements)
-            ways = ways or self._first_that_fits(task, plan, [rest.pop()])
-            base = ways[0]
-            for first in rest:  # evaluated as the way whose bytes they are worked out from
-                evaluated = {"evaluation": base.placement.evaluation, "chunk_edges": base.placement.chunk_edges}
-                placement = replace(first, **evaluated)
-                ways += self._with_caches(base.elsewhere(placement, stats), placement)
-            return ways
-        cost = self._estimate(task, plan, None).cost
+        estimator, stats = self.estimator, self.estimator.stats(task)
         members = 1 if plan is None else len(plan.members)
-        return [Way(task, self.estimator.plan(task).places, cost, cost.total_bytes, members)]
+        if not task.sampled:
+            cost = self._estimate(task, plan, None).cost
+            return [Way(task, on_device(estimator.machine.device), cost, cost.total_bytes, members)]
+        # One per placement and share of a cache; the planned one first.
+        placement = estimator.placement(task)
+        if plan is None:
+            placement, _ = place_one(task, estimator, self.room, self.options)
+        estimate = self._estimate(task, plan, placement)
+        training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
+        base = Way(task, without_cache(placement), training, size, members)
+        ways = self._with_caches(base, placement)
+        # Evaluated as the way whose bytes they are worked out from.
+        evaluated = {"evaluation": placement.evaluation, "chunk_edges": placement.chunk_edges}
+        tiers = {(base.placement.features, base.placement.topology)}
+        for other in candidates(task, stats, estimator.machine, self.options.placement):
+            tier = without_cache(other)
+            if (tier.features, tier.topology) not in tiers:
+                tiers.add((tier.features, tier.topology))
+                other = replace(other, **evaluated)
+                ways += self._with_caches(base.elsewhere(other, stats), other)
+        return ways
 
     def _estimate(self, task: Task, plan: Plan | None, placement: DataPlacement | None) -> Estimate:
         if plan is not None and len(plan.members) > 1:
             placed = plan if placement is None else replace(plan, placement=placement)
             return self.estimator.together(list(self.tasks), placed)
         return self.estimator.alone(task, placement)
-
-    def _first_that_fits(self, task: Task, plan: Plan | None, placements: Sequence[DataPlacement]) -> list[Way]:
-        """Evaluated on the whole graph, else in chunks of nodes, the largest that fit; else in the smallest.
-
-        A placement that is far too large, judged by another one that is evaluated the same way, gets no dry run.
-        """
-        ways: list[Way] = []
-        for placement in placements:
-            tier = replace(placement, features="host", topology="host", cache_bytes=0, overlap=False)
-            key = (task.mode, task.precision, tier)
-            similar = self._dry_runs.get(key)
-            if similar is not None and placement is not placements[-1]:
-                moved = similar.elsewhere(placement, self.estimator.stats(task))
-                if moved.device_bytes > TOO_LARGE * self.room:
-                    continue
-            ways = self._placed(task, plan, placement)
-            self._dry_runs[key] = ways[0]
-            if ways[0].device_bytes <= self.room:
-                break
-        return ways
-
-    def _placed(self, task: Task, plan: Plan | None, placement: DataPlacement) -> list[Way]:
-        estimate = self._estimate(task, plan, placement)
-        members = 1 if plan is None else len(plan.members)
-        training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
-        return self._with_caches(Way(task, without_cache(placement), training, size, members), placement)
 
     def _with_caches(self, way: Way, placement: DataPlacement) -> list[Way]:
         """Without a cache, and with caches of parts of the remaining room; only those if a cache was requested."""
@@ -201,87 +166,92 @@ class _Listing:
             filled = with_cache(placement, way.task, stats, self.options.placement, room)
             if filled.cache_bytes and all(filled != other.placement for other in cached):
                 cached.append(replace(way, placement=filled, device_bytes=way.device_bytes + filled.cache_bytes))
-        return cached if cached and self._cache_requested else [way, *cached]
-
-    @property
-    def _cache_requested(self) -> bool:
-        """True if the user requested a cache; uncached placements are then skipped."""
         options = self.options.placement
         requested = options.cache is not None or options.cache_policy is not None
-        return requested or "cached" in (options.features, options.topology)
+        requested = requested or "cached" in (options.features, options.topology)
+        return cached if cached and requested else [way, *cached]
 
     def with_dry_run(self, ways: Sequence[Way], rough: Way) -> list[Way]:
         """``ways`` with a dry run of ``rough`` and of those that differ from it in their caches alone."""
         placement = without_cache(rough.placement)
-        same = {
-            way
-            for way in ways
-            if way.rough
-            and (way.task, way.members) == (rough.task, rough.members)
-            and without_cache(way.placement) == placement
-        }
         estimate = self._estimate(rough.task, self.plan, rough.placement)
         training, size = estimate.trained or estimate.cost, estimate.cost.total_bytes
-        exact = [
-            replace(way, training=training, device_bytes=size + way.placement.cache_bytes, rough=False)
-            for way in ways
-            if way in same
-        ]
-        return [way for way in ways if way not in same] + exact
+        exact = []
+        for way in ways:
+            alike = (way.task, way.members) == (rough.task, rough.members)
+            if way.rough and alike and without_cache(way.placement) == placement:
+                way = replace(way, training=training, device_bytes=size + way.placement.cache_bytes, rough=False)
+            exact.append(way)
+        return exact
 
 
-# ---- The division of planned groups.
+# ---- The groups of a plan, with their caches and divisions, and whether they are compiled.
 
 
-def with_divisions(
-    planned: Sequence[tuple[Plan, Estimate]],
-    tasks: Mapping[str, Task],
-    estimator: Estimator,
-    room: int,
-    options: RunOptions = NONE,
+def decided_groups(
+    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> list[tuple[Plan, Estimate]]:
-    """Planned groups, those whose batches the host could help to prepare with a division and room for its buffers.
+    """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``."""
+    by_name, decided = {task.label: task for task in tasks}, []
+    for plan, estimate in groups_within_budget(tasks, estimator, room - (options.placement.cache or 0), options.weave):
+        members, compiled, why = [by_name[name] for name in plan.members], False, tuple[str, ...]()
+        if plan.mode == "sampled":
+            plan, estimate = _with_batches(plan, estimate, members, estimator, room, options)
+            why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
+        else:
+            open_choice = options.compile is None and plan.device == "cuda" and plan.join != "woven"
+            gain = estimator.compiling(estimate, members[0], plan) if open_choice else None
+            epochs = max(task.epochs for task in members)
+            compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
+        why = (*plan.why, *estimate.notes, *why)
+        costs = {"cost": estimate.cost.to_dict(), "weights": estimate.weights}
+        decided.append((replace(plan, compiled=compiled, why=why, **costs), estimate))
+    return decided
+
+
+def _with_batches(
+    plan: Plan, estimate: Estimate, members: Sequence[Task], estimator: Estimator, room: int, options: RunOptions
+) -> tuple[Plan, Estimate]:
+    """A sampled group with a cache in what is left of ``room``, or a division of its batches with the host.
 
     The shares are decided by measured phases when the group begins, so a division that is predicted to be a little
     slower is planned as well.
     """
-    return [_with_division(plan, estimate, tasks, estimator, room, options) for plan, estimate in planned]
-
-
-def _with_division(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[Plan, Estimate]:
-    one_stack = len(plan.stack_members) == 1 and estimate.trained is not None
-    hosted = plan.places.read_by_gpu and not plan.places.on_device
-    if plan.device != "cuda" or plan.mode != "sampled" or not hosted or not one_stack:
-        return plan, estimate
-    members = [tasks[name] for name in plan.members]
-    ways = ways_to_train(members, plan, estimator, room, options)
-    fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
-    best = faster_way(fitting, plan, estimate, options)
+    task, stats, machine = members[0], estimator.stats(members[0]), estimator.machine
+    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
+    if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
+        cost = estimate.cost
+        if estimate.trained is not None:
+            times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
+            cost = with_batches(replace(cost, **times), task, stats, placement, machine)
+        taken = placement.cache_bytes
+        sizes = {name: getattr(cost, name) + taken for name in SIZES}
+        kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
+        plan = replace(plan, placement=placement)
+        estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
+    hosted = plan.device == "cuda" and placement.read_by_gpu and not placement.on_device
+    best, why, fitting = None, list(plan.why), list[Way]()
+    if hosted and len(plan.stack_members) == 1 and estimate.trained is not None:
+        ways = ways_to_train(members, plan, estimator, room, options)
+        fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
+        best = faster_way(fitting, plan, estimate, options)
     if best is None:
-        return plan, estimate
-    stats, machine = estimator.stats(members[0]), estimator.machine
-    former = reasons(plan.places, members[0], stats, machine)
-    why = [reason for reason in plan.why if reason not in former]
-    why += reasons(best.placement, members[0], stats, machine)
+        return replace(plan, why=(*why, *reasons(placement, task, stats, machine))), estimate
+    why += reasons(best.placement, task, stats, machine)
+    prepared = 0
     if best.division is not None:
         why.append(f"batches: {best.division.words()} ({best.figures()}), until phases are measured")
+        prepared = (best.division.device_buffer + BESIDES_WAITING) * batch_bytes(best.task, stats)
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
-    moved = replace(plan, placement=best.placement, division=best.division, phases=phases, why=tuple(why))
-    estimate = estimator.together(members, replace(moved, placement=replace(best.placement, cache_bytes=0)))
+    plan = replace(plan, placement=best.placement, division=best.division, phases=phases, why=tuple(why))
+    estimate = estimator.together(members, replace(plan, placement=replace(best.placement, cache_bytes=0)))
     # A profile leaves no batch to a side that only slows the other down.
     there = [way for way in fitting if way.division is None and way.placement == best.placement]
     whole, training = min(way.seconds for way in (best, *there)), best.training
     trained = min(training.epoch_seconds, whole)
     scale = trained / max(training.epoch_seconds, 1e-12)
-    prepared = 0
-    if best.division is not None:
-        prepared = (best.division.device_buffer + BESIDES_WAITING) * batch_bytes(best.task, stats)
-    more, kinds = (
-        best.device_bytes - estimate.cost.total_bytes,
-        {"prepared": prepared, "cache": best.placement.cache_bytes},
-    )
+    more = best.device_bytes - estimate.cost.total_bytes
+    kinds = {"prepared": prepared, "cache": best.placement.cache_bytes}
     cost = replace(
         estimate.cost,
         **{name: getattr(estimate.cost, name) + more for name in SIZES},
@@ -289,7 +259,7 @@ def _with_division(
         phases={**{name: scale * seconds for name, seconds in training.phases.items()}, "transfer": whole - trained},
         bytes={**estimate.cost.bytes, **{name: size for name, size in kinds.items() if size}},
     )
-    return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
+    return plan, replace(estimate, cost=cost)
 
 
 def faster_way(fitting: Sequence[Way], plan: Plan, estimate: Estimate, options: RunOptions = NONE) -> Way | None:

@@ -14,7 +14,6 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,22 +35,6 @@ LEAST_SECONDS = 0.1  # a form that took less to make is not worth a file
 READ_RATE = 0.5e9  # bytes per second, at worst, of files that are read, mapped and checked
 
 
-@dataclass(frozen=True)
-class FormEntry:
-    """A form that is kept: of which graph, how long it took to make, and when it was last used."""
-
-    graph: str
-    form: str
-    bytes: int
-    seconds: float
-    last_use: float
-    path: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-
 class FormStore(KeyedStore):
     """Forms in ``folder`` (None: under Weft's home), at most ``limit`` bytes of them (None: $WEFT_FORMS).
 
@@ -65,15 +48,17 @@ class FormStore(KeyedStore):
             limit = LIMIT if not text else 0 if text == "0" else parse_bytes(text, LIMIT_VARIABLE)
         super().__init__(home() / FOLDER if folder is None else folder, max_bytes=limit)
 
-    def forms(self) -> list[FormEntry]:
-        """The forms, the most recently used first; what cannot be read is left out."""
+    def forms(self) -> list[dict[str, Any]]:
+        """Each form as plain data, the most recently used first; what cannot be read is left out.
+
+        It says of which graph it is, how long it took to make, and when it was last used.
+        """
         forms = []
         for entry in self.entries():
             with suppress(OSError, ValueError, KeyError, TypeError):
                 meta = json.loads((entry.path / META).read_text(encoding="utf-8"))
-                texts = str(meta["graph"]), str(meta["form"])
-                numbers = int(meta["bytes"]), float(meta["seconds"])
-                forms.append(FormEntry(*texts, *numbers, entry.last_use, str(entry.path)))
+                named = {name: meta[name] for name in ("graph", "form", "bytes", "seconds")}
+                forms.append({**named, "last_use": entry.last_use, "path": str(entry.path)})
         return forms
 
     def get(self, key: str) -> Arrays | None:

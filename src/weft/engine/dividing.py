@@ -1,9 +1,10 @@
-"""Divide the batches of a group between the host and the trainer: profile, partition, and watch for drift."""
+"""Divide the batches of a group between the host and the trainer: profile and partition."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.batches.division.preparers import Hardware
 from weft.batches.division.profiler import LIMIT_SECONDS
@@ -18,9 +19,8 @@ from weft.core.plan import Plan
 from weft.core.run_options import Placement
 from weft.core.units import show_seconds
 from weft.engine.machine import load_calibration, update_calibration
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.division.partitioner import Limits, partition
-from weft.planner.division.ways import MOST_WORKERS, PINNED_SHARE, RESERVED_CORES, SPARE_SLOTS, strategy_of
+from weft.planner.division.ways import PINNED_SHARE, SPARE_SLOTS, host_workers, strategy_of
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import profile_group
 
@@ -36,11 +36,6 @@ class Dividing:
     hardware: Hardware | None = None
     options: Placement = field(default_factory=Placement)
 
-    @property
-    def workers(self) -> int:
-        """Threads of the host that prepare batches."""
-        return max(1, min(self.machine.cores - RESERVED_CORES, MOST_WORKERS))
-
     def source(self, source: MakeSource, plan: Plan) -> MakeSource:
         """``source``, with batches from both sides if the plan allows it and it may pay."""
         one_stack = plan.mode == "sampled" and len(plan.stack_members) == 1
@@ -49,11 +44,12 @@ class Dividing:
         division = plan.division
         if division is None:  # room for a profile and for what may be chosen after it
             trainer = "gpu" if self.hardware is None else self.hardware.name
-            division = Division(1, 1, self.workers, self.workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
+            workers = host_workers(self.machine)
+            division = Division(1, 1, workers, workers + SPARE_SLOTS, DEVICE_BUFFER, trainer)
         return DividedSampling(source, division, self.hardware)
 
-    def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[PhaseDrift, str]:
-        """Choose a division for ``group``; returns what watches its phases, and a note for the journal."""
+    def divide(self, group: GroupRun, source: DividedSampled, key: str) -> tuple[dict[str, Any], str]:
+        """Choose a division for ``group``: the fields of its plan as they turned out, and a note for the journal."""
         plan = group.plan
         times = PhaseTimes.from_dict(plan.phases) if plan.phases else self._times(group, key)
         registry, batches = source.hardware.registry(), source.steps_per_epoch
@@ -64,7 +60,9 @@ class Dividing:
             slots = max(
                 1, min(source.slots - 1, int(PINNED_SHARE * self.machine.host.memory_bytes / max(times.bytes, 1)))
             )
-            limits = Limits(slots, source.division.device_buffer, self.workers, *strategy_of(self.options))
+            limits = Limits(
+                slots, source.division.device_buffer, host_workers(self.machine), *strategy_of(self.options)
+            )
             chosen = partition(times, registry, batches, limits, source.hardware.name)
             division = chosen.division
             sides = [
@@ -75,7 +73,7 @@ class Dividing:
             seconds = show_seconds(chosen.simulation.seconds)
             words = f"{division.words()}: {seconds} predicted per epoch; per batch {', '.join(sides)} alone"
         source.divide(division)
-        return PhaseDrift(source.division, times, batches, registry), words
+        return {"division": source.division, "phases": times.to_dict()}, words
 
     def _times(self, group: GroupRun, key: str) -> PhaseTimes:
         """Phase times from the calibration of the machine, or from a profile, which is kept there."""
@@ -87,7 +85,7 @@ class Dividing:
         limit = LIMIT_SECONDS
         if predicted:
             limit = min(max(PROFILE_EPOCHS * predicted, SHORTEST_PROFILE), LIMIT_SECONDS)
-        times = profile_group(group, self.workers, limit=limit)
+        times = profile_group(group, host_workers(self.machine), limit=limit)
         with suppress(WeftError, OSError):  # a calibration that cannot be written is no reason to stop
             update_calibration(self.machine, lambda before: before.with_phases(key, times))
         return times

@@ -16,7 +16,6 @@ from weft.core.member import Member
 from weft.core.run_options import RunOptions
 from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
 from weft.planner.pruning import every, policy_for
 
@@ -47,10 +46,10 @@ class Driver:
     """Decides what a session of ``members`` does next.
 
     ``device`` and ``compiled``: of the group's step. ``board`` has all members that have begun, of every group: a
-    pruning policy compares them. ``drift`` notes when the phases of divided batches drift. ``callbacks``: of members,
-    by name; ``make_model`` makes the model of a member that a callback reads. ``period`` fixes the number of epochs
-    between two decisions, which otherwise follows the speed of the group so that one comes every ``POLL_SECONDS``; only
-    the number of events depends on it.
+    pruning policy compares them. ``callbacks``: of members, by name; ``make_model`` makes the model of a member that a
+    callback reads. ``period`` fixes the number of epochs between two decisions, which
+    otherwise follows the speed of the group so that one comes every ``POLL_SECONDS``; only the number of events depends
+    on it.
     """
 
     members: Sequence[Member]
@@ -58,7 +57,6 @@ class Driver:
     device: str = "cpu"
     compiled: bool = False
     board: dict[str, Member] = field(default_factory=dict)
-    drift: PhaseDrift | None = None
     callbacks: ByMember = field(default_factory=dict)
     make_model: Callable[[str], Any] | None = None
     period: int | None = None
@@ -74,7 +72,7 @@ class Driver:
 
     def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
         """What to do now that the group is as far as ``progress`` says, given the requests from outside."""
-        trained, notes = self._learn(progress)
+        trained = self._learn(progress)
         self._stops = {}
         for member in self._running():
             if requests.cancelled(member.name):
@@ -84,7 +82,7 @@ class Driver:
             self._prune()
             self._call_back(rates)
         drop = self._leaving()
-        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates, "notes": notes}
+        about: dict[str, Any] = {"stop": tuple(self._stops.values()), "drop": drop, "rates": rates}
         was_paused, self._paused = self._paused, False
         if not self._running():
             # The state of a lone member that diverged is no longer a number: not worth resuming.
@@ -101,7 +99,7 @@ class Driver:
         if self._paused:
             return Decision(self._epoch, **about, save=save, pause=True)
         # Epochs to the next decision: never past one at which a policy is called or members may leave.
-        ends, policy = [self._period if self.drift is None else 1], self._policy
+        ends, policy = [self._period], self._policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
         for member in self._running():
@@ -111,19 +109,19 @@ class Driver:
             ends.append(LEAVE_EVERY - self._epoch % LEAVE_EVERY)
         return Decision(self._epoch, **about, save=save, advance=min(ends))
 
-    def _learn(self, progress: Progress) -> tuple[int, tuple[str, ...]]:
-        """Learn how long epochs take: epochs trained since the last time, and notes on phases that drifted."""
+    def _learn(self, progress: Progress) -> int:
+        """Learn how long epochs take; returns the epochs trained since the last time."""
         trained = progress.epochs - self._epoch if self._begun else 0
         self._begun, self._epoch = True, progress.epochs
         if not trained:
-            return 0, ()
+            return 0
         self._unsaved_seconds += progress.seconds + progress.prepare_seconds
         self._prepare_seconds = progress.prepare_seconds or self._prepare_seconds
         epoch_seconds = progress.seconds / trained
         self._pace = self._pace.after(sum(member.present for member in self.members), epoch_seconds)
         if self.period is None:
             self._period = max(1, min(int(POLL_SECONDS / max(epoch_seconds, 1e-9)), GROWTH * self._period))
-        return trained, () if self.drift is None else tuple(self.drift.observe(progress.phases))
+        return trained
 
     def _runs(self, member: Member) -> bool:
         return member.running and member.name not in self._stops

@@ -17,26 +17,25 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.models import BUILT_IN
 from weft.core.placement import DataPlacement, on_device
+from weft.core.plain_data import PlainData
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.run_options import RunOptions
 from weft.core.task import OWN_FUNCTIONS, Task
-from weft.core.units import show_bytes
 from weft.engine.graphs import Graphs
 from weft.engine.home import step_store
 from weft.engine.memory import base_bytes
-from weft.engine.merger import merger_for
 from weft.ops.launch.backend import H200, DeviceLimits, assume_limits
 from weft.ops.launch.hooks import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
+from weft.planner.cost.inductor import Compiling, compiling
 from weft.planner.cost.memory import Execution, MemoryEstimate, memory, process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
-from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
+from weft.planner.cost.roofline import RunMode, epoch_clocks, seconds
 from weft.planner.cost.rule import attention_bytes, rates_of, rule_memory, work
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.limits import RULE_SAFETY_FACTOR
-from weft.planner.placement import chunk_padding_share, chunks, padding_share, reasons, steps_per_epoch, with_cache
+from weft.planner.placement import chunk_padding_share, chunks, padding_share, steps_per_epoch
 from weft.planner.transfers import with_batches
 
 # ---- Captured steps, kept under ``$WEFT_HOME/steps`` so that a dry run is made once.
@@ -49,7 +48,7 @@ PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(PlainData):
     """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes.
 
     ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU. ``notes``: remarks of the dry run
@@ -62,12 +61,6 @@ class Steps:
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Steps:
-        """From plain data, as ``dataclasses.asdict`` makes it."""
-        programs = Program.from_dict(data["step"]), Program.from_dict(data["preparation"])
-        return cls(*programs, tuple(data["parameters"]), tuple(data["weights"]), tuple(data["kernels"]))
 
 
 def step_keys(
@@ -227,22 +220,15 @@ class Estimator:
             self._bytes[key] = float(memory(one_after_another(parts), self.machine, None, execution).safe)
         return self._bytes[key]
 
-    def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
-        """True if users' modules fit into ``budget`` together by far, going by the bytes of each alone.
-
-        A stack of them keeps to a few times that; dry runs of the groups that are made check it.
-        """
-        users = all(task.traits is None and not task.sampled for task in tasks)
-        return users and RULE_SAFETY_FACTOR * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
-
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
         if not estimate.parameters:
             return None
         stats = self.stats(task)
         mode = _run_mode(estimate.program, task, plan, stats)
-        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, stats, mode)
-        return compiling(estimate.program, costs, costs.waiting)
+        return compiling(
+            estimate.program, epoch_clocks(estimate.program, self.machine, self.calibration, stats, mode)[1]
+        )
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         task, stats = tasks[0], self.stats(tasks[0])
@@ -288,7 +274,7 @@ class Estimator:
             steps = self.captured_now(tasks, plan)
             with suppress(OSError):  # a home that cannot be written to
                 if keys is not None:
-                    store.write(keys[0], asdict(steps))
+                    store.write(keys[0], steps.to_dict())
                 if keys is not None and steps.kernels:
                     store.write(keys[1], steps.kernels)
         self._captures[key] = steps
@@ -301,7 +287,7 @@ class Estimator:
         with assume_limits(self._limits), kernel_versions() as versions:
             try:
                 graph = self._graphs.summary(tasks[0])
-                captured = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
+                captured = capture(tasks, graph, plan, merger_for(plan))
             except WeftError:
                 raise
             except Exception as error:  # a user's module may raise anything
@@ -326,7 +312,7 @@ class Estimator:
         """
         if self._capture_key(tasks, plan) not in self._captures:
             keys = step_keys(tasks, self.stats(tasks[0]), plan, self._limits)
-            listed = None if keys is None else step_store().read(keys[1], _as_list)
+            listed = None if keys is None else step_store().read(keys[1], list)
             if listed is not None:
                 return tuple(map(str, listed))
         return self._captured(tasks, plan).kernels
@@ -356,12 +342,6 @@ class Estimator:
 
     def _capture_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
         return (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode)
-
-
-def _as_list(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError("not a list")
-    return data
 
 
 def _trial_calls(tasks: Sequence[Task]) -> dict[str, int]:
@@ -395,15 +375,13 @@ def limits_for(machine: Machine) -> DeviceLimits | None:
     return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
-def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
-    """A clear error for a budget that not even the weights fit into."""
-    kinds = estimate.program.bytes_by_kind(estimate.program.resident)
-    weights = kinds.get("weight", 0) + kinds.get("state", 0)
-    if weights > budget:
-        raise SpecError(
-            f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
-            f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
-        )
+def merger_for(plan: Plan) -> Any:
+    """What merges the steps of a woven plan; None for every other plan, which does without ``weft.weave``."""
+    if plan.join != "woven":
+        return None
+    from weft.weave.step import Weaver
+
+    return Weaver()
 
 
 # ---- Choose which groups of a plan get a dry run, which takes time; extrapolate the others.
@@ -414,7 +392,6 @@ def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
 
 MAX_TASKS_TO_DRY_RUN = 1024  # with more tasks, some groups are extrapolated
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of so many
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the budget that would be right if memory were proportional to the members
 
@@ -496,83 +473,34 @@ def _extrapolated(group: RoughEstimate, groups: Sequence[RoughEstimate], estimat
     )
 
 
-def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
-    """The estimate of every task by itself; of very many, None beyond :data:`MAX_SOLO_DRY_RUNS` structures."""
-    if len(tasks) <= MAX_TASKS_TO_DRY_RUN:
-        return [estimator.alone(task) for task in tasks]
-    remaining = MAX_SOLO_DRY_RUNS
-    estimates: list[Estimate | None] = []
-    for task in tasks:
-        estimated = estimator.knows([task], estimator.plan(task))
-        remaining -= not estimated
-        estimates.append(estimator.alone(task) if estimated or remaining >= 0 else None)
-    return estimates
-
-
 # ---- Find groups of tasks that fit into a budget.
 
 
 def groups_within_budget(
-    tasks: Sequence[Task], estimator: Estimator, room: int, options: RunOptions = NONE
+    tasks: Sequence[Task], estimator: Estimator, room: int, weave: bool | None
 ) -> list[tuple[Plan, Estimate]]:
-    """Groups within ``room`` bytes and their estimates, which are also the plans' ``cost``.
+    """Groups within ``room`` bytes and their estimates.
 
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    without_cache, by_name = room - (options.placement.cache or 0), {task.label: task for task in tasks}
-    machine, budget = estimator.machine, without_cache
+    by_name, machine, budget = {task.label: task for task in tasks}, estimator.machine, room
 
     def bytes_of(some: Sequence[Task]) -> float:
-        return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
+        # Users' modules may fit by far, going by the bytes of each alone: a stack of them keeps to a few times that.
+        if all(task.traits is None and not task.sampled for task in some):
+            alone = sum(estimator.alone(task).cost.total_bytes for task in some)
+            if RULE_SAFETY_FACTOR * alone <= budget:
+                return 0.0  # dry runs of the groups that are made check it
+        return estimator.group_bytes(some)
 
     for _ in range(ATTEMPTS):
-        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": options.weave}
+        limits = {"machine": machine, "memory_of": bytes_of, "budget": budget, "weave": weave}
         plans = group(tasks, estimator.stats, machine.device, **limits)
         plans = [replace(plan, placement=estimator.placement(by_name[plan.members[0]])) for plan in plans]
-        groups = list(zip(plans, group_estimates(plans, by_name, estimator, without_cache), strict=True))
+        groups = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         totals = [estimate.cost.total_bytes for plan, estimate in groups if len(plan.members) > 1]
-        if not totals or max(totals) <= without_cache:
+        if not totals or max(totals) <= room:
             break
-        budget = int(budget * without_cache / max(totals) * LESS)
-    decided = []
-    for plan, estimate in groups:
-        plan, estimate = cached_group(plan, estimate, by_name, estimator, room, options)
-        decided.append((_decided(plan, estimate, by_name, estimator, options), estimate))
-    return decided
-
-
-def cached_group(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: RunOptions
-) -> tuple[Plan, Estimate]:
-    """A sampled group with its cache, in what is left of ``room``, and the reasons for its placement."""
-    task, machine = tasks[plan.members[0]], estimator.machine
-    if not task.sampled:
-        return plan, estimate
-    stats = estimator.stats(task)
-    placement = with_cache(plan.places, task, stats, options.placement, room - estimate.cost.total_bytes)
-    if placement != plan.places:  # add the bytes and the gain of the cache, which the dry run did not have
-        cost = estimate.cost
-        if estimate.trained is not None:
-            times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
-            cost = with_batches(replace(cost, **times), task, stats, placement, machine)
-        taken = placement.cache_bytes
-        sizes = {name: getattr(cost, name) + taken for name in SIZES}
-        kinds = {**cost.bytes, "cache": taken} if taken else cost.bytes
-        estimate = replace(estimate, cost=replace(cost, **sizes, bytes=kinds))
-    why = (*plan.why, *reasons(placement, task, stats, machine))
-    return replace(plan, placement=placement, why=why), estimate
-
-
-def _decided(
-    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, options: RunOptions
-) -> Plan:
-    """The plan with its cost, and whether it is compiled."""
-    epochs = max(tasks[name].epochs for name in plan.members)
-    gain = estimator.compiling(estimate, tasks[plan.members[0]], plan)
-    compiled, why = whether_to_compile(options.compile, gain, epochs, plan.device, plan.join)
-    if plan.mode == "sampled":
-        compiled = False
-        why = ("not compiled: Inductor is for steps on the whole graph",) if options.compile else ()
-    why = (*plan.why, *estimate.notes, *why)
-    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, compiled=compiled, why=why)
+        budget = int(budget * room / max(totals) * LESS)
+    return groups

@@ -76,15 +76,12 @@ class GraphStore:
     _taken: Hashable = None  # those of them that are in use
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def host(self, name: str, make: Callable[[], Any]) -> Any:
+    def host(self, name: str, make: Callable[[], Graph]) -> Graph:
         """The graph called ``name`` on the host; ``make`` loads it, unless it is stored."""
         key = state_of(name)
         with no_capture(), self._lock:  # in this order, here and elsewhere; memory is pinned, and given back
             if key not in self._host:
-                made = make()
-                if not isinstance(made, Graph):
-                    return made  # a summary
-                graph = _pinned(made) if self.device.type == "cuda" else made
+                graph = _pinned(make()) if self.device.type == "cuda" else make()
                 self._host[key] = _StoredGraph(graph, bytes=bytes_of(graph, HOST))
                 total = sum(stored.bytes for stored in self._host.values())
                 while total > self.host_bytes and next(iter(self._host)) != key:
@@ -414,31 +411,27 @@ class Graphs:
     """Graphs by the tasks that train on them, each found once; nothing is on ``device`` before :meth:`on_device`.
 
     A graph of a named shape is made on ``device``, where that is fastest; with ``on_host`` it is made on the host,
-    since making one may take more memory than training on it. ``find``: the graph of a task, or its summary, as a plan
-    needs it (None: by its name). ``store``: where a worker keeps graphs between runs.
+    since making one may take more memory than training on it. ``store``: where a worker keeps graphs between runs.
     """
 
-    def __init__(
-        self,
-        device: torch.device = HOST,
-        on_host: bool = False,
-        find: Callable[[Task], Graph | GraphStats] | None = None,
-        store: GraphStore | None = None,
-    ) -> None:
-        self._device, self._maker = device, HOST if on_host else device
-        self._store = store
-        self._find = find or _find_for_plan
+    def __init__(self, device: torch.device = HOST, on_host: bool = False, store: GraphStore | None = None) -> None:
+        self._device, self._maker, self._store = device, HOST if on_host else device, store
         self._found: dict[Hashable, Graph | GraphStats] = {}
-        self._placed: dict[Hashable, Graph] = {}
-        self._where: dict[Hashable, tuple[str, str]] = {}
+        self._placed: dict[Hashable, tuple[tuple[str, str], Graph]] = {}  # where its parts lie, and the graph
         self._true: dict[Hashable, GraphStats] = {}
 
     def summary(self, task: Task) -> Graph | GraphStats:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
-        key = graph_key(task)
+        key, graph = graph_key(task), task.graph
         if key not in self._found:
-            stored = self._store is not None and isinstance(task.graph, str)
-            self._found[key] = self._store.host(task.graph, lambda: self._find(task)) if stored else self._find(task)
+            if isinstance(graph, Graph):
+                self._found[key] = graph
+            elif isinstance(graph, str) and graph.startswith("shape:"):
+                self._found[key] = catalog.stats(graph)
+            elif self._store is not None and isinstance(graph, str):
+                self._found[key] = self._store.host(graph, lambda: find_graph(task, HOST))
+            else:
+                self._found[key] = find_graph(task, HOST)
         return self._found[key]
 
     def stats(self, task: Task) -> GraphStats:
@@ -457,16 +450,15 @@ class Graphs:
     def placed(self, task: Task, placement: DataPlacement) -> Graph:
         """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
         key, where = graph_key(task), (placement.features, placement.topology)
-        if self._where.get(key) != where:
+        if self._placed.get(key, (None,))[0] != where:
             self._placed.pop(key, None)
-        if key not in self._placed:
             device = on_device(self._device.type)
             if self._store is None or where != (device.features, device.topology) or not isinstance(task.graph, str):
                 graph = self.bring(task, placement)
             else:
                 graph = self._store.placed(task.graph, lambda: self.for_store(task, placement))
-            self._placed[key], self._where[key], self._true[key] = graph, where, graph.stats()
-        return self._placed[key]
+            self._placed[key], self._true[key] = (where, graph), graph.stats()
+        return self._placed[key][1]
 
     def for_store(self, task: Task, placement: DataPlacement | None = None) -> Graph:
         """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
@@ -494,14 +486,6 @@ class Graphs:
         self._placed = {key: graph for key, graph in self._placed.items() if key in keys}
         if self._store is not None:
             self._store.settle(key for key in keys if isinstance(key, str))
-
-
-def _find_for_plan(task: Task) -> Graph | GraphStats:
-    if isinstance(task.graph, Graph):
-        return task.graph
-    if isinstance(task.graph, str) and task.graph.startswith("shape:"):
-        return catalog.stats(task.graph)
-    return find_graph(task, HOST)
 
 
 def find_graph(task: Task, device: torch.device) -> Graph:
@@ -535,24 +519,19 @@ def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
         )
     if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
         raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
-    if not isinstance(graph, GraphStats):
-        _check_batch_norm(task, graph)
+    if task.sampled and task.norm == "batch" and not isinstance(graph, GraphStats):
+        batch_of_one = task.batch == 1 or graph.train.numel() % task.batch == 1  # the last one, or all of them
+        node = lone_node(graph) if batch_of_one else None
+        if node is not None:  # a batch of one node has no variance
+            raise SpecError(
+                f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
+                f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node "
+                f"{node} has no neighbours; choose another batch, or norm='layer'"
+            )
     if task.patience is not None and not stats.num_val:
         raise SpecError(
             f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
             "leave patience out or give val="
-        )
-
-
-def _check_batch_norm(task: Task, graph: Graph) -> None:
-    """Raise an error if batch norm would meet a batch of one node, which has no variance."""
-    batch_of_one = task.batch == 1 or graph.train.numel() % task.batch == 1  # the last one, or all of them
-    node = lone_node(graph) if task.sampled and task.norm == "batch" and batch_of_one else None
-    if node is not None:
-        raise SpecError(
-            f"task {task.label!r}: norm='batch' takes a variance over at least two nodes, but of "
-            f"{graph.train.numel():,} training nodes in batches of {task.batch:,} one is left over, and node {node} "
-            "has no neighbours; choose another batch, or norm='layer'"
         )
 
 

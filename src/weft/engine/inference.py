@@ -106,7 +106,7 @@ def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor
     if graph.y is None:
         raise GraphError(f"graph {graph.name!r} has no labels, which say how many classes the model has; give y")
     stack = Stack([one_epoch(task)], Inputs(graph), first_once=not task.input_dropout, length=1)
-    if stack.members.hidden_state is not None:
+    if stack.members.findings.hidden_state is not None:
         raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
     with torch.no_grad():  # not before: the stack of a user's module is tried with gradients when it is made
         _load(stack, tensors, task)

@@ -29,18 +29,17 @@ from weft.engine.control import Control, Interrupted, interruptible
 from weft.engine.derived_cache import kept_forms
 from weft.engine.driver import Driver, callbacks_of
 from weft.engine.errors import clear_errors, give_back_memory, what_was_raised
+from weft.engine.estimator import merger_for
 from weft.engine.events import EventSource
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
-from weft.engine.merger import merger_for
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
 from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, members_of
 from weft.graph.graph import Graph
-from weft.planner.division.drift import PhaseDrift
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.placement import may_sample
 from weft.planner.report.plan_report import PlanReport
@@ -310,17 +309,17 @@ class Job:
 
         return Dividing(self._planner.machine, self._options.hardware, self._options.placement)
 
-    def _divided(self, group: GroupRun) -> PhaseDrift | None:
-        """Divide the batches of ``group`` if both sides can prepare them; what watches their phases."""
+    def _divide(self, group: GroupRun) -> dict[str, Any]:
+        """Divide the batches of ``group`` if both sides can prepare them; the fields of its plan as they turned out."""
         source, hardware = divided_source(group), self._options.hardware
         if source is None:
-            return None
+            return {}
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(hardware, "profile_key", getattr(hardware, "name", "gpu"))
         key = phases_key(group.tasks, group.plan.places, digest, trainer)
-        drift, remark = self._dividing.divide(group, source, key)
+        divided, remark = self._dividing.divide(group, source, key)
         self._events.note(remark)
-        return drift
+        return divided
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -354,14 +353,14 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
-        drift = self._divided(group)
+        divided = self._divide(group)
         index = {task.label: position for position, task in enumerate(group.tasks)}
 
         def model_of(name: str) -> torch.nn.Module:
             member = index[name]
             return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
 
-        driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members, drift)
+        driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
@@ -371,7 +370,7 @@ class Job:
             self._report(force=True)
             place = None if session.checkpoint is None else session.checkpoint.parent
             raise Interrupted(session.group.epoch, place, self._control.signal or signal.SIGINT)
-        trained = self._results(group, session.members, self._record(key, session, drift))
+        trained = self._results(group, session.members, self._record(key, session, divided))
         self._ended |= {result.name: result for result in trained}
         self._keep(trained)
         if len(self._ended) < len(self._tasks):
@@ -391,16 +390,14 @@ class Job:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
         return Session(group, driver, self._events, save, self._control, threads)
 
-    def _record(self, key: str, session: Session, drift: PhaseDrift | None) -> Plan:
+    def _record(self, key: str, session: Session, divided: dict[str, Any]) -> Plan:
         """What results hold of a group that has trained: its plan, how it really ran, and what it took."""
         group, plan = session.group, session.group.plan
-        happened: dict[str, Any] = {"measured": {**session.measured, **memory_taken(self._device)}}
+        happened: dict[str, Any] = {**divided, "measured": {**session.measured, **memory_taken(self._device)}}
         happened["why"] = (*plan.why, *(f"as it ran: {note}" for note in group.notes))
         if len(group.built) > len(plan.stack_members):
             happened["stacks"] = tuple(sorted(stack.members for stack in group.built))
             happened["join"] = "in turn" if len(plan.stack_members) == 1 else plan.join
-        if drift is not None:
-            happened |= {"division": drift.division, "phases": drift.times.to_dict()}
         self._records[key] = record = replace(plan, **happened)
         # Predictions say how far the rates known of this machine are off only if they are from those rates.
         rated_here = self._planned is None or basis_of(self._planned.machine) == basis_of(self._planner.machine)

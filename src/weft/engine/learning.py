@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from weft.core.errors import InputError
 from weft.core.machine import Machine
@@ -18,6 +21,12 @@ from weft.engine.estimator import Estimator
 from weft.engine.machine import load_calibration, update_calibration
 from weft.planner.cost.calibration import Calibration, Observation
 
+FAMILIES = ("spmm", "attention", "scatter", "matmul", "pointwise", "launch")
+MAX_OBSERVATIONS = 400  # the newest ones stay in a calibration file
+OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
+LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
+ROUNDS, NEAR_ENOUGH = 60, 1e-6  # of Newton's method; as a log ratio
+MOST_ALIKE = 10  # runs of one decade of seconds count together like so many
 RESULT = "result.json"
 ENOUGH_EPOCHS = 3  # fewer are set-up and little else
 
@@ -47,14 +56,59 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
 
 
 def keep(machine: Machine, new: Sequence[Observation]) -> Calibration:
-    """Add runs to the calibration of ``machine``; one with a label replaces an earlier one of that label."""
-    labels = {observation.label for observation in new if observation.label}
+    """Add runs to the calibration of ``machine``, and keep it."""
+    return update_calibration(machine, lambda former: with_runs(former, new))
 
-    def added(former: Calibration) -> Calibration:
-        unchanged = [observation for observation in former.observations if observation.label not in labels]
-        return replace(former, observations=()).with_observations([*unchanged, *new])
 
-    return update_calibration(machine, added)
+def with_runs(former: Calibration, new: Sequence[Observation]) -> Calibration:
+    """Fitted anew with more runs; one with a label replaces an earlier one of that label.
+
+    Of too many the oldest of the commonest length are forgotten: short runs are many and say little of long ones.
+    """
+    labels = {run.label for run in new if run.label}
+    runs = [run for run in (*(run for run in former.observations if run.label not in labels), *new) if run.usable]
+    counts = Counter(run.decade for run in runs)
+    forgotten: Counter[int] = Counter()
+    for _ in range(len(runs) - MAX_OBSERVATIONS):
+        forgotten[max(counts, key=lambda decade: counts[decade] - forgotten[decade])] += 1
+    remembered = []
+    for run in runs:  # the oldest come first
+        if forgotten[run.decade]:
+            forgotten[run.decade] -= 1
+        else:
+            remembered.append(run)
+    return Calibration(fit(remembered, former.factors), tuple(remembered), former.phases)
+
+
+def fit(observations: Sequence[Observation], near: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The factor of every family that the observations have; the search begins at the factors ``near``.
+
+    The factors ``f`` are those for which ``sum_k f_k s_ik`` comes nearest to ``t_i`` in ratio, not in difference (a
+    millisecond matters to a short epoch and not to a long one), with a limit on what one odd run can do (Huber), and
+    held near one common factor if the runs do not separate the families. Runs of about the same length count together
+    like a few. Found by weighted Gauss-Newton steps on the log ratios.
+    """
+    present = [name for name in FAMILIES if any(run.families.get(name, 0.0) > 0 for run in observations)]
+    if not present:
+        return {}
+    predicted = np.array([[run.families.get(name, 0.0) for name in present] for run in observations])
+    measured, alike = np.array([run.measured for run in observations]), Counter(run.decade for run in observations)
+    counted = np.array([min(1.0, MOST_ALIKE / alike[run.decade]) for run in observations])
+    held = np.array([LOOSE] + [TIGHT] * len(present))
+    start = np.log([(near or {}).get(name, 1.0) for name in present])
+    logs = np.append(start.mean(), start - start.mean())  # the common factor, then each family's deviation from it
+    for _ in range(ROUNDS):
+        parts = predicted * np.exp(logs[0] + logs[1:])
+        total = parts.sum(1)
+        residuals = np.log(measured / total)
+        weights = counted * np.minimum(1.0, OUTLIER / np.maximum(np.abs(residuals), 1e-12))
+        rows = np.column_stack([np.ones_like(total), parts / total[:, None]])
+        matrix = rows.T @ (weights[:, None] * rows) + np.diag(held)
+        step = np.linalg.solve(matrix, rows.T @ (weights * residuals) - held * logs)
+        logs = logs + step.clip(-1.0, 1.0)
+        if np.abs(step).max() < NEAR_ENOUGH:
+            break
+    return dict(zip(present, np.exp(logs[0] + logs[1:]).tolist(), strict=True))
 
 
 def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, label: str) -> Observation:

@@ -94,11 +94,19 @@ NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes
 
 
 def find_machine(machine: Given = None) -> Machine:
-    """The machine itself, or the one of a profile or file that ``machine`` names; None is the one at hand."""
+    """The machine itself, or the one of a profile or file that ``machine`` names.
+
+    None is the one at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory.
+    """
     if isinstance(machine, Machine):
         return machine
     if machine is None:
-        return this_machine()
+        gpus = gpu_names() if torch.backends.cuda.is_built() else []
+        name = machine_name(gpus[0] if gpus else "cpu")
+        here = _probed(name) or _by_profile(name, gpus[0] if gpus else "")
+        if here is None:
+            raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
+        return here
     if not isinstance(machine, (str, os.PathLike)):
         raise SpecError(f"machine={machine!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
     text = os.fspath(machine)
@@ -117,16 +125,6 @@ def read_machine(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"machine {str(path)!r}: cannot be read ({error})") from None
     return Machine.from_json(text, str(path))
-
-
-def this_machine() -> Machine:
-    """The machine at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory."""
-    gpus = gpu_names() if torch.backends.cuda.is_built() else []
-    name = machine_name(gpus[0] if gpus else "cpu")
-    machine = _probed(name) or _by_profile(name, gpus[0] if gpus else "")
-    if machine is None:
-        raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
-    return machine
 
 
 def machine_with(device: torch.device) -> Machine:
@@ -200,13 +198,8 @@ def update_calibration(machine: Machine, change: Callable[[Calibration], Calibra
     store = _calibrations(machine)
     with store.lock(CALIBRATION):
         calibration = change(load_calibration(machine) or Calibration())
-        keep_calibration(machine, calibration)
+        _keep(store, CALIBRATION, calibration.to_dict())
     return calibration
-
-
-def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
-    """Keep the calibration of ``machine``."""
-    return _keep(_calibrations(machine), CALIBRATION, calibration.to_dict())
 
 
 def _calibrations(machine: Machine) -> KeyedStore:
@@ -216,7 +209,7 @@ def _calibrations(machine: Machine) -> KeyedStore:
 
 def basis_of(machine: Machine) -> str:
     """What predictions for ``machine`` are made from: a digest of its rates, and the version that uses them."""
-    rates = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
+    rates = {**machine.primary.to_dict(), "cores": machine.host.cores, "one_thread": machine.host.one_thread}
     rates = {key: value for key, value in rates.items() if key not in NO_RATES}
     digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
     return f"weft {__version__}, rates {digest[:16]}"

@@ -25,7 +25,7 @@ from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner.grouping.limits import USABLE
 from weft.runtime.group import GroupRun
-from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, PoolRange, TwoEndedPool
+from weft.sched.two_ended_pool import ALIGNMENT, HIGH, LOW, Move, PoolRange, TwoEndedPool
 
 if TYPE_CHECKING:
     from weft.engine.graphs import GraphStore
@@ -92,60 +92,28 @@ def status_bytes(name: str) -> int | None:
 # Between groups nothing is allocated or freed there, so nothing fragments: clearing an owner returns its bytes to the
 # buffer. The caller that clears an owner must hold no tensor of it any more.
 
-POISON = 0xFF  # NaN in every type of float
 
+class DevicePool(TwoEndedPool):
+    """``capacity`` bytes of ``device``; ``storage``: the address of the one storage that all of its tensors share."""
 
-class DevicePool:
-    """``capacity`` bytes of ``device``, the first ``reserved`` of which stay unused.
-
-    ``poison``: fill what is cleared with NaN, so that a tensor that outlives its owner is noticed.
-    """
-
-    def __init__(self, device: torch.device, capacity: int, reserved: int = 0, poison: bool = False) -> None:
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        super().__init__(capacity)
         self._whole = torch.empty(capacity + ALIGNMENT, dtype=torch.uint8, device=device)
         skipped = -self._whole.data_ptr() % ALIGNMENT
         self._bytes = self._whole[skipped : skipped + capacity]
-        self._plan, self._poison = TwoEndedPool(capacity, reserved), poison
+        self.device, self.storage = self._whole.device, self._whole.untyped_storage().data_ptr()
         self._tensors: dict[str, list[tuple[PoolRange, Tensor]]] = {}
         self._lock = threading.RLock()  # a worker's second thread fetches into it
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self._whole.device
-
-    @property
-    def capacity(self) -> int:
-        """Its bytes."""
-        return self._plan.capacity
-
-    @property
-    def free(self) -> int:
-        """Bytes without an owner."""
-        return self._plan.free
-
-    @property
-    def storage(self) -> int:
-        """The address of the one storage that all of its tensors share."""
-        return self._whole.untyped_storage().data_ptr()
-
-    def holes(self) -> list[tuple[int, int]]:
-        """Its free parts."""
-        return self._plan.holes()
 
     def owners(self) -> list[str]:
         """All owners of bytes of it."""
         return list(self._tensors)
 
-    def held(self, owner: str) -> int:
-        """Bytes of ``owner``."""
-        return self._plan.held(owner)
-
     def carve(self, owner: str, shape: Sequence[int], dtype: torch.dtype, end: str = LOW) -> Tensor | None:
         """An uninitialised tensor at one end of the buffer; None if there is no room for it."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            block = self._plan.put(owner, size, end)
+            block = self.put(owner, size, end)
             if block is None:
                 return None
             tensor = self._at(block.offset, shape, dtype)
@@ -174,12 +142,10 @@ class DevicePool:
     def clear(self, owner: str) -> int:
         """Free all bytes of ``owner``; returns how many."""
         with self._lock:
-            for block, _ in self._tensors.pop(owner, []) if self._poison else ():
-                self._bytes[block.offset : block.stop].fill_(POISON)
             self._tensors.pop(owner, None)
-            return self._plan.clear(owner)
+            return super().clear(owner)
 
-    def pack(self, owner: str) -> None:
+    def pack(self, owner: str) -> list[Move]:
         """Move the tensors of ``owner`` as near to its end as they go; they stay the same objects.
 
         For what is not used yet: weights that were fetched ahead, once the group before them has gone.
@@ -187,13 +153,15 @@ class DevicePool:
         with self._lock:
             tensors = [tensor for _, tensor in self._tensors.get(owner, [])]
             old = {block.offset: tensor for block, tensor in self._tensors.get(owner, [])}
-            for move in self._plan.pack(owner):
+            moves = super().pack(owner)
+            for move in moves:
                 moved = self._bytes[move.source : move.source + move.size].clone()  # the places may overlap
                 self._bytes[move.target : move.target + move.size].copy_(moved)
                 tensor = old[move.source]
                 tensor.set_(self._at(move.target, tensor.shape, tensor.dtype))
-            by_address = {self._bytes.data_ptr() + each.offset: each for each in self._plan.ranges}
+            by_address = {self._bytes.data_ptr() + each.offset: each for each in self.ranges}
             self._tensors[owner] = [(by_address[tensor.data_ptr()], tensor) for tensor in tensors]
+            return moves
 
 
 # ---- The state of a group (weights, moments, best weights, history) in a device's pool, from its high end
@@ -310,8 +278,7 @@ def memory_cap(
 
 def memory_fraction(device: torch.device) -> float:
     """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
-    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
-    return float(read(_number(device))) if device.type == "cuda" and read is not None else 1.0
+    return float(torch.cuda.get_per_process_memory_fraction(_number(device))) if device.type == "cuda" else 1.0
 
 
 def set_memory_fraction(share: float, device: torch.device) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from weft.core.compatibility import graph_key
-from weft.core.cost import Cost
 from weft.core.division import built_in
 from weft.core.errors import SpecError
-from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.run_options import Placement, RunOptions
 from weft.core.sweep import Sweep, as_work
@@ -20,14 +18,14 @@ from weft.core.units import show_bytes
 from weft.dist.node_order import order_nodes, reordered
 from weft.dist.partition import count_remote, halo_of, own_rows
 from weft.engine.choosing import (
+    decided_groups,
     in_mode,
     ways_to_train,
-    with_divisions,
     with_modes,
     with_placements,
     with_reason,
 )
-from weft.engine.estimator import NONE, Estimator, alone_estimates, check_budget, groups_within_budget
+from weft.engine.estimator import MAX_TASKS_TO_DRY_RUN, NONE, Estimate, Estimator
 from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
@@ -43,7 +41,7 @@ from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestio
 from weft.planner.report.plan_text import would_do
 from weft.runtime.modules.settings import check_tasks
 
-AT_PEAK = 4  # of the largest things alive
+MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
 
 
 def plan(
@@ -94,20 +92,30 @@ def report_on(
     tasks: Sequence[Task], name: str, estimator: Estimator, room: int, options: RunOptions = NONE
 ) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
-    alone = alone_estimates(tasks, estimator)
-    for task, estimate in zip(tasks, alone, strict=True):
-        if estimate is not None:
-            check_budget(estimate, task, room)
-    by_name, per_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
-    planned = groups_within_budget(tasks, estimator, room, options)
-    planned = with_divisions(planned, by_name, estimator, room, options)
+    alone: dict[str, Estimate] = {}  # of every task, or of some structures if there are very many
+    remaining = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
+    for task in tasks:
+        if remaining < len(tasks):
+            remaining -= not estimator.knows([task], estimator.plan(task))
+            if remaining < 0:
+                continue
+        alone[task.label] = estimate = estimator.alone(task)
+        kinds = estimate.program.bytes_by_kind(estimate.program.resident)
+        weights = kinds.get("weight", 0) + kinds.get("state", 0)
+        if weights > room:
+            raise SpecError(
+                f"{show_bytes(room)} is below the weights and optimizer state of task {task.label!r} alone, "
+                f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
+            )
+    by_name = {task.label: task for task in tasks}
+    planned = decided_groups(tasks, estimator, room, options)
     groups = [
         GroupEstimate(
-            plan=replace(plan, cost=estimate.cost.to_dict()),
+            plan=plan,
             cost=estimate.cost,
             epochs=max(by_name[member].epochs for member in plan.members),
             fits=estimate.cost.total_bytes <= room,
-            at_peak=tuple(map(str, estimate.memory.alive[:AT_PEAK])),
+            at_peak=estimate.memory.alive,
             unknown=estimate.program.unknown,
             note=estimate.program.note,
             extrapolated=estimate.extrapolated,
@@ -121,11 +129,13 @@ def report_on(
     solo = {plan.members[0]: estimate for plan, estimate in planned if len(plan.members) == 1}
     group_of = {member: index for index, (plan, _) in enumerate(planned) for member in plan.members}
     estimates = []
-    for task, estimate in zip(tasks, alone, strict=True):
-        estimate = solo.get(task.label, estimate)
-        parameters, cost = (None, None) if estimate is None else (estimate.parameters[0], estimate.cost)
-        sizes = (task.epochs, parameters, cost, group_of[task.label])
-        estimates.append(TaskEstimate(task.label, task.model_name, task.graph_name, *sizes))
+    for task in tasks:
+        known = solo.get(task.label) or alone.get(task.label)
+        parameters = known.parameters[0] if known is not None and known.parameters else None
+        cost, index = None if known is None else known.cost, group_of[task.label]
+        estimates.append(
+            TaskEstimate(task.label, task.model_name, task.graph_name, task.epochs, parameters, cost, index)
+        )
     suggestions: dict[str, Suggestion] = {}  # for every structure that does not fit even alone
     for group in groups:
         if not group.fits:
@@ -134,6 +144,12 @@ def report_on(
             suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, bf16)
             if suggestion is not None:
                 suggestions.setdefault(str(sorted(suggestion.changes.items())), suggestion)
+    graphs = []
+    for task in {graph_key(task): task for task in tasks}.values():
+        stats = estimator.stats(task)
+        kind = "sparse features" if stats.sparse_features else "features"
+        graph = graph_key(task) if isinstance(task.graph, str) else stats.name
+        graphs.append(f"{graph} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})")
     return PlanReport(
         name=name,
         machine=estimator.machine,
@@ -142,7 +158,7 @@ def report_on(
         groups=tuple(groups),
         nearest=tuple(suggestions.values()),
         notes=tuple(_notes(estimator, groups, bool(suggestions))),
-        graphs=tuple(_graph_words(estimator.stats(task), task) for task in per_graph.values()),
+        graphs=tuple(graphs),
         options=options,
     )
 
@@ -172,15 +188,6 @@ def _notes(estimator: Estimator, groups: Sequence[GroupEstimate], suggested: boo
         notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
     names = roomy_machines(need, PROFILES.values(), machine)
     return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
-
-
-def _graph_words(stats: GraphStats, task: Task) -> str:
-    kind = "sparse features" if stats.sparse_features else "features"
-    name = graph_key(task) if isinstance(task.graph, str) else stats.name
-    return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"
-
-
-# ---- Read a plan that ``weft plan --out FILE`` wrote.
 
 
 # ---- What an order of the nodes changes: how many edges and nodes cross between ranks.
@@ -300,25 +307,58 @@ class Explained:
         return lines
 
 
-def explained(report: PlanReport) -> dict[str, Explained]:
-    """Each of the first groups by its name, searched again under the options that it was planned with."""
+def explained(report: PlanReport, divided: bool = False) -> dict[str, Explained]:
+    """Each of the first groups by its name, searched again under the options that it was planned with.
+
+    ``divided``: only those whose batches are divided, without ways that need other settings.
+    """
+    numbered = list(enumerate(report.groups[:MOST_GROUPS], 1))
+    groups = {f"group {i}": group for i, group in numbered if not divided or group.plan.division is not None}
+    if not groups:
+        return {}
+    modes = {name: plan.mode for plan in report.plans for name in plan.members}
+    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
+    estimator = Estimator(report.machine, load_calibration(report.machine))
+    estimator = with_placements(list(tasks.values()), estimator, report.budget, report.options)
     explanations = {}
-    for searched in _searched(report):
-        ways = [way for way in searched.ways if not _same(way, searched.plan)]
+    for name, group in groups.items():
+        members, undivided = [tasks[member] for member in group.plan.members], replace(group.plan, division=None)
+        begin = time.perf_counter()
+        ways = ways_to_train(members, undivided, estimator, report.budget, report.options, settings=not divided)
+        seconds = time.perf_counter() - begin
         # Batches of a task that trains on the whole graph need a setting.
-        sampled = searched.tasks[0].sampled
-        ways = [
-            way if way.condition or way.task.sampled == sampled else replace(way, condition="mode='sampled'")
-            for way in ways
+        others = [
+            way if way.condition or way.task.sampled == members[0].sampled else replace(way, condition="mode='sampled'")
+            for way in sorted(ways, key=lambda way: way.seconds_per_task)
+            if not _same(way, group.plan)
         ]
-        ways.sort(key=lambda way: way.seconds_per_task)
         # At least half of them could be taken: ways that do not fit or need a setting may be many.
-        free = [way for way in ways if way.device_bytes <= report.budget and not way.condition]
-        shown = free[: RUNNERS_UP // 2]
-        shown += [way for way in ways if way not in shown][: RUNNERS_UP - len(shown)]
+        shown = [way for way in others if way.device_bytes <= report.budget and not way.condition][: RUNNERS_UP // 2]
+        shown += [way for way in others if way not in shown][: RUNNERS_UP - len(shown)]
         shown.sort(key=lambda way: way.seconds_per_task)
-        explanations[searched.name] = Explained(searched.taken(), tuple(shown), searched.seconds)
+        explanations[name] = Explained(_taken(group, members, ways, estimator), tuple(shown), seconds)
     return explanations
+
+
+def _taken(group: GroupEstimate, tasks: Sequence[Task], ways: Sequence[Way], estimator: Estimator) -> Way:
+    """The plan of ``group`` as a way, with the seconds and bytes that were printed."""
+    plan, printed = group.plan, {"seconds": group.cost.epoch_seconds, "device_bytes": group.cost.total_bytes}
+    way = next((way for way in ways if _same(way, plan)), None)
+    if way is not None:
+        return replace(way, rough=False, **printed)
+    way = Way(tasks[0], plan.places, group.cost, members=len(plan.members), **printed)
+    if plan.division is None:
+        return way
+    stats = estimator.stats(way.task)
+    steps = steps_per_epoch(way.task, stats)
+    times = predicted_times(way.task, stats, estimator.machine, way.placement, way.training, steps)
+    return replace(
+        way,
+        division=plan.division,
+        host_bytes=plan.division.pinned_batches * batch_bytes(way.task, stats),
+        simulation=simulate(plan.division, times, steps, built_in()),
+        times=times,
+    )
 
 
 def explanation(report: PlanReport) -> str:
@@ -328,70 +368,14 @@ def explanation(report: PlanReport) -> str:
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches are divided; a SpecError if there is none."""
-    simulations = {}
-    for searched in _searched(report, divided=True):
-        simulation = searched.taken().simulation
-        if simulation is not None:
-            simulations[f"{searched.name}: {simulation.division.words()}"] = simulation
+    found = {name: group.taken.simulation for name, group in explained(report, divided=True).items()}
+    simulations = {f"{name}: {each.division.words()}": each for name, each in found.items() if each is not None}
     if not simulations:
         raise SpecError(
             "--simulate: no group has batches that a host and a GPU prepare together; that needs mode='sampled', a "
             "machine with a GPU, features or edges in host memory, and room for batches on the GPU"
         )
     return simulations
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """A group, its tasks in the mode of its plan, and all ways to train them."""
-
-    name: str
-    plan: Plan
-    cost: Cost
-    tasks: Sequence[Task]
-    estimator: Estimator
-    ways: Sequence[Way]
-    seconds: float
-
-    def taken(self) -> Way:
-        """The plan as a way, with the seconds and bytes that were printed."""
-        plan, printed = self.plan, {"seconds": self.cost.epoch_seconds, "device_bytes": self.cost.total_bytes}
-        way = next((way for way in self.ways if _same(way, plan)), None)
-        if way is not None:
-            return replace(way, rough=False, **printed)
-        way = Way(self.tasks[0], plan.places, self.cost, members=len(plan.members), **printed)
-        if plan.division is None:
-            return way
-        stats = self.estimator.stats(way.task)
-        steps = steps_per_epoch(way.task, stats)
-        times = predicted_times(way.task, stats, self.estimator.machine, way.placement, way.training, steps)
-        return replace(
-            way,
-            division=plan.division,
-            host_bytes=plan.division.pinned_batches * batch_bytes(way.task, stats),
-            simulation=simulate(plan.division, times, steps, built_in()),
-            times=times,
-        )
-
-
-def _searched(report: PlanReport, divided: bool = False) -> Iterator[_Searched]:
-    """The first groups; ``divided``: only those whose batches are divided."""
-    groups = report.groups[:MOST_GROUPS]
-    if divided and all(group.plan.division is None for group in groups):
-        return
-    estimator = Estimator(report.machine, load_calibration(report.machine))
-    modes = {name: plan.mode for plan in report.plans for name in plan.members}
-    tasks = {task.label: in_mode(task, modes[task.label]) for task in report.work_tasks}
-    estimator = with_placements(list(tasks.values()), estimator, report.budget, report.options)
-    for number, group in enumerate(groups, 1):
-        if divided and group.plan.division is None:
-            continue
-        members, undivided = [tasks[name] for name in group.plan.members], replace(group.plan, division=None)
-        begin = time.perf_counter()
-        # Schedules need no ways that need other settings.
-        ways = ways_to_train(members, undivided, estimator, report.budget, report.options, settings=not divided)
-        seconds = time.perf_counter() - begin
-        yield _Searched(f"group {number}", group.plan, group.cost, members, estimator, ways, seconds)
 
 
 def _same(way: Way, plan: Plan) -> bool:

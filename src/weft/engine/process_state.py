@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -80,60 +80,45 @@ class _Found:
             set_memory_fraction(self.memory_fraction, device)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A run under way: what it needs, and in which thread."""
-
-    needs: Needs
-    thread: int
-
-
 _LOCK = threading.Lock()
-_UNDER_WAY: list[_Run] = []  # the process has one of everything above, so it has one list of who uses it
+# The process has one of everything above, so it has one list of who uses it: threads, and what their runs need.
+_UNDER_WAY: list[tuple[int, Needs]] = []
 _OUTSIDE: list[tuple[_Found, torch.device]] = []  # what the first of them found, and on which device
 
 
 @contextmanager
 def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
     """A run that needs ``needs`` is under way inside; outside everything is as it was, however it ended."""
-    run, threads = _Run(needs, threading.get_ident()), torch.get_num_threads()
+    here, threads = threading.get_ident(), torch.get_num_threads()
     with _LOCK:
-        found = _enter(run, device)
+        for thread, other in _UNDER_WAY:
+            reason = "" if thread == here else needs.conflict(other)
+            if reason:
+                raise SpecError(
+                    f"another run is under way in this process, and one of the two has {reason}; "
+                    "wait for it, or start a process for each"
+                )
+        found = _Found.now(device)
+        if not _UNDER_WAY:
+            _OUTSIDE[:] = [(found, device)]
+        _UNDER_WAY.append((here, needs))
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         with _LOCK:
-            _UNDER_WAY.remove(run)
+            _UNDER_WAY.remove((here, needs))
             if not _UNDER_WAY:
                 outside, place = _OUTSIDE.pop()
                 outside.restore(place)
-            elif any(other.thread == run.thread for other in _UNDER_WAY):
+            elif any(thread == here for thread, _ in _UNDER_WAY):
                 found.restore(device)
-
-
-def _enter(run: _Run, device: torch.device) -> _Found:
-    for other in _UNDER_WAY:
-        reason = "" if other.thread == run.thread else run.needs.conflict(other.needs)
-        if reason:
-            raise SpecError(
-                f"another run is under way in this process, and one of the two has {reason}; "
-                "wait for it, or start a process for each"
-            )
-    found = _Found.now(device)
-    if not _UNDER_WAY:
-        _OUTSIDE[:] = [(found, device)]
-    _UNDER_WAY.append(run)
-    return found
 
 
 @contextmanager
 def group_state(task: Task, threads: int | None, device: torch.device) -> Iterator[None]:
     """A group like ``task`` trains inside: generators at its seed, products in its precision, so many threads."""
-    with ExitStack() as stack:
-        stack.enter_context(seeded(task.seed, device))
-        stack.enter_context(matmul_precision(task.precision))
-        stack.enter_context(cpu_threads(threads))
+    with seeded(task.seed, device), matmul_precision(task.precision), cpu_threads(threads):
         yield
 
 

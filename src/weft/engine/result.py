@@ -29,7 +29,7 @@ from weft.graph.check import as_ids, as_vector, check_range
 from weft.graph.graph import Graph, check_ids
 from weft.graph.labels import SPLITS
 from weft.runtime.checkpoint import save_atomically
-from weft.runtime.modules.copying import copy_module
+from weft.runtime.modules.build import copy_module
 
 # ---- Predict with a trained model, on the graph it was trained on or another. N nodes, M requested nodes, C classes.
 

@@ -15,7 +15,7 @@ import torch
 
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.graph_stats import GraphStats
-from weft.core.run_options import Placement, RunOptions
+from weft.core.run_options import Placement, RunOptions, refuse_misplaced
 from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
 from weft.core.wording import option, switch
@@ -56,6 +56,7 @@ def run(
     ranks: int = 1,
     placement: Placement = Placement(),  # noqa: B008
     options: RunOptions = RunOptions(),  # noqa: B008
+    **misplaced: Any,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -80,6 +81,7 @@ def run(
     """
     if not isinstance(options, RunOptions):
         raise SpecError(f"options={options!r} must be a weft.RunOptions(...)")
+    refuse_misplaced(misplaced, "weft.run")
     options = options.with_keywords(device=device, budget=budget, ranks=ranks, placement=placement)
     report, limit = None, options.budget
     if isinstance(work, PlanReport):

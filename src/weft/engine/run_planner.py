@@ -23,8 +23,8 @@ from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.choosing import with_divisions, with_modes, with_reason
-from weft.engine.estimator import NONE, Estimator, groups_within_budget
+from weft.engine.choosing import decided_groups, with_modes, with_reason
+from weft.engine.estimator import NONE, Estimator
 from weft.engine.graphs import Graphs
 from weft.engine.home import KERNELS, home, missing_kernels, note_kernels
 from weft.engine.learning import keep, label_of
@@ -100,7 +100,11 @@ class RunPlanner:
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             faults = self._faults(tasks)
             followed = [task for task in tasks if task.label not in faults]
-            plans = self._estimated(followed) if followed else []
+            try:
+                decided = decided_groups(followed, self._estimator, room, self._options) if followed else []
+                plans = [plan for plan, _ in decided]
+            except Exception as error:  # a fault of the planner must not keep a user from training
+                plans = self._by_rule(followed, not_predicted(error))
         for fault in dict.fromkeys(faults.values()):
             plans += self._by_rule([task for task in tasks if faults.get(task.label) == fault], fault)
         for plan in plans:  # an evaluation by layers keeps its activations in the host's memory or on its disk
@@ -124,15 +128,6 @@ class RunPlanner:
                 except Exception as error:  # a module that cannot be followed may raise anything
                     faults[task.label] = not_predicted(error, task.label)
         return faults
-
-    def _estimated(self, tasks: Sequence[Task]) -> list[Plan]:
-        try:
-            groups = groups_within_budget(tasks, self._estimator, self.room, self._options)
-            by_name = {task.label: task for task in tasks}
-            divided = with_divisions(groups, by_name, self._estimator, self.room, self._options)
-            return [plan for plan, _ in divided]
-        except Exception as error:  # a fault of the planner must not keep a user from training
-            return self._by_rule(tasks, not_predicted(error))
 
     def _by_rule(self, tasks: Sequence[Task], reason: str) -> list[Plan]:
         machine, options = self.machine, self._options

@@ -23,7 +23,6 @@ from weft.engine.errors import clear_errors
 from weft.engine.events import EventSource
 from weft.engine.process_state import FreeThreads
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
 
@@ -107,9 +106,7 @@ class Session:
             self._trained = (sum(member.epoch for member in self._running) - before, seconds)
         for member, in_group in zip(self.members, self.group.members, strict=True):
             member.present = in_group.row is not None
-        source = divided_source(self.group)
-        phases = {} if source is None else {key: time.mean for key, time in source.phases().items()}
-        return Progress(self.group.epoch, seconds, prepare_seconds, phases)
+        return Progress(self.group.epoch, seconds, prepare_seconds)
 
     def _train(self, epochs: int) -> tuple[float, float]:
         """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
@@ -187,8 +184,6 @@ class Session:
         if decision.drop:
             self.group.drop([self._index[name] for name in decision.drop])
         self._next = decision.advance
-        for note in decision.notes:
-            self._events.note(f"after epoch {self.group.epoch}: {note}")
         self._emit()
         if decision.pause != self.paused:
             self.paused = decision.pause

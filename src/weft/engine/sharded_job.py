@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
 from weft.batches.sampled import source_for
-from weft.batches.sharded import ShardedSampling, Sharding
+from weft.batches.sharded import Shard, ShardedSampling
 from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Progress
@@ -102,7 +103,7 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
     while not search.finished:
         search.tell(took(search.next()))
     for other in [replace(search.best, way=way) for way in SHARDED_KERNELS if way != search.best.way]:
-        search.also(other, took(other))
+        search.trials[other] = took(other)
     return search
 
 
@@ -230,7 +231,7 @@ class ShardedJob(Job):
     def _source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or parts of sampled batches."""
         if not task.sampled:
-            return Sharding(self._ranks)
+            return partial(Shard, ranks=self._ranks)
         source_for(task)  # refuses what no sampled training can do
         return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
 

@@ -31,35 +31,6 @@ from weft.graph.check import (
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 
-def csr_from_edges(
-    src: Tensor,
-    dst: Tensor,
-    num_nodes: int,
-    weight: Tensor | None = None,
-    relation: Tensor | None = None,
-    *,
-    directed: bool = True,
-    attr: Tensor | None = None,
-) -> tuple[Adjacency, Tensor | None]:
-    """The adjacency of the edges ``src[e] -> dst[e]``, and their relations in its order.
-
-    ``src``, ``dst``, ``weight``, ``relation`` are ``[E]``, ``attr`` is ``[E, ...]``, all already checked.
-    ``directed=False`` joins every pair both ways exactly once: see :func:`undirected`.
-    """
-    if not directed:
-        src, dst, weight, relation, attr = undirected(src, dst, num_nodes, weight, relation, attr)
-    keys = edge_keys(src, dst, num_nodes)
-    del src, dst
-    keys, order = sort_keys(keys, need_order=any(values is not None for values in (weight, relation, attr)))
-    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
-    indptr = row_offsets(keys, num_nodes, num_nodes)
-    indices = keys.remainder_(num_nodes).to(torch.int32)
-    del keys
-    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
-    adj.symmetric = adj.symmetric or is_symmetric(adj)
-    return adj if attr is None else adj.attributed(attr), relation
-
-
 def in_order(values: Tensor | None, order: Tensor | None) -> Tensor | None:
     """Numbers per edge in another order; ``order=None`` keeps them as they are."""
     return values if values is None or order is None else values[order]
@@ -148,9 +119,13 @@ def is_symmetric(adj: Adjacency) -> bool:
 
 
 def adjacency_from_edges(
-    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool, attr: Any = None
+    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool, attr: Any
 ) -> tuple[Adjacency, Tensor | None]:
-    """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order."""
+    """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order.
+
+    ``weight`` and ``relation`` are ``[E]``, ``attr`` is ``[E, ...]``. ``directed=False`` joins every pair both ways
+    exactly once: see :func:`undirected`.
+    """
     src, dst = as_ids(src, "src"), as_ids(dst, "dst")
     if src.numel() != dst.numel():
         raise GraphError(f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge")
@@ -160,9 +135,20 @@ def adjacency_from_edges(
     num_nodes = int(num_nodes)
     check_range(src, num_nodes, "src")
     check_range(dst, num_nodes, "dst")
-    weight, relation = edge_values(weight, relation, src)
-    attr = edge_features(attr, src)
-    return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed, attr=attr)
+    weight, relation, attr = edge_values(weight, relation, attr, src)
+    dst = dst.to(src.device)
+    if not directed:
+        src, dst, weight, relation, attr = undirected(src, dst, num_nodes, weight, relation, attr)
+    keys = edge_keys(src, dst, num_nodes)
+    del src, dst
+    keys, order = sort_keys(keys, need_order=any(values is not None for values in (weight, relation, attr)))
+    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
+    indptr = row_offsets(keys, num_nodes, num_nodes)
+    indices = keys.remainder_(num_nodes).to(torch.int32)
+    del keys
+    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
+    adj.symmetric = adj.symmetric or is_symmetric(adj)
+    return adj if attr is None else adj.attributed(attr), relation
 
 
 def merged_words(src: Any, dst: Any, adj: Adjacency) -> str:
@@ -191,27 +177,14 @@ def adjacency_from_csr(
     check_num_nodes(offsets.numel() - 1)
     check_range(ids, offsets.numel() - 1, "indices")
     check_ascending(offsets, ids)
-    weight, relation = edge_values(weight, relation, ids)
+    weight, relation, attr = edge_values(weight, relation, attr, ids)
     adj = Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), weight=weight)
     adj.symmetric = is_symmetric(adj) if symmetric is None else symmetric
-    attr = edge_features(attr, ids)
     return adj if attr is None else adj.attributed(attr), relation
 
 
-def edge_features(attr: Any, ids: Tensor) -> Tensor | None:
-    """Features of edges ``[E]`` or ``[E, D]`` checked, on the device of the edges."""
-    if attr is None:
-        return None
-    attr = as_floats(as_tensor(attr, "edge_attr"), "edge_attr").to(ids.device)
-    if attr.dim() not in (1, 2):
-        raise GraphError(f"edge_attr has shape {list(attr.shape)}; features of edges are [edges] or [edges, features]")
-    check_rows(attr.shape[0], ids.numel(), "edge_attr", "edge")
-    check_finite(attr, "edge_attr")
-    return attr
-
-
-def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Weights and relations ``[E]`` checked, on the device of the edges."""
+def edge_values(weight: Any, relation: Any, attr: Any, ids: Tensor) -> tuple[Tensor | None, ...]:
+    """Weights and relations ``[E]`` and features ``[E]`` or ``[E, D]`` checked, on the device of the edges."""
     if weight is not None:
         weight = as_floats(as_vector(weight, "edge_weight"), "edge_weight").to(ids.device)
         check_rows(weight.numel(), ids.numel(), "edge_weight", "edge")
@@ -221,7 +194,15 @@ def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None,
         check_rows(relation.numel(), ids.numel(), "relation", "edge")
         check_range(relation, MAX_NODES, "relation", "relation numbers")
         relation = relation.to(torch.int32)
-    return weight, relation
+    if attr is not None:
+        attr = as_floats(as_tensor(attr, "edge_attr"), "edge_attr").to(ids.device)
+        if attr.dim() not in (1, 2):
+            raise GraphError(
+                f"edge_attr has shape {list(attr.shape)}; features of edges are [edges] or [edges, features]"
+            )
+        check_rows(attr.shape[0], ids.numel(), "edge_attr", "edge")
+        check_finite(attr, "edge_attr")
+    return weight, relation, attr
 
 
 MOST_RELATIONS = 1 << 20  # more kinds of edges than that are a column of something else
@@ -244,16 +225,10 @@ def check_relations(relation: Tensor | None, num_relations: int | None) -> int:
     return count if num_relations is None else int(num_relations)
 
 
-def relation_edges(adj: Adjacency) -> tuple[int, ...]:
-    """Edges of every relation."""
+def relation_counts(adj: Adjacency) -> tuple[tuple[int, ...], int]:
+    """Edges of every relation, and pairs of a node and a relation that it has an in-edge of."""
     if adj.relation is None:
-        return ()
-    return tuple(torch.bincount(adj.relation, minlength=adj.num_relations).tolist())
-
-
-def relation_rows(adj: Adjacency) -> int:
-    """Pairs of a node and a relation that it has an in-edge of."""
-    if adj.relation is None:
-        return 0
+        return (), 0
+    edges = tuple(torch.bincount(adj.relation, minlength=adj.num_relations).tolist())
     keys = torch.sort(adj.relation.long() * adj.num_rows + adj.rows()).values
-    return int((keys.diff() != 0).sum()) + 1 if keys.numel() else 0
+    return edges, int((keys.diff() != 0).sum()) + 1 if keys.numel() else 0

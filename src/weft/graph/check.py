@@ -148,12 +148,12 @@ def check_rows(rows: int, expected: int, name: str, per: str) -> None:
         raise GraphError(f"{name} has {rows} rows but the graph has {expected} {per}s; give one row per {per}")
 
 
-def check_rows_for_ids(name: str | None, rows: int | None, **ends: Any) -> None:
+def check_rows_for_ids(name: str, rows: int, **ends: Any) -> None:
     """The array that says how many nodes there are has a row for every node that an edge names."""
-    for end, values in ends.items() if name is not None else ():
+    for end, values in ends.items():
         ids = as_ids(values, end)
         most = int(ids.max()) if ids.numel() else -1
-        if rows is not None and most >= rows:
+        if most >= rows:
             raise GraphError(
                 f"{name} has {rows} rows, but {end}[{int(ids.argmax())}] = {most} names a node beyond them; give one "
                 "row per node"

@@ -20,12 +20,10 @@ from weft.graph.build import (
     adjacency_from_csr,
     adjacency_from_edges,
     check_relations,
-    edge_features,
     edge_values,
     is_symmetric,
     merged_words,
-    relation_edges,
-    relation_rows,
+    relation_counts,
 )
 from weft.graph.check import dtype_name
 from weft.graph.labels import (
@@ -87,20 +85,16 @@ class Graph:
         self._stats: GraphStats | None = None
         self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
-        self._check_shapes()
-        if relation is not None and adj.relation is not relation:
-            self.adj = adj.related(relation, self.num_relations)
-
-    def _check_shapes(self) -> None:
-        adj = self.adj
         validate.check_num_nodes(adj.num_rows)
         if adj.num_cols != adj.num_rows or adj.row_scale is not None or adj.col_scale is not None:
             raise GraphError(f"{adj} is not a plain square adjacency; a graph keeps its edges unscaled")
-        for name in ("x", "y"):
-            if getattr(self, name) is not None:
-                validate.check_rows(getattr(self, name).shape[0], adj.num_rows, name, "node")
-        if self.relation is not None:
-            validate.check_rows(self.relation.numel(), adj.num_edges, "relation", "edge")
+        for part, values in (("x", x), ("y", y)):
+            if values is not None:
+                validate.check_rows(values.shape[0], adj.num_rows, part, "node")
+        if relation is not None:
+            validate.check_rows(relation.numel(), adj.num_edges, "relation", "edge")
+            if adj.relation is not relation:
+                self.adj = adj.related(relation, self.num_relations)
 
     # ---- making one ----------------------------------------------------------------------------------
 
@@ -138,14 +132,14 @@ class Graph:
         the last of them have no edge. ``edge_attr [E, D]`` are features of the edges, for modules whose ``forward``
         has a parameter of that name; merged edges have the mean of theirs.
         """
-        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
-        if num_nodes is None:
-            counted = next((key for key in ("x", "y") if fields[key] is not None), None)
-            num_nodes = None if counted is None else fields[counted].shape[0]
-            validate.check_rows_for_ids(counted, num_nodes, src=src, dst=dst)
+        x, y = as_features(x), as_labels(y)
+        if num_nodes is None and (x is not None or y is not None):
+            name_of, rows = ("y", y) if x is None else ("x", x)
+            num_nodes = rows.shape[0]
+            validate.check_rows_for_ids(name_of, num_nodes, src=src, dst=dst)
         adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed, edge_attr)
-        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
-        graph = cls._assemble(adj, fields, relation, name, **counts)
+        counts = {"num_classes": num_classes, "num_relations": num_relations}
+        graph = cls._checked(adj, x, y, relation, name, **counts).with_splits(train, val, test)
         merged = "" if directed or relation is not None else merged_words(src, dst, adj)
         return graph.noted(merged) if merged else graph
 
@@ -174,25 +168,19 @@ class Graph:
         equals its transpose (weights included), which takes a sort; say it if you know.
         """
         adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric, edge_attr)
-        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
-        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
-        return cls._assemble(adj, fields, relation, name, **counts)
+        counts = {"num_classes": num_classes, "num_relations": num_relations}
+        graph = cls._checked(adj, as_features(x), as_labels(y), relation, name, **counts)
+        return graph.with_splits(train, val, test)
 
     @classmethod
-    def _assemble(
-        cls,
-        adj: Adjacency,
-        fields: dict[str, Any],
-        relation: Tensor | None,
-        name: str,
-        num_classes: int | None,
-        num_relations: int,
+    def _checked(
+        cls, adj: Adjacency, x: Any, y: Any, relation: Any, name: str, num_classes: Any, num_relations: Any
     ) -> Graph:
-        """A graph of checked edges, checked features and labels, and splits still as the user gave them."""
-        x, y = (value if value is None else value.to(adj.device) for value in (fields["x"], fields["y"]))
+        """A graph of checked edges, features and labels, whose numbers of classes and relations are checked here."""
+        x, y = (value if value is None else value.to(adj.device) for value in (x, y))
         check_num_classes(y, num_classes)
-        graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes, num_relations=num_relations)
-        return graph.with_splits(fields["train"], fields["val"], fields["test"])
+        count = check_relations(relation, num_relations)
+        return cls(adj, x, y, relation=relation, name=name, num_classes=num_classes, num_relations=count)
 
     @classmethod
     def from_scipy(cls, matrix: Any, weighted: bool | None = None, **fields: Any) -> Graph:
@@ -321,6 +309,7 @@ class Graph:
         """The summary a plan needs, computed once."""
         if self._stats is None:
             degrees, attr = self.adj.degrees(), self.edge_attr
+            relation_edges, relation_rows = relation_counts(self.adj)
             self._stats = GraphStats(
                 name=self.name,
                 num_nodes=self.num_nodes,
@@ -334,8 +323,8 @@ class Graph:
                 symmetric=self.adj.symmetric,
                 weighted=self.adj.weight is not None,
                 num_relations=self.num_relations,
-                relation_edges=relation_edges(self.adj),
-                relation_rows=relation_rows(self.adj),
+                relation_edges=relation_edges,
+                relation_rows=relation_rows,
                 max_degree=int(degrees.max()),
                 degree_histogram=degree_histogram(degrees),
                 num_train=self.train.numel(),
@@ -464,8 +453,7 @@ class Graph:
         validate.check_offsets(adj.indptr, adj.num_edges)
         validate.check_range(adj.indices, adj.num_rows, "indices")
         validate.check_ascending(adj.indptr, adj.indices)
-        edge_values(adj.weight, self.relation, adj.indices)
-        edge_features(adj.edge_attr, adj.indices)
+        edge_values(adj.weight, self.relation, adj.edge_attr, adj.indices)
         check_relations(self.relation, self.num_relations or None)
         if adj.symmetric and not is_symmetric(adj):
             raise GraphError(f"graph {self.name!r} says it is symmetric but differs from its transpose; rebuild it")

@@ -17,10 +17,8 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +27,7 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
+from weft.core.plain_data import PlainData
 from weft.graph.check import dtype_name
 from weft.graph.graph import Graph
 from weft.graph.labels import SPLITS, Split
@@ -49,20 +48,11 @@ NUMPY_TYPES = {
 
 
 @dataclass(frozen=True)
-class ArraySpec:
+class ArraySpec(PlainData):
     """Type and shape of a stored tensor, as the description of the graph keeps them."""
 
     dtype: str
     shape: tuple[int, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "shape": list(self.shape)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ArraySpec:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["dtype"], tuple(data["shape"]))
 
     @property
     def numpy(self) -> np.dtype:
@@ -123,20 +113,17 @@ def map_array(path: Path, spec: ArraySpec) -> Tensor:
         )
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-    values = np.frombuffer(_map_private(path), dtype=spec.numpy, offset=start)
+    with path.open("rb") as file:  # copy-on-write, so that torch may call it writable
+        options: dict[str, int] = {"access": mmap.ACCESS_COPY}
+        if sys.platform == "linux":
+            # Linux counts a private writable mapping against free memory and refuses one larger than that,
+            # unless a flag says that no page of it needs a reserve. The constant has its name from Python 3.13 on.
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+            options = {"flags": flags, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+        mapped = mmap.mmap(file.fileno(), 0, **options)
+    values = np.frombuffer(mapped, dtype=spec.numpy, offset=start)
     tensor = torch.from_numpy(values).view(spec.shape)
     return tensor.view(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
-
-
-def _map_private(path: Path) -> mmap.mmap:
-    """The file mapped copy-on-write, so that torch may call it writable."""
-    with path.open("rb") as file:
-        if sys.platform != "linux":
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        # Linux counts a private writable mapping against free memory and refuses one larger than that,
-        # unless a flag says that no page of it needs a reserve. The constant has its name from Python 3.13 on.
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-        return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 VERSION = 1

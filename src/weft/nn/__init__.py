@@ -43,30 +43,17 @@ __all__ = [
     "to_pyg",
 ]
 
-_PLACES = {
-    "BatchNorm": "weft.nn.epilogue",
-    "Dropout": "weft.nn.epilogue",
-    "Epilogue": "weft.nn.epilogue",
-    "GAT": "weft.nn.models",
-    "GATConv": "weft.nn.gat",
-    "GATv2": "weft.nn.models",
-    "GATv2Conv": "weft.nn.gat",
-    "GCN": "weft.nn.models",
-    "GCNConv": "weft.nn.gcn",
-    "GIN": "weft.nn.models",
-    "GINConv": "weft.nn.gin",
-    "GNN": "weft.nn.models",
-    "LayerNorm": "weft.nn.epilogue",
-    "ModelTraits": "weft.core.models",
-    "RGCN": "weft.nn.models",
-    "RGCNConv": "weft.nn.rgcn",
-    "SAGE": "weft.nn.models",
-    "SAGEConv": "weft.nn.sage",
-    "assign_sites": "weft.nn.epilogue",
-    "build": "weft.nn.models",
-    "from_pyg": "weft.nn.pyg.convert",
-    "register_model": "weft.nn.models",
-    "reset_parameters": "weft.nn.initial",
-    "to_pyg": "weft.nn.pyg.convert",
+_MODULES = {
+    "weft.core.models": ("ModelTraits",),
+    "weft.nn.epilogue": ("BatchNorm", "Dropout", "Epilogue", "LayerNorm", "assign_sites"),
+    "weft.nn.gat": ("GATConv", "GATv2Conv"),
+    "weft.nn.gcn": ("GCNConv",),
+    "weft.nn.gin": ("GINConv",),
+    "weft.nn.initial": ("reset_parameters",),
+    "weft.nn.models": ("GAT", "GCN", "GIN", "GNN", "RGCN", "SAGE", "GATv2", "build", "register_model"),
+    "weft.nn.pyg.convert": ("from_pyg", "to_pyg"),
+    "weft.nn.rgcn": ("RGCNConv",),
+    "weft.nn.sage": ("SAGEConv",),
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -92,11 +92,6 @@ class AttentionConv(Conv):
         self.head_features = out_features // heads if concat else out_features
         self.dropout = Dropout(dropout)
 
-    @property
-    def parts(self) -> int:
-        """How many heads stand side by side in the result."""
-        return self.heads if self.concat else 1
-
     def split(self, x: Tensor) -> Tensor:
         """``[..., N, H D]`` to ``[..., N, H, D]``."""
         return x.unflatten(-1, (self.heads, self.head_features))
@@ -104,7 +99,7 @@ class AttentionConv(Conv):
     def finish(self, x: Tensor, ending: Ending) -> Tensor:
         """``[..., N, H, D]`` to ``[..., N, out_features]``: join the heads, then apply ``ending``."""
         if self.concat or self.heads == 1:
-            return ending.apply(x.flatten(-2), parts=self.parts)
+            return ending.apply(x.flatten(-2), parts=self.heads if self.concat else 1)
         if ending.epilogue is not None:
             return ending.apply(ops.mean_heads(x))
         return replace(ending, bias=None).apply(ops.mean_heads(x, ending.bias))

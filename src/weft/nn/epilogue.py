@@ -186,10 +186,13 @@ class BatchNorm(Parametrised):
         return self._train(x, weight, bias, b, then) if self.training else self._evaluate(x, weight, bias, b, then)
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        # Subtracting the mean cancels b, so adding it would be two useless passes over [N, F]. It still shifts
+        # the running mean, and has a gradient: zero.
+        bias = bias if b is None else torch.add(bias, b, alpha=0.0)
         if self.reduce.ranks > 1:
             # Statistics over the rows of all ranks.
             rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
-            x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
+            x = x.to(weight.dtype)
             mean = self.reduce.sum(x.sum(-2)) / rows
             var = self.reduce.sum((x - mean).square().sum(-2)) / rows
             keep, take = 1.0 - self.momentum, self.momentum
@@ -202,28 +205,21 @@ class BatchNorm(Parametrised):
             return self._train_in_one(x, weight, bias, b, then)
         if self.stacked:  # the separate epilogue has a CPU kernel, the fused norm has none
             return then(self._train_in_one(x, weight, bias, b, NOTHING))
-        if b is None:
-            return then(self._normalise(x, self.running_mean, weight, bias))
-        # Subtracting the mean cancels b, so adding it would be two useless passes over [N, F]. It still shifts
-        # the running mean, and has a gradient: zero.
-        without_b = self.running_mean - b.detach()
-        out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
-        self.running_mean.copy_(without_b + b.detach())
+        mean = self.running_mean if b is None else self.running_mean - b.detach()
+        out = F.batch_norm(x, mean, self.running_var, weight, bias, True, self.momentum, self.eps)
+        if b is not None:
+            self.running_mean.copy_(mean + b.detach())
         return then(out)
 
     def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         from weft.ops.dense.batch_norm import batch_norm_act_dropout  # models without norms do without
 
-        bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
         out, mean, var = batch_norm_act_dropout(x, weight, bias, self.eps, *then)
         rows = x.shape[-2]
         keep, take = 1.0 - self.momentum, self.momentum
         self.running_mean.mul_(keep).add_(mean if b is None else mean + b.detach(), alpha=take)
         self.running_var.mul_(keep).add_(var, alpha=take * rows / max(rows - 1, 1))
         return out
-
-    def _normalise(self, x: Tensor, mean: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.batch_norm(x, mean, self.running_var, weight, bias, True, self.momentum, self.eps)
 
     def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         centre = self.running_mean if b is None else self.running_mean - b

@@ -308,24 +308,29 @@ def register_model(traits: ModelTraits, model: type[GNN]) -> Iterator[None]:
     """
     if not (isinstance(model, type) and issubclass(model, GNN)):
         raise SpecError(f"register_model: {model!r} must be a subclass of weft.nn.GNN")
-    missing = [name for name in traits.settings if name not in _options_of(model)]
+    missing = [name for name in traits.settings if name not in options_of(model)]
     if missing:
         raise SpecError(
             f"register_model: the row of {traits.name!r} lists {', '.join(missing)} among its settings, "
-            f"but {model.__name__} takes {', '.join(_options_of(model))}"
+            f"but {model.__name__} takes {', '.join(options_of(model))}"
         )
     with with_traits(traits, model):
         yield
 
 
+def known_models() -> dict[str, type[GNN]]:
+    """The class of every name: built in, and registered in this thread."""
+    return {**CLASSES, **registered_classes()}
+
+
 def is_named_model(model: nn.Module) -> bool:
     """Whether ``model`` is one of the named models, whose insides Weft knows; a subclass of theirs is not."""
-    return type(model) in (*CLASSES.values(), *registered_classes().values())
+    return type(model) in known_models().values()
 
 
 def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN:
     """The model ``name`` from ``in_features`` to ``out_features``; ``hidden`` is 64 unless given."""
-    classes = {**CLASSES, **registered_classes()}
+    classes = known_models()
     if name not in classes:
         raise SpecError(f"model={name!r} must be one of {', '.join(classes)}{hint(name, classes)}")
     check_options(name, options)
@@ -335,19 +340,15 @@ def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """A :class:`SpecError` for the first of ``options`` that the model ``name`` does not take."""
-    takes = options_of(name)
+    takes = options_of(known_models()[name])
     for option in options:
         if option not in takes:
             advice = hint(option, takes) or f"; it takes {', '.join(takes)}"
             raise SpecError(f"model {name!r} has no option {option!r}{advice}")
 
 
-def options_of(name: str) -> tuple[str, ...]:
-    """The options that :func:`build` takes for the model ``name``."""
-    return _options_of({**CLASSES, **registered_classes()}[name])
-
-
-def _options_of(model: type[GNN]) -> tuple[str, ...]:
+def options_of(model: type[GNN]) -> tuple[str, ...]:
+    """The options that :func:`build` takes for ``model``."""
     hidden_from_users = {"self", "in_features", "out_features", "conv", "common"}
     names: dict[str, None] = {}
     for ancestor in model.__mro__:

@@ -48,7 +48,9 @@ class SAGEConv(Conv):
         """
         if first is not None:
             return ending.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1))
-        first_aggregates = self._aggregates_first(x)
+        first_aggregates = self.aggregator == "max"  # the maximum does not commute with a linear map
+        if not first_aggregates and isinstance(x, Tensor):
+            first_aggregates = aggregates_first(self.in_features, self.out_features, self.constant_input)
         if not isinstance(x, Tensor):
             itself = transform_own(x, self.weight_self, adj)
             if first_aggregates:
@@ -71,11 +73,6 @@ class SAGEConv(Conv):
         Side by side they need one product; separately, two and their sum.
         """
         return torch.cat([self._reduce(x, adj), own_rows(x, adj)], -1)
-
-    def _aggregates_first(self, x: Features) -> bool:
-        if self.aggregator == "max":
-            return True  # the maximum does not commute with a linear map
-        return isinstance(x, Tensor) and aggregates_first(self.in_features, self.out_features, self.constant_input)
 
     def _reduce(self, x: Tensor, adj: Adjacency) -> Tensor:
         return ops.spmm(without_weights(adj), x, reduce=self.aggregator)

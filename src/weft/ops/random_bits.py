@@ -6,8 +6,8 @@ the site (three rounds of SplitMix64); each element then passes twice through a 
 first round, its upper half in the second. The element of a mask is its row below and its column above, so that a kernel
 makes the first round once for a whole row.
 
-The same arithmetic is implemented three times: here in torch, in ``triton_bits.py`` and in ``numba_bits.py``.
-Tests check that the three give equal bits.
+The same arithmetic is implemented three times: here in torch, in ``random_bits_triton.py`` and in
+``cpu/random_bits.py``. Tests check that the three give equal bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The counter-based bits of ``torch_bits.py`` in Triton."""
+"""The counter-based bits of ``random_bits.py`` in Triton."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def mix_key(clock, site):
     seed = tl.load(clock).to(tl.uint64, bitcast=True)
     step = tl.load(clock + 1).to(tl.uint64, bitcast=True)
     return splitmix(splitmix(splitmix(seed) + step) + site)
+
+
+@triton.jit
+def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.constexpr):
+    """``(key, rate)`` of a task; zeros without dropout."""
+    key = tl.full([], 0, tl.uint64)
+    fraction = tl.full([], 0.0, tl.float32)
+    if DROP:
+        key = mix_key(clock + task * stride_clock, site)
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    return key, fraction
 
 
 @triton.jit

@@ -94,11 +94,6 @@ class KernelEstimate:
     blocks_per_multiprocessor: float
     resident_blocks: int  # that fit on a multiprocessor at once
 
-    @property
-    def fits(self) -> bool:
-        """Whether a block fits on a multiprocessor at all."""
-        return self.resident_blocks > 0
-
 
 def estimate(config: KernelConfig, shape: KernelShape, device: Multiprocessors | None = None) -> KernelEstimate:
     """The model's numbers for ``config``."""
@@ -114,14 +109,15 @@ def estimate(config: KernelConfig, shape: KernelShape, device: Multiprocessors |
 def is_sensible(config: KernelConfig, shape: KernelShape, device: Multiprocessors | None = None) -> bool:
     """Whether a block fits, and there are enough of them for every multiprocessor to have one."""
     model = estimate(config, shape, device)
-    return model.fits and (model.blocks_per_multiprocessor >= 1.0 or config == KernelConfig())
+    return model.resident_blocks > 0 and (model.blocks_per_multiprocessor >= 1.0 or config == KernelConfig())
 
 
 @dataclass
 class CrossIterationSearch:
     """The search of the paper: :meth:`next` gives the configuration to train with, :meth:`tell` how long it took.
 
-    ``allowed`` rules out configurations without trying them. ``trials`` has every one that was tried, in order.
+    ``allowed`` rules out configurations without trying them. ``trials`` has every one that was tried, in order,
+    those included that the caller adds because the search does not come by them.
     """
 
     allowed: Callable[[KernelConfig], bool] = lambda config: True
@@ -151,10 +147,6 @@ class CrossIterationSearch:
             return
         self.trials[self._next] = seconds
         self._next = next(self._moves, None) if len(self.trials) < MOST_TRIALS else None
-
-    def also(self, config: KernelConfig, seconds: float) -> None:
-        """Another configuration took ``seconds``: one that the search does not come by."""
-        self.trials[config] = seconds
 
     def _search(self) -> Iterator[KernelConfig]:
         start = KernelConfig()

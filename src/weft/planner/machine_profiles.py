@@ -13,28 +13,21 @@ replaces all of that by what a machine really does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from weft.core.errors import SpecError
-from weft.core.machine import Device, Host, Link, Machine, Rates
+from weft.core.machine import Device, Host, Link, Machine
 from weft.core.wording import did_you_mean
 
 GB = 10**9
 MIB = 2**20
 
-# What a probe found on an H200, to three digits; probes differ by some percent
-# (benchmarks/results/estimates.json has another one whole).
-H200_L2_GATHER: Rates = ((64, 6.62e12), (256, 8.17e12), (1024, 8.53e12))
-H200_GATHER: Rates = ((64, 2.41e12), (256, 4.05e12), (1024, 4.08e12))
-H200_SHEET_BANDWIDTH, H200_COPY = 4.8e12, 4.19e12
 H200_PROBE = "measured: `weft probe` on an H200 on 2026-11-15, torch 2.11, CUDA 13.0"
-H200_SMS_GHZ = 132 * 1.98
+H200_SHEET_BANDWIDTH, H200_SMS_GHZ = 4.8e12, 132 * 1.98
 
 # Of the peak, tall products reach 0.73 (fp32), 0.44 (tf32) and 0.63 (bf16) on the H200; no data sheet says.
 DATA_SHEET_MATMUL_SHARE = 0.5
-
-LAUNCH_SECONDS, REPLAY_SECONDS = 9.74e-6, 3.52e-6
-OP_SECONDS, CUSTOM_OP_SECONDS = 1.27e-5, 2.13e-4
 LAUNCHES = "as measured on the H200 and its host; `weft probe` measures it"
 
 CONTEXT = "about 0.5 GB: CUDA >= 11.7 loads kernels lazily (PyTorch issues 109888, 107667: 0.3 to 0.4 GB, plus ours)"
@@ -75,15 +68,13 @@ def assumed_host(cores: int, memory: int, source: str) -> Host:
     times = cores / _CPU_HOST.cores
     scaled = "assumed: the rates per core of the `cpu` profile; `weft probe` measures it"
     copied = "assumed: as of the `cpu` profile; `weft probe` measures it"
-    return Host(
+    return replace(
+        _CPU_HOST,
         memory_bytes=memory,
-        l2_bytes=_CPU_HOST.l2_bytes,
         copy_bandwidth=_CPU_HOST.copy_bandwidth * times,
         gather=tuple((width, rate * times) for width, rate in _CPU_HOST.gather),
         l2_gather=tuple((width, rate * times) for width, rate in _CPU_HOST.l2_gather),
         flops={precision: rate * times for precision, rate in _CPU_HOST.flops.items()},
-        op_seconds=_CPU_HOST.op_seconds,
-        custom_op_seconds=_CPU_HOST.custom_op_seconds,
         cores=cores,
         one_thread=min(_CPU_HOST.one_thread / times, 1.0),
         sources={
@@ -98,11 +89,38 @@ _DISK = Link("disk", "disk", "host", 3 * GB, 1e-4, ASSUMED_DISK)
 _HOST = assumed_host(16, 128 * 2**30, "the host of the H200 that was probed; others may have more or less")
 
 
+# What a probe found on an H200, to three digits; probes differ by some percent
+# (benchmarks/results/estimates.json has another one whole).
+_H200_GPU = Device(
+    name="h200",
+    memory_bytes=150_109_880_320,
+    context_bytes=784_334_848,
+    workspace_bytes=32 * MIB,
+    l2_bytes=60 * MIB,
+    copy_bandwidth=4.19e12,
+    gather=((64, 2.41e12), (256, 4.05e12), (1024, 4.08e12)),
+    l2_gather=((64, 6.62e12), (256, 8.17e12), (1024, 8.53e12)),
+    flops={"fp32": 48.7e12, "tf32": 219e12, "bf16": 622e12},
+    launch_seconds=9.74e-6,
+    replay_seconds=3.52e-6,
+    op_seconds=1.27e-5,
+    custom_op_seconds=2.13e-4,
+    sms=132,
+    sources={
+        **dict.fromkeys(("memory_bytes", "l2_bytes", "context_bytes", "sms"), H200_PROBE),
+        **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather", "flops"), H200_PROBE),
+        **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), H200_PROBE),
+        "workspace_bytes": WORKSPACE,
+        "matmul_share": "1: the rates of products are measured",
+    },
+)
+
+
 def bus(to_device: float, to_host: float, source: str) -> tuple[Link, ...]:
     """Both directions between the host and its first GPU, and the disk."""
     return (
-        Link("pcie", "host", "gpu:0", to_device, LAUNCH_SECONDS, source + BUS_LATENCY),
-        Link("pcie", "gpu:0", "host", to_host, LAUNCH_SECONDS, source + BUS_LATENCY),
+        Link("pcie", "host", "gpu:0", to_device, _H200_GPU.launch_seconds, source + BUS_LATENCY),
+        Link("pcie", "gpu:0", "host", to_host, _H200_GPU.launch_seconds, source + BUS_LATENCY),
         _DISK,
     )
 
@@ -123,27 +141,22 @@ def data_sheet(
 ) -> Machine:
     """A GPU by its data sheet, in ``host``; ``flops`` are the dense peaks of fp32, tf32, bf16."""
     by_memory, by_clock = bandwidth / H200_SHEET_BANDWIDTH, sms * ghz / H200_SMS_GHZ
-    sheet = dict.fromkeys(("memory_bytes", "l2_bytes", "sms", "flops"), source)
-    scaled = dict.fromkeys(("copy_bandwidth", "gather", "l2_gather"), SCALED)
-    gpu = Device(
+    gpu = replace(
+        _H200_GPU,
         name=name,
         memory_bytes=int(memory),
         context_bytes=500 * 10**6,
         workspace_bytes=int(workspace),
         l2_bytes=l2,
-        copy_bandwidth=H200_COPY * by_memory,
-        gather=tuple((width, rate * by_memory) for width, rate in H200_GATHER),
-        l2_gather=tuple((width, rate * by_clock) for width, rate in H200_L2_GATHER),
+        copy_bandwidth=_H200_GPU.copy_bandwidth * by_memory,
+        gather=tuple((width, rate * by_memory) for width, rate in _H200_GPU.gather),
+        l2_gather=tuple((width, rate * by_clock) for width, rate in _H200_GPU.l2_gather),
         flops=dict(zip(("fp32", "tf32", "bf16"), flops, strict=True)),
         matmul_share=DATA_SHEET_MATMUL_SHARE,
-        launch_seconds=LAUNCH_SECONDS,
-        replay_seconds=REPLAY_SECONDS,
-        op_seconds=OP_SECONDS,
-        custom_op_seconds=CUSTOM_OP_SECONDS,
         sms=sms,
         sources={
-            **sheet,
-            **scaled,
+            **dict.fromkeys(("memory_bytes", "l2_bytes", "sms", "flops"), source),
+            **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather"), SCALED),
             "context_bytes": CONTEXT,
             "workspace_bytes": WORKSPACE,
             "matmul_share": "about as on the H200; `weft probe` measures it",
@@ -153,29 +166,6 @@ def data_sheet(
     return Machine(name, host, (gpu,), bus(pcie, pcie, BUS))
 
 
-_H200_GPU = Device(
-    name="h200",
-    memory_bytes=150_109_880_320,
-    context_bytes=784_334_848,
-    workspace_bytes=32 * MIB,
-    l2_bytes=60 * MIB,
-    copy_bandwidth=H200_COPY,
-    gather=H200_GATHER,
-    l2_gather=H200_L2_GATHER,
-    flops={"fp32": 48.7e12, "tf32": 219e12, "bf16": 622e12},
-    launch_seconds=LAUNCH_SECONDS,
-    replay_seconds=REPLAY_SECONDS,
-    op_seconds=OP_SECONDS,
-    custom_op_seconds=CUSTOM_OP_SECONDS,
-    sms=132,
-    sources={
-        **dict.fromkeys(("memory_bytes", "l2_bytes", "context_bytes", "sms"), H200_PROBE),
-        **dict.fromkeys(("copy_bandwidth", "gather", "l2_gather", "flops"), H200_PROBE),
-        **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), H200_PROBE),
-        "workspace_bytes": WORKSPACE,
-        "matmul_share": "1: the rates of products are measured",
-    },
-)
 _H200 = Machine("h200", _HOST, (_H200_GPU,), bus(55.2 * GB, 55.1 * GB, H200_PROBE))
 _CPU = Machine("cpu", _CPU_HOST, (), (_DISK,))
 

@@ -32,10 +32,6 @@ class Partition:
         total = sum(self.edges)
         return 0.0 if not total else max(self.edges) * self.ranks / total - 1.0
 
-    def nodes(self, rank: int) -> range:
-        """The nodes of ``rank``."""
-        return range(self.bounds[rank], self.bounds[rank + 1])
-
 
 def split_by_edges(indptr: Sequence[int], ranks: int) -> Partition:
     """Cut nodes into ``ranks`` ranges of about equally many in-edges, given row offsets ``indptr [N+1]``.
@@ -49,15 +45,10 @@ def split_by_edges(indptr: Sequence[int], ranks: int) -> Partition:
     total = int(indptr[nodes])
     bounds = [0]
     for rank in range(1, ranks):
-        bounds.append(_nearest(indptr, total * rank // ranks, bounds[-1], nodes))
+        target = total * rank // ranks
+        node = bisect_left(indptr, target, bounds[-1], nodes)
+        nearer = node > bounds[-1] and target - int(indptr[node - 1]) < int(indptr[node]) - target
+        bounds.append(node - 1 if nearer else node)
     bounds.append(nodes)
     edges = [int(indptr[last]) - int(indptr[first]) for first, last in itertools.pairwise(bounds)]
     return Partition(tuple(bounds), tuple(edges))
-
-
-def _nearest(indptr: Sequence[int], target: int, low: int, high: int) -> int:
-    """The node in ``low..high`` at which as close to ``target`` edges as possible lie to the left."""
-    right = bisect_left(indptr, target, low, high)
-    if right > low and target - int(indptr[right - 1]) < int(indptr[right]) - target:
-        return right - 1
-    return right

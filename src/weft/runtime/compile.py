@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.observer import HOST_READS, written_places
 from weft.core.errors import InputError
-from weft.runtime.device.process import generator_states, restore_generators
+from weft.runtime.device.process import same_draws
+from weft.runtime.step.preflight import apart
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import restored
 
@@ -188,7 +188,6 @@ class ForbidHostReads(TorchFunctionMode):
 OPTIONS = {"triton.cudagraphs": False, "triton.mix_order_reduction": False}
 NEAR = {"fp32": 5e-3, "tf32": 2e-2, "bf16": 1e-1}  # relative to the largest: sums are added up in another order
 READS_BACK = "get value out of a tracing tensor"  # torch's words
-LEAST, TINY = 1e-3, 1e-30
 
 Function = Callable[[Tensor], Any]
 
@@ -204,9 +203,9 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
                 raise InputError(
                     "its batches differ from step to step, and a compiled step has its tensors in fixed places"
                 )
-            if stack.members.hidden_state is not None:
-                raise InputError(stack.members.hidden_state)
-            if stack.members.writes:
+            if stack.members.findings.hidden_state is not None:
+                raise InputError(stack.members.findings.hidden_state)
+            if stack.members.findings.writes:
                 raise InputError("it changes its own weights")
             if not stack.members.plain_output:
                 raise InputError("it returns more than logits")
@@ -250,14 +249,14 @@ def _compiled(stack: Stack, function: Function) -> Function:
     with _restored(stack):
         result = compiled(flat)
     if isinstance(expected, Tensor):
-        apart = [_apart(mine, true, true) for mine, true in zip(result, expected, strict=True)]
+        differences = [apart(mine, true) for mine, true in zip(result, expected, strict=True)]
     else:  # per member and parameter
         (losses, grads), (true_losses, true_grads) = result, expected
-        apart, layout = [_apart(losses, true_losses, true_losses)], stack.members.layout
+        differences, layout = [apart(losses, true_losses)], stack.members.layout
         for mine, true in zip(grads, true_grads, strict=True):
             parts = zip(layout.views(mine), layout.views(true), strict=True)
-            apart += [_apart(part, true_part, true) for part, true_part in parts]
-    worst = float(torch.stack(apart).max())
+            differences += [apart(part, true_part, true) for part, true_part in parts]
+    worst = max(differences)
     if not worst <= NEAR[stack.tasks[0].precision]:
         raise InputError(f"compiled, it gives other numbers (by {worst:.1e} of the largest)")
     return compiled
@@ -283,27 +282,8 @@ def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
     return function
 
 
-def _apart(mine: Tensor, true: Tensor, whole: Tensor) -> Tensor:
-    """The largest difference, relative to the largest of ``true``, or to a thousandth of the ``whole`` it is part of.
-
-    It is infinite unless the same numbers are finite.
-    """
-    finite = true.isfinite()
-    largest = torch.maximum(_largest(true), LEAST * _largest(whole)).clamp(min=TINY)
-    difference = _largest((mine - true).where(finite, 0.0)) / largest
-    return difference.where((mine.isfinite() == finite).all(), inf)
-
-
-def _largest(values: Tensor) -> Tensor:
-    return values.where(values.isfinite(), 0.0).abs().max().float() if values.numel() else values.new_zeros(()).float()
-
-
 @contextmanager
 def _restored(stack: Stack) -> Iterator[None]:
     """Restore the state of ``stack`` and torch's generators at the end."""
-    before = generator_states(stack.device)
-    try:
-        with restored(stack.state.tensors().values()):
-            yield
-    finally:
-        restore_generators(before, stack.device)
+    with same_draws(stack.device), restored(stack.state.tensors().values()):
+        yield

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.batches.dry_sources import DrySampled, dry_source_for
+from weft.capture.costs import program_of
 from weft.capture.meta_graph import META, meta_graph
 from weft.capture.meta_shapes import gpu_rules
 from weft.capture.observer import Observer
-from weft.capture.program_builder import program_of
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import on_device, within_device
@@ -35,37 +35,8 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.device.cuda_graph import SIDE_STREAMS, Steps
 from weft.runtime.device.process import matmul_precision, same_draws
-from weft.runtime.group import GroupRun, StepMerger
-from weft.runtime.modules.build import build_model
-from weft.runtime.modules.global_state import GlobalsSnapshot
-
-# ---- Keep a dry run from changing what is outside of users' modules: global tables, attributes of classes, caches.
-#
-# Its tensors have no data, or are of a small graph: the run that follows must not find them.
-
-
-@contextmanager
-def outside_unchanged(tasks: Sequence[Task], graph: Graph | GraphStats) -> Iterator[None]:
-    """Afterwards, what is outside of the users' modules of ``tasks`` is as before; inside, no result is cached."""
-    own = {str(one.model) if isinstance(one.model, str) else id(one.model): one for one in tasks if one.traits is None}
-    with ExitStack() as stack:
-        for model in filter(None, [_built(task, graph) for task in own.values()]):
-            outside = GlobalsSnapshot(model)
-            stack.callback(outside.restore)
-            stack.enter_context(outside.fresh_caches())
-        yield
-
-
-def _built(task: Task, graph: Graph | GraphStats) -> nn.Module | None:
-    """The module of a task; None if it cannot be built, which the dry run says in better words."""
-    if isinstance(task.model, nn.Module):
-        return task.model
-    try:
-        model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
-        return model.to("meta")  # its classes matter, and its weights may be large
-    except WeftError:
-        return None
-
+from weft.runtime.group import GroupRun
+from weft.runtime.modules.state import GlobalsSnapshot
 
 CPU = torch.device("cpu")
 
@@ -88,31 +59,15 @@ class Captured:
         return [self.run.num_parameters(index) for index in range(len(self.run.members))]
 
 
-def capture(
-    task: Task | Sequence[Task],
-    graph: Graph | GraphStats,
-    device: str = "cuda",
-    *,
-    tasks: int = 1,
-    plan: Plan | None = None,
-    merger: StepMerger | None = None,
-) -> Captured:
-    """Dry-run one epoch on ``graph``, or on a graph of which only the summary is known.
+def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger: Any = None) -> Captured:
+    """Dry-run one epoch of ``group`` on ``graph``, or on a graph of which only the summary is known.
 
-    ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
-    the kind of machine it is for; ``plan`` says more (which tasks stack, whether it is a CUDA graph); ``merger``
-    merges the steps of several stacks if the plan says so.
+    ``plan`` says for which kind of machine, which tasks stack, and whether it is a CUDA graph; ``merger`` merges the
+    steps of several stacks if the plan says so.
     """
-    group = [task] * tasks if isinstance(task, Task) else list(task)
-    with same_draws(CPU), outside_unchanged(group, graph):  # a user's module may draw, and keep tensors without data
-        return _capture(group, graph, plan or default_plan(group, device), merger)
-
-
-def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
+    placement = within_device(plan.places, plan.device)
     try:
-        return _follow(
-            group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
-        )
+        return _follow(group, lambda: meta_graph(graph, placement), plan, META, merger)
     except Exception as error:
         if (isinstance(error, WeftError) and error.__cause__ is None) or not any(map(_runs_users_code, group)):
             raise
@@ -138,34 +93,28 @@ def _runs_users_code(task: Task) -> bool:
     return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
 
 
-def default_plan(group: Sequence[Task], device: str) -> Plan:
-    """One stack of all, captured on a GPU, with the first aggregation computed once if it is constant."""
-    once = not any(task.input_dropout for task in group)
-    return Plan(
-        members=tuple(task.label for task in group),
-        join="stacked" if len(group) > 1 else "solo",
-        device=device,
-        replay=device == "cuda",
-        first_layer="once" if once else "per_step",
-    )
-
-
 def _follow(
-    group: Sequence[Task],
-    make_graph: Callable[[], Graph],
-    plan: Plan,
-    where: torch.device,
-    merger: StepMerger | None = None,
+    group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, merger: Any = None
 ) -> Captured:
     gpu = plan.device == "cuda"
     if any(map(_runs_users_code, group)):
         # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
-    with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        source = dry_source_for(group[0], plan)
-        run = _shared(GroupRun(group, make_graph(), plan, where, merger, source), observer)
-        saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
+    precision, draws = matmul_precision(group[0].precision), same_draws(CPU)  # a user's module may draw
+    with ExitStack() as outside, draws, precision, meta_means_gpu(gpu), gpu_rules(gpu), observer:
+        run = GroupRun(group, make_graph(), plan, where, merger, dry_source_for(group[0], plan))
+        for members in (built.members for built in run.stacks if built.members.is_users):
+            # What is outside of users' modules is as before afterwards: the run must not find tensors without data.
+            variables = GlobalsSnapshot(members.model)
+            outside.callback(variables.restore)
+            outside.enter_context(variables.fresh_caches())
+        run.merge()
+        if run.plan.join == "concurrent" and gpu:
+            run.run_steps = dry_run_concurrent(observer)
+        if run.merged is not None:
+            merger.observe(run.merged, observer, streams=gpu)
+        saved = [t.clone() for built in run.stacks for t in built.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built on first use
         resident, first = observer.alive(), len(observer.calls)
@@ -181,15 +130,6 @@ def _follow(
     program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
     preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
     return Captured(program, preparation, run)
-
-
-def _shared(run: GroupRun, observer: Observer) -> GroupRun:
-    """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.merge()
-    if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.run_steps = dry_run_concurrent(observer)
-    run.observe_merged(observer)
-    return run
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
@@ -208,7 +148,7 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     """The kinds of the storages that a run keeps."""
     graph = run.graph
     named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
-    held = (graph.x, *run.held_inputs())
+    held = (graph.x, *run.inputs.held())
     named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
     for stack in run.stacks:
         named += stack.source.held() if isinstance(stack.source, DrySampled) else []

@@ -132,7 +132,7 @@ class OverlappedSteps:
         if slot.train is None:
             # Kernels of training go before those of fetching, which wait for PCIe most of the time.
             # What is fetched eagerly is elsewhere every time, so it is also trained on eagerly.
-            step = partial(self._train_fetched, slot)
+            step = partial(lambda slot: self._step(slot.batch.built(slot.fetched)), slot)
             slot.train = Replay(step, self._changed, record=False, stream=streams_of(self._device).urgent)
             if slot.fetch is not None and slot.fetch.recorded:
                 alike = [self._slots.get((slot.batch.shape, buffer)) for buffer in range(BUFFERS)]
@@ -141,9 +141,6 @@ class OverlappedSteps:
             self._notes += [NOT_CAPTURED.format("the step runs", reason) for reason in self._trainings.reasons]
         slot.train()
         self._trained[slot.buffer].record(stream)
-
-    def _train_fetched(self, slot: BatchSlot) -> None:
-        self._step(slot.batch.built(slot.fetched))
 
 
 class SteppedEpoch:

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,40 +36,19 @@ from weft.runtime.device.process import OwnGenerator, generator_states, restore_
 from weft.runtime.epoch import NOT_CAPTURED, SteppedEpoch, slower_than_alone
 from weft.runtime.modules.convert import BuiltStack
 from weft.runtime.modules.state import TEXT, ModuleState, restore_state, with_tensors
-from weft.runtime.step.copies import model_of
 from weft.runtime.step.evaluation import evaluates_at
+from weft.runtime.step.forward import Layout
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, MemberSlot
-from weft.runtime.step.parameters import Layout
-from weft.runtime.step.schedules import RATE
 from weft.runtime.step.stack import Stack
-from weft.runtime.step.state import buffer_called, is_flat
+from weft.runtime.step.state import RATE, buffer_called, is_flat
 
 BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
 
 
-class MergedStep(Protocol):
-    """One epoch of several stacks as one merged step."""
-
-    stacks: tuple[Stack, ...]
-
-    def __call__(self, evaluated: bool = True) -> None:
-        """Train one epoch and record the outcome; without an evaluation, only its training losses."""
-
-
-class StepMerger(Protocol):
-    """Merges the steps of stacks; the engine supplies one for plans that need it (``weft.weave``)."""
-
-    def merge(self, stacks: Sequence[Stack]) -> Any:
-        """The merged step; raises InputError if the stacks cannot be merged."""
-
-    def observe(self, step: Any, observer: Any, streams: bool) -> None:
-        """Report the merged step to a dry run."""
-
-
 @dataclass
-class Member:
+class GroupMember:
     """One task of a group: its index among the tasks, its stack, and its row there (None: dropped)."""
 
     index: int
@@ -114,8 +93,7 @@ class Member:
         Raises :class:`SpecError` if the checkpoint does not have it, or in another shape.
         """
         shape, padding, buffer = self.stack.state.tensors()[name].shape[1:], self.slot.padding, buffer_called(name)
-        tensor = saved.get(f"{self.index}.{name}")
-        true = shape
+        tensor, true = saved.get(f"{self.index}.{name}"), shape
         if name == "history":
             true = torch.Size((self.task.epochs, *shape[1:]))
         elif padding is not None and is_flat(name):
@@ -129,7 +107,7 @@ class Member:
             )
         if name == "history" and tensor.shape != shape:
             longer = tensor.new_full(shape, torch.nan)  # nothing was measured in the rows that it lacks
-            longer[: min(shape[0], tensor.shape[0])] = tensor[: shape[0]]
+            longer[: self.task.epochs] = tensor
             return longer
         if padding is None or tensor.shape == shape:
             return self.stack.members.layout.laid_out(tensor) if is_flat(name) else tensor
@@ -146,6 +124,8 @@ class GroupRun:
     next one. ``make_source`` makes the source of batches: the whole graph by default. ``measure``: users' modules
     whose stack turns out slower than each alone train side by side as well. ``former``: the stacks of the run that is
     resumed, which are built again as they were; ``built``: those of this one, for its checkpoints and results.
+    ``merger`` merges the steps of stacks if the plan says so: a :class:`weft.weave.step.Weaver`, which the engine
+    supplies.
     """
 
     def __init__(
@@ -154,7 +134,7 @@ class GroupRun:
         graph: Graph,
         plan: Plan,
         device: torch.device,
-        merger: StepMerger | None = None,
+        merger: Any = None,
         make_source: MakeSource = FullGraph,
         measure: bool = False,
         former: Sequence[BuiltStack] = (),
@@ -163,8 +143,31 @@ class GroupRun:
         self.epochs = max(task.epochs for task in tasks)
         self.epoch = self.step_in_epoch = 0
         self._notes: list[str] = []
-        self._build(graph, make_source, measure, former)
-        self.merged: MergedStep | None = None  # the merged step of several stacks, once it is prepared
+        splits = {task.split or 0 for task in self.tasks}
+        graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
+        placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
+        self.graph = place_graph(graph, placement, device)
+        if plan.row_order == "clustered" and device.type == "cuda":
+            self.graph = clustered(self.graph, self._notes)
+        features = within_device(placement, plan.device if device.type == "meta" else device.type).features
+        self.inputs = Inputs(self.graph, make_source, device, features)
+        self.inputs.group_size = len(self.tasks)
+        self._own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
+        if former:
+            stacks = self._build_again(former)
+        else:
+            stacks = [made for rows in plan.stack_members for made in self._build_stacks(list(rows), measure)]
+        self.stacks = [stack for stack, _ in stacks]
+        self.built = tuple(
+            BuiltStack(tuple(rows), stack.members.converted, stack.members.findings.unsaved) for stack, rows in stacks
+        )
+        members = [
+            GroupMember(index, self.tasks[index], stack, row, stack.members.slots[row])
+            for stack, rows in stacks
+            for row, index in enumerate(rows)
+        ]
+        self.members = sorted(members, key=lambda member: member.index)
+        self.merged: Any = None  # the merged step of several stacks, once it is prepared
         at_once = plan.join == "concurrent" and device.type == "cuda"
         self.run_steps: Callable[[Steps], None] | None = ConcurrentSteps(device) if at_once else None
         self._has_run: set[bool] = set()  # kinds of epochs, with and without evaluation, that have run before
@@ -175,41 +178,13 @@ class GroupRun:
 
     # ---- building ------------------------------------------------------------------------------------
 
-    def _build(self, graph: Graph, make_source: MakeSource, measure: bool, former: Sequence[BuiltStack]) -> None:
-        """Put the graph on its device with its rows in order, and build the stacks and members."""
-        plan, device = self.plan, self.device
-        splits = {task.split or 0 for task in self.tasks}
-        graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
-        placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
-        self.graph = place_graph(graph, placement, device)
-        if plan.row_order == "clustered" and device.type == "cuda":
-            self.graph = clustered(self.graph, self._notes)
-        features = within_device(placement, plan.device if device.type == "meta" else device.type).features
-        self._inputs = Inputs(self.graph, make_source, device, features)
-        self._inputs.group_size = len(self.tasks)
-        self._own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
-        if former:
-            stacks = self._build_again(former)
-        else:
-            stacks = [made for rows in plan.stack_members for made in self._build_stacks(list(rows), measure)]
-        self.stacks = [stack for stack, _ in stacks]
-        self.built = tuple(
-            BuiltStack(tuple(rows), stack.members.converted, stack.members.unsaved) for stack, rows in stacks
-        )
-        members = [
-            Member(index, self.tasks[index], stack, row, stack.members.slots[row])
-            for stack, rows in stacks
-            for row, index in enumerate(rows)
-        ]
-        self.members = sorted(members, key=lambda member: member.index)
-
     def _build_again(self, former: Sequence[BuiltStack]) -> list[tuple[Stack, list[int]]]:
         """The stacks of a former run: what was decided there is not decided anew, which might give other numbers."""
         planned, stacks = len(self.plan.stack_members), []
         if len(former) != planned:
             self._notes.append(f"{len(self.tasks)} tasks train as {len(former)} stacks, not {planned}, as before")
         for built in former:
-            self._inputs.converted, self._inputs.agree = built.converted, True
+            self.inputs.converted, self.inputs.agree = built.converted, True
             try:
                 stacks.append((self._build_stack(list(built.members)), list(built.members)))
             except CannotStack as error:
@@ -219,7 +194,7 @@ class GroupRun:
                     f"they were trained with, or choose another {option('out')} to start afresh"
                 ) from None
             finally:
-                self._inputs.converted, self._inputs.agree = None, False
+                self.inputs.converted, self.inputs.agree = None, False
         return stacks
 
     def _build_stacks(self, rows: list[int], measure: bool) -> list[tuple[Stack, list[int]]]:
@@ -234,13 +209,13 @@ class GroupRun:
             if slower is None:
                 return [(stack, rows)]
             reason = slower
-            self._inputs.converted = stack.members.converted  # tried once: each trains as in the stack
+            self.inputs.converted = stack.members.converted  # tried once: each trains as in the stack
             del stack
         self._notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
         try:
             return [(self._build_stack([row]), [row]) for row in rows]
         finally:
-            self._inputs.converted = None
+            self.inputs.converted = None
 
     def _build_stack(self, rows: list[int]) -> Stack:
         tasks = [self.tasks[row] for row in rows]
@@ -248,11 +223,11 @@ class GroupRun:
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         draws = tasks[0].traits is None or tasks[0].has_own("objective") or tasks[0].has_own("metric")
         if len(rows) > 1 or len(self.tasks) == 1 or not draws or self.device.type != "cpu":
-            return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+            return Stack(tasks, self.inputs, first_once=once, length=self.epochs)
         generator = OwnGenerator(tasks[0].seed)  # a user's module or function may draw from torch's generator
         with generator:
-            stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
-        generator.with_python = stack.members.hidden_state is not None or stack.members.branches
+            stack = Stack(tasks, self.inputs, first_once=once, length=self.epochs)
+        generator.with_python = stack.members.findings.hidden_state is not None or stack.members.findings.branches
         self._own_random[id(stack)] = generator
         return stack
 
@@ -295,11 +270,6 @@ class GroupRun:
         except Exception as reason:
             what = str(reason) if isinstance(reason, InputError) else f"{type(reason).__name__}: {reason}"
             self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {what.splitlines()[0]}")
-
-    def observe_merged(self, observer: Any) -> None:
-        """Report the merged step, if there is one, to a dry run."""
-        if self.merged is not None and self._merger is not None:
-            self._merger.observe(self.merged, observer, streams=self.plan.device == "cuda")
 
     def _compile(self) -> None:
         """Compile the steps of stacks with Inductor if the plan says so; if that fails, a note says why."""
@@ -387,9 +357,9 @@ class GroupRun:
             return False
         for stack in self.stacks:
             reason, model = stack.eager, stack.tasks[0].model_name
-            if stack.members.hidden_state is not None:
-                reason = f"model {model}: {stack.members.hidden_state}, and a CUDA graph would repeat one call"
-            elif stack.members.branches and not stack.source.constant:  # what it keeps then is followed
+            if stack.members.findings.hidden_state is not None:
+                reason = f"model {model}: {stack.members.findings.hidden_state}, and a CUDA graph would repeat one call"
+            elif stack.members.findings.branches and not stack.source.constant:  # what it keeps then is followed
                 reason = f"model {model} reads numbers into Python, and may do something else in a later step"
             if reason is not None:
                 self._notes.append(f"the step runs eagerly: {reason}")
@@ -439,15 +409,6 @@ class GroupRun:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return True
 
-    def train_epoch(self) -> None:
-        """One epoch without an evaluation, as it is captured: for benchmarks."""
-        if False not in self._run_epoch:
-            self.merge()
-            self._compile()
-            self._record(False)
-        self.epoch += 1
-        self._run_epoch[False]()
-
     def one_step(self, source: Source) -> Callable[[Batch], None]:
         """A function that trains the stacks of ``source`` on one of its batches: for profiles."""
         if not self.started:
@@ -464,7 +425,7 @@ class GroupRun:
     # ---- describing ----------------------------------------------------------------------------------
 
     @property
-    def present(self) -> list[Member]:
+    def present(self) -> list[GroupMember]:
         """The members that have not been dropped."""
         return [member for member in self.members if member.row is not None]
 
@@ -483,10 +444,6 @@ class GroupRun:
     def notes(self) -> list[str]:
         """Remarks for the user so far, each once."""
         return list(dict.fromkeys(self._notes + [note for stack in self.stacks for note in stack.members.notes]))
-
-    def held_inputs(self) -> tuple[Any, ...]:
-        """Features and first aggregations that are kept for all steps."""
-        return self._inputs.held()
 
     def reads(self) -> dict[str, float]:
         """What caches of sampled training had of what was read, so far; empty without any."""
@@ -557,7 +514,9 @@ class GroupRun:
             changed.append(stack)
             for member in present:
                 if member.index in leaving:
-                    member.dropped, member.row = stack.state.row(member.row), None
+                    row, tensors = member.row, stack.state.tensors()
+                    member.dropped = {name: tensor[row].detach().cpu().clone() for name, tensor in tensors.items()}
+                    member.row = None
             if not staying:
                 self.stacks.remove(stack)
                 continue
@@ -629,22 +588,16 @@ class GroupRun:
         member = self.members[index]
         if member.stack.best_copy is not None:
             return member.stack.best_copy
-        flat, buffers = member.best()
-        model = model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
+        model = member.stack.members.model_of(member.slot, *member.best())
         if member.stack.best_state is not None:
             restore_state(model, member.stack.best_state)
         return model
-
-    def best_tensors(self, index: int) -> dict[str, Tensor]:
-        """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""
-        member = self.members[index]
-        return member.stack.members.named(member.slot, *member.best())
 
     def current_model(self, index: int) -> nn.Module:
         """A copy of the model of a member with the weights of its last step, in evaluation mode."""
         member = self.members[index]
         buffers = {name: member.tensor(f"buffer.{name}") for name in member.stack.state.buffers}
-        return model_of(member.stack.members, member.slot, member.tensor("flat"), buffers, member.stack.state)
+        return member.stack.members.model_of(member.slot, member.tensor("flat"), buffers)
 
     def best_kept(self, index: int) -> dict[str, Tensor]:
         """The state of a user's module besides its ``state_dict`` when its best weights were evaluated, for a file."""
@@ -652,18 +605,19 @@ class GroupRun:
         members = member.stack.members
         if not members.is_users:
             return {}
-        names = members.left_out_buffers()
+        parts = members.model.named_modules()
+        names = {f"{n}.{key}" if n else key for n, part in parts for key in part._non_persistent_buffers_set}
         left_out = {name: value for name, value in member.best()[1].items() if name in names}
         state = member.stack.best_state or ModuleState()
-        state = replace(with_tensors(state, left_out), unsaved=members.unsaved, evaluates=members.evaluates)
+        unsaved, evaluates = members.findings.unsaved, members.findings.evaluates
+        state = replace(with_tensors(state, left_out), unsaved=unsaved, evaluates=evaluates)
         return state.to_tensors() if state.trees or state.unsaved else {}
 
     def made_dense(self, index: int) -> bool:
         """Whether a member's model receives the graph's sparse features as a dense tensor."""
         stack = self.members[index].stack
-        if not isinstance(stack.graph.x, SparseFeatures) or self.tasks[index].traits is not None:
-            return False
-        return not isinstance(stack.source.example().x, SparseFeatures)
+        sparse_users = isinstance(stack.graph.x, SparseFeatures) and stack.members.is_users
+        return sparse_users and not isinstance(stack.source.example().x, SparseFeatures)
 
     def weight_digests(self) -> tuple[str, ...]:
         """A digest per stack of the names and shapes of its parameters, padded members at the widest size.

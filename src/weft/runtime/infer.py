@@ -10,7 +10,7 @@ Shapes: N nodes, M requested nodes, F features, C classes, Z stored values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-from weft.runtime.device.process import DTYPES, matmul_precision, same_draws, seeded
+from weft.runtime.device.process import DTYPES, matmul_precision, seeded
 from weft.runtime.step.inputs import bind, cast_features, edge_arguments, layers_of, row_normalised, takes_edges
 from weft.runtime.step.losses import first_tensor
 
@@ -96,7 +96,6 @@ def infer_logits(
         layerwise = 4 * graph.num_nodes * row + 8 * graph.num_edges > WHOLE_BYTES
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(same_draws(device) if task.traits is None else nullcontext())
         stack.enter_context(seeded(task.seed, device))
         stack.enter_context(matmul_precision(task.precision))
         stack.enter_context(_as_evaluated(model, dtype))

@@ -45,11 +45,6 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
     return refused
 
 
-def lacks_bytes(needed: int, free: int, device: str) -> str:
-    """Why a task waits for memory."""
-    return f"needs {show_bytes(needed)}, and {device} has {show_bytes(max(free, 0))} free"
-
-
 def waits_for(tasks: Sequence[str]) -> str:
     """Why a task waits for those that it depends on."""
     more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""

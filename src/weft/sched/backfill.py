@@ -23,15 +23,6 @@ from weft.sched.task_queue import LaneKey, SortedTasks, TaskQueue, lane_key, lan
 Rank = tuple[float, float, float, float, float]
 
 
-@dataclass
-class _Head:
-    """The next task of a lane that has not been considered."""
-
-    task: QueuedTask
-    rest: Iterator[str]
-    level: float
-
-
 class CandidateOrder:
     """Ready tasks one by one, best first; tasks taken meanwhile are skipped.
 
@@ -44,36 +35,29 @@ class CandidateOrder:
         self._queue, self._now, self._age_seconds = queue, machine.now, age_seconds
         self._used = {share.user: share.device_seconds for share in machine.users}
         self._last = {share.user: share.last_start for share in machine.users}
-        self._taken: set[str] = set()
-        self._heap: list[tuple[Rank, LaneKey, _Head]] = []
-        self._begin(queue.lanes)
+        self.taken: set[str] = set()
+        self._heap: list[tuple[Rank, LaneKey, QueuedTask, Iterator[str]]] = []  # the next task per lane, and the rest
+        self.begin(queue.lanes)
 
     def __iter__(self) -> Iterator[QueuedTask]:
         while self._heap:
-            rank, key, head = heapq.heappop(self._heap)
-            current = self._rank(head)
+            rank, key, task, rest = heapq.heappop(self._heap)
+            current = self._rank(task, -rank[0])
             if current > rank:  # a task of this user was started meanwhile
-                heapq.heappush(self._heap, (current, key, head))
+                heapq.heappush(self._heap, (current, key, task, rest))
                 continue
-            self._push(key, head.rest)
-            if head.task.id not in self._taken:
-                yield head.task
-
-    def begin_with_inference(self) -> None:
-        """Start over with the inference tasks alone, from the first of them that is not taken."""
-        self._heap.clear()
-        self._begin(self._queue.inference_lanes)
+            self._push(key, rest)
+            if task.id not in self.taken:
+                yield task
 
     def take(self, task: QueuedTask) -> None:
         """Skip ``task`` from now on; its user has had its device-seconds."""
-        self._taken.add(task.id)
+        self.taken.add(task.id)
         self._used[task.user] = self._used.get(task.user, 0.0) + task.work
 
-    def is_taken(self, task: str) -> bool:
-        """Whether ``task`` was taken."""
-        return task in self._taken
-
-    def _begin(self, lanes: Mapping[LaneKey, SortedTasks]) -> None:
+    def begin(self, lanes: Mapping[LaneKey, SortedTasks]) -> None:
+        """Start over with the tasks of ``lanes``, from the first of them that is not taken."""
+        self._heap.clear()
         for key, lane in lanes.items():
             self._push(key, iter(lane))
 
@@ -84,13 +68,12 @@ class CandidateOrder:
         task = self._queue[name]
         last = self._last.get(task.user, {}).get(lane_name(key), task.arrival)
         waited = max(self._now - max(last, task.arrival), 0.0)
-        head = _Head(task, lane, task.priority + waited // self._age_seconds)
-        heapq.heappush(self._heap, (self._rank(head), key, head))
+        rank = self._rank(task, task.priority + waited // self._age_seconds)
+        heapq.heappush(self._heap, (rank, key, task, lane))
 
-    def _rank(self, head: _Head) -> Rank:
-        task = head.task
+    def _rank(self, task: QueuedTask, level: float) -> Rank:
         due, virtual_arrival = lane_order(task)
-        return (-head.level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
+        return (-level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
 
 
 # ---- The task that must start now for the queue to end early, though shorter ones wait
@@ -144,10 +127,10 @@ def _next_of_chain(
     if len(chain) < 2 or workers < 1:
         return None
     smallest = needed_bytes(chain[-1].bytes, safety)
-    if any(each.bytes + smallest > room for each in plan.occupants):
+    if any(each.group.bytes + smallest > room for each in plan.occupants):
         return None  # one of them, or as large, runs
     seconds, work = sum(task.seconds for task in chain), sum(task.work for task in chain)
-    running = [(max(o.ends - plan.now, 0.0), min(o.load.demand, 1.0)) for each in plans for o in each.occupants]
+    running = [(max(o.ends - plan.now, 0.0), min(o.group.load.demand, 1.0)) for each in plans for o in each.occupants]
     other_seconds = queue.ready_seconds - seconds + sum(ends for ends, _ in running)
     other_work = queue.ready_work - work + sum(ends * demand for ends, demand in running)
     if other_seconds / workers > CHAIN_MARGIN * seconds or other_work / len(plans) > CHAIN_MARGIN * (seconds - work):
@@ -235,7 +218,7 @@ class _Pass:
                 self._consider_in_turn(*critical)
                 critical = None
             if not self._any_worker(task) and not self.queue.inference:
-                if task.id in self.refuse or self.order.is_taken(task.id):
+                if task.id in self.refuse or task.id in self.order.taken:
                     continue
                 self._evict_for(task, self._alone(task).footprint(self.now))
                 return NO_WORKER
@@ -250,7 +233,7 @@ class _Pass:
             return REST
         # Inference behind all that waits: its workers do not stand idle for trainings that cannot start.
         most = len(self.wait) + self.policy.depth
-        self.order.begin_with_inference()
+        self.order.begin(self.queue.inference_lanes)
         for task in self.order:
             if len(self.wait) >= most or not self._any_worker(task):
                 break
@@ -274,7 +257,7 @@ class _Pass:
 
     def _is_open(self, task: QueuedTask) -> bool:
         """Whether a task was not considered yet."""
-        return task.id not in self.wait and not self.order.is_taken(task.id)
+        return task.id not in self.wait and task.id not in self.order.taken
 
     def _any_worker(self, task: QueuedTask) -> bool:
         return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
@@ -316,7 +299,7 @@ class _Pass:
         """Start a group, after adding the queued tasks that can be fused with its first member, shortest first."""
         first, policy = draft.members[0], self.policy
         for name in self.queue.by_join[first.join_key] if first.joinable else ():
-            if name == first.id or name in self.refuse or self.order.is_taken(name):
+            if name == first.id or name in self.refuse or name in self.order.taken:
                 continue
             task = self.queue[name]
             if len(draft.members) >= policy.max_members or task.kind != first.kind:

@@ -1,70 +1,114 @@
-"""Baselines: one task after another with cold starts or (like PipeSwitch) warm ones, and plain MPS."""
+"""Policies to compare with: CoGNN's three, one task after another (also like PipeSwitch), and plain MPS.
+
+CoGNN packs the next task group in some order, and starts it when the last one is done. :class:`Base` takes tasks first
+in, first out, :class:`LMCF` the lowest memory consumption first, :class:`BMC` (its Algorithm 1) small and large tasks
+in turn, for groups of balanced memory consumption.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.cognn import Pending, next_group
 from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, RunningGroup
+from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
-def start_one_each(
-    queue: TaskQueue,
-    running: Sequence[RunningGroup],
-    machine: MachineState,
-    order: Iterable[str],
-    safety: float,
-    warm: bool,
-) -> QueueDecision:
-    """Start the next task of ``order`` on each device that is idle and large enough.
-
-    A device has at least one worker that is not kept for inference, so one task of either kind can always run.
-    """
-    refuse = refusals(queue, machine, safety)
-    pending = Pending(queue[name] for name in order if name not in refuse)
-    busy = {group.device for group in running}
-    starts = []
-    for device in machine.devices:
-        if device.name not in busy:
-            for task in next_group(pending, replace(device, workers=1, inference_workers=0), safety, strict=False):
-                needed, why = needed_bytes(task.bytes, safety), "is next, and has the device to itself"
-                starts.append(GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why, warm))
-    return QueueDecision(tuple(starts), refuse=refuse, rest="waits for the tasks before it; one task runs at a time")
-
-
 @dataclass(frozen=True)
-class Sequential:
-    """First in, first out, one task per device; every start is cold."""
+class Base:
+    """Tasks in order of arrival, as many per group as memory and workers allow; one group after another.
+
+    ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
+    ``one_at_a_time``: one task per device, of either kind; a device has at least one worker that is not kept for
+    inference.
+    """
 
     safety: float = SAFETY_THRESHOLD
+    strict: ClassVar[bool] = False
+    one_at_a_time: ClassVar[bool] = False
+
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """The ready tasks in the order in which they start."""
+        return queue.by_arrival
 
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the oldest task when nothing runs."""
+        """Start the next task group on each device on which nothing runs: the longest run of tasks that it takes."""
         queue = TaskQueue.of(tasks, running)
-        return start_one_each(queue, running, machine, queue.by_arrival, self.safety, warm=False)
+        refuse = refusals(queue, machine, self.safety)
+        pending = (queue[name] for name in self.order(queue, machine) if name not in refuse)
+        task, busy = next(pending, None), {group.device for group in running}
+        starts: list[GroupStart] = []
+        for device in (device for device in machine.devices if device.name not in busy):
+            group, taken = list[QueuedTask](), 0
+            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, training_workers(device))
+            while task is not None and len(group) < workers:
+                taken += needed_bytes(task.bytes, self.safety)
+                trainings -= task.kind == "training"
+                full = self.strict and bool(group) and taken >= device.task_bytes
+                if taken > device.task_bytes or trainings < 0 or full:
+                    break
+                group.append(task)
+                task = next(pending, None)
+            why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
+            why = "is next, and has the device to itself" if self.one_at_a_time else why
+            for each in group:
+                needed = needed_bytes(each.bytes, self.safety)
+                starts.append(GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why))
+        waits = len(busy) == len(machine.devices)
+        rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
+        rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
+        return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
 
 
-@dataclass(frozen=True)
-class PipeSwitchLike:
+class BMC(Base):
+    """Tasks from both ends of the queue in ascending order of memory, packed into groups.
+
+    Algorithm 1 pops the ``i``-th task from the left (smallest) if ``i`` is even and from the right (largest) if odd,
+    where ``i`` counts over all groups. The number of tasks started so far is that ``i``, so the groups of successive
+    calls are those of one run of the algorithm.
+    """
+
+    strict = True
+
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterator[str]:
+        """The tasks alternately from the left and the right end."""
+        left, right = 0, len(queue.by_bytes) - 1
+        for number in range(machine.started, machine.started + len(queue.by_bytes)):
+            yield queue.by_bytes[right if number % 2 == 1 else left]
+            left, right = left + (number % 2 == 0), right - (number % 2 == 1)
+
+
+class LMCF(Base):
+    """Tasks in ascending order of predicted memory, packed into groups that run one after another.
+
+    Memory stands in for time: larger graphs take more of both, so small tasks do not wait for large ones.
+    """
+
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """The smallest task first."""
+        return queue.by_bytes
+
+
+class Sequential(Base):
+    """First in, first out, one task per device."""
+
+    one_at_a_time = True
+
+
+class PipeSwitchLike(Sequential):
     """Temporal sharing: inference tasks first, then first in, first out, one task per device.
 
-    A standby worker receives the next model while the active one computes, so every start is warm. Unlike PipeSwitch
-    it does not interrupt a running training for an inference task.
+    Unlike PipeSwitch it does not interrupt a running training for an inference task.
     """
 
-    safety: float = SAFETY_THRESHOLD
-
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """Start the next task when nothing runs."""
-        queue = TaskQueue.of(tasks, running)
+    def order(self, queue: TaskQueue, machine: MachineState) -> Iterable[str]:
+        """Inference tasks, then the others."""
         urgent = dict.fromkeys(queue.inference)
-        order = chain(urgent, (name for name in queue.by_arrival if name not in urgent))
-        return start_one_each(queue, running, machine, order, self.safety, warm=True)
+        return chain(urgent, (name for name in queue.by_arrival if name not in urgent))
 
 
 @dataclass(frozen=True)
@@ -97,5 +141,5 @@ class MPSNoAdmission:
                 free.remove(chosen)
                 trainings[chosen] -= not inference
                 why = "a worker is free; memory is not checked"
-                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why, warm=False))
+                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why))
         return QueueDecision(tuple(starts), rest="waits for a free worker")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.sched.admission import lacks_bytes, needed_bytes
+from weft.core.units import show_bytes
+from weft.sched.admission import needed_bytes
 from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
 
@@ -26,33 +27,9 @@ class TrainingSpan:
     ends: float
     load: DeviceLoad
 
-    @classmethod
-    def of(cls, started: float, seconds: float, start_seconds: float, demand: float, turn: float = 0.0) -> TrainingSpan:
-        """Of a group that is started at ``started`` and takes ``seconds``, with a mean ``demand`` over all of them."""
-        training = seconds - start_seconds
-        load = demand * seconds / training if training > 0 else demand
-        return cls(started + start_seconds, started + seconds, DeviceLoad(load, turn))
-
     def expected_end(self, now: float) -> float:
         """When it ends, given that it still runs ``now``."""
         return max(self.ends, now + LATE_SHARE * (now - self.ends))
-
-
-def earliest_start(group: TrainingSpan, running: Sequence[TrainingSpan], now: float, model: Interference) -> float:
-    """Earliest time at which starting ``group`` no longer slows the running ones; ``now`` if it need not wait."""
-    overlaps = []  # of groups that would train at the same time
-    for other in running:
-        seconds = min(group.ends, other.expected_end(now)) - max(group.begins, other.begins)
-        if seconds > 0:
-            overlaps.append((other, seconds))
-    loads, start_seconds = [other.load for other, _ in overlaps], group.begins - now
-    if model.throughput([*loads, group.load]) >= MIN_GAIN * model.throughput(loads):
-        return now
-    if sum(seconds for _, seconds in overlaps) <= TOLERATED_OVERLAP * start_seconds:
-        return now
-    wait = min(other.expected_end(now) for other, _ in overlaps) - start_seconds - now
-    delay = (group.ends - group.begins) * group.load.demand * len(running)
-    return now if SHORT_FACTOR * delay < wait or wait < MOMENT else now + wait
 
 
 @dataclass(frozen=True)
@@ -78,20 +55,21 @@ class Footprint:
         """How it uses the device."""
         return DeviceLoad(max(self.summed_demand, self.demand), self.turn_seconds)
 
-    def span(self, now: float) -> TrainingSpan:
-        """When it would train, started ``now``."""
-        return TrainingSpan.of(now, self.seconds, self.start_seconds, self.demand, self.turn_seconds)
+    def span(self, started: float) -> TrainingSpan:
+        """When it trains, started at ``started``; its mean demand falls into that time."""
+        training = self.seconds - self.start_seconds
+        load = self.demand * self.seconds / training if training > 0 else self.demand
+        return TrainingSpan(started + self.start_seconds, started + self.seconds, DeviceLoad(load, self.turn_seconds))
 
 
 @dataclass
-class _Occupant:
-    bytes: int
-    load: DeviceLoad
+class Occupant:
+    """A group on a device: when it was started and is predicted to end; ``id`` of one that runs already."""
+
+    group: Footprint
+    started: float
     ends: float
-    inference: bool
-    slowdown_limit: float | None
-    span: TrainingSpan
-    id: str = ""  # of a running group
+    id: str = ""
 
 
 @dataclass
@@ -104,7 +82,7 @@ class DevicePlan:
     device: DeviceState
     now: float
     model: Interference
-    occupants: list[_Occupant] = field(default_factory=list)
+    occupants: list[Occupant] = field(default_factory=list)
     free: int = 0
     reserved_from: float | None = None
     reserved_spare: int = 0
@@ -113,37 +91,36 @@ class DevicePlan:
     @classmethod
     def of(cls, device: DeviceState, running: Sequence[RunningGroup], now: float, model: Interference) -> DevicePlan:
         """The plan before anything new starts."""
-        occupants = [
-            _Occupant(
-                bytes=g.bytes,
-                load=DeviceLoad(g.utilisation, g.turn_seconds),
-                ends=g.ends,
-                inference=g.kind == "inference",
-                slowdown_limit=g.slowdown_limit,
-                span=TrainingSpan.of(g.started, g.ends - g.started, g.start_seconds, g.utilisation, g.turn_seconds),
-                id=g.id,
+        occupants = []
+        for each in (each for each in running if each.device == device.name):
+            group = Footprint(
+                bytes=each.bytes,
+                seconds=each.ends - each.started,
+                demand=each.utilisation,
+                inference=each.kind == "inference",
+                slowdown_limit=each.slowdown_limit,
+                start_seconds=each.start_seconds,
+                turn_seconds=each.turn_seconds,
             )
-            for g in running
-            if g.device == device.name
-        ]
-        return cls(device, now, model, occupants, device.task_bytes - sum(each.bytes for each in occupants))
+            occupants.append(Occupant(group, each.started, each.ends, each.id))
+        return cls(device, now, model, occupants, device.task_bytes - sum(each.group.bytes for each in occupants))
 
     @property
     def demand(self) -> float:
         """The demand of all groups on the device."""
-        return sum(each.load.demand for each in self.occupants)
+        return sum(each.group.load.demand for each in self.occupants)
 
     @property
     def busy_seconds(self) -> float:
         """Until the last of its groups is predicted to end."""
         return max((each.ends - self.now for each in self.occupants), default=0.0)
 
-    def has_worker(self, inference: bool, occupants: Sequence[_Occupant] | None = None) -> bool:
+    def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None) -> bool:
         """Whether a worker is free for a group of that kind, next to ``occupants`` (by default those of now)."""
         occupants = self.occupants if occupants is None else occupants
         if len(occupants) >= self.device.workers:
             return False
-        return inference or sum(not each.inference for each in occupants) < training_workers(self.device)
+        return inference or sum(not each.group.inference for each in occupants) < training_workers(self.device)
 
     def refuses(self, group: Footprint) -> str:
         """Why ``group`` cannot start here now; empty if it can."""
@@ -151,15 +128,15 @@ class DevicePlan:
         if not self.has_worker(group.inference):
             return f"waits for a free worker of {name}"
         if group.bytes > self.free:
-            return lacks_bytes(group.bytes, self.free, name)
+            return f"needs {show_bytes(group.bytes)}, and {name} has {show_bytes(max(self.free, 0))} free"
         delays = self.reserved_from is not None and self.end_of(group) > self.reserved_from
         if delays and group.bytes > self.reserved_spare:
             return f"would delay a task that waits for memory of {name}"
-        if any(each.slowdown_limit is not None for each in self.occupants):
-            loads = [each.load for each in self.occupants]
+        if any(each.group.slowdown_limit is not None for each in self.occupants):
+            loads = [each.group.load for each in self.occupants]
             before, after = self.model.slowdowns(loads), self.model.slowdowns([*loads, group.load])
             for each, now, then in zip(self.occupants, before, after, strict=False):
-                if each.slowdown_limit is not None and then > max(each.slowdown_limit, now):
+                if each.group.slowdown_limit is not None and then > max(each.group.slowdown_limit, now):
                     return f"would make an inference task on {name} miss its latency target"
         if self.promised is not None:
             promised, plan = self.promised
@@ -174,14 +151,28 @@ class DevicePlan:
         return not self.refuses(group) and self.earliest_start(group) <= self.now
 
     def earliest_start(self, group: Footprint) -> float:
-        """Earliest time at which starting ``group`` no longer slows the running ones."""
+        """Earliest time at which starting ``group`` no longer slows the running ones; now if it need not wait."""
         if not self.occupants or group.inference:
             return self.now
-        return earliest_start(group.span(self.now), [each.span for each in self.occupants], self.now, self.model)
+        span, now, model = group.span(self.now), self.now, self.model
+        overlaps = []  # of groups that would train at the same time
+        for other in (each.group.span(each.started) for each in self.occupants):
+            seconds = min(span.ends, other.expected_end(now)) - max(span.begins, other.begins)
+            if seconds > 0:
+                overlaps.append((other, seconds))
+        loads = [other.load for other, _ in overlaps]
+        if model.throughput([*loads, span.load]) >= MIN_GAIN * model.throughput(loads):
+            return now
+        start_seconds = span.begins - now
+        if sum(seconds for _, seconds in overlaps) <= TOLERATED_OVERLAP * start_seconds:
+            return now
+        wait = min(other.expected_end(now) for other, _ in overlaps) - start_seconds - now
+        delay = (span.ends - span.begins) * span.load.demand * len(self.occupants)
+        return now if SHORT_FACTOR * delay < wait or wait < MOMENT else now + wait
 
     def end_of(self, group: Footprint) -> float:
         """When ``group`` would end, started now."""
-        slowdown = self.model.slowdown(group.load, [each.load for each in self.occupants])
+        slowdown = self.model.slowdown(group.load, [each.group.load for each in self.occupants])
         return self.now + group.seconds * (slowdown / self.model.slowdown(group.load, []))
 
     def start(self, group: Footprint) -> None:
@@ -190,9 +181,7 @@ class DevicePlan:
         if self.reserved_from is not None and ends > self.reserved_from:
             self.reserved_spare -= group.bytes
         self.free -= group.bytes
-        self.occupants.append(
-            _Occupant(group.bytes, group.load, ends, group.inference, group.slowdown_limit, group.span(self.now))
-        )
+        self.occupants.append(Occupant(group, self.now, ends))
         if self.promised is not None:
             self.promised[1].start(group)
 
@@ -200,8 +189,10 @@ class DevicePlan:
         """The plan without the running ``groups``; what is set aside stays so."""
         gone = [each for each in self.occupants if each.id in groups]
         stay = [each for each in self.occupants if each.id not in groups]
-        later = sum(each.bytes for each in gone if self.reserved_from is not None and each.ends > self.reserved_from)
-        free, spare = self.free + sum(each.bytes for each in gone), self.reserved_spare + later
+        later = sum(
+            each.group.bytes for each in gone if self.reserved_from is not None and each.ends > self.reserved_from
+        )
+        free, spare = self.free + sum(each.group.bytes for each in gone), self.reserved_spare + later
         return replace(self, occupants=stay, free=free, reserved_spare=spare, promised=None)
 
     def fits_from(self, group: Footprint) -> float | None:
@@ -210,12 +201,12 @@ class DevicePlan:
         remaining = sorted(self.occupants, key=lambda each: -each.ends)
         while remaining and (group.bytes > free or not self.has_worker(group.inference, remaining)):
             first = remaining.pop()
-            free, time = free + first.bytes, max(first.ends, self.now)
+            free, time = free + first.group.bytes, max(first.ends, self.now)
         return time if group.bytes <= free else None
 
     def reserve(self, needed: int, start: float) -> None:
         """Keep ``needed`` bytes from ``start`` on: other groups may use them only if they end before."""
-        released = sum(each.bytes for each in self.occupants if each.ends <= start)
+        released = sum(each.group.bytes for each in self.occupants if each.ends <= start)
         self.reserved_from, self.reserved_spare = start, self.free + released - needed
 
 

@@ -9,8 +9,7 @@ from weft.core.errors import SpecError
 from weft.core.wording import nearest_names
 from weft.sched.admission import Policy
 from weft.sched.backfill import Backfill
-from weft.sched.baselines import MPSNoAdmission, PipeSwitchLike, Sequential
-from weft.sched.cognn import BMC, LMCF, Base
+from weft.sched.baselines import BMC, LMCF, Base, MPSNoAdmission, PipeSwitchLike, Sequential
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {

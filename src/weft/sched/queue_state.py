@@ -1,37 +1,19 @@
 """The scheduler's input and output as plain data: queued tasks, running groups, devices, and the decision.
 
-Everything here is a frozen dataclass with ``to_dict`` and ``from_dict``, so that a decision can be logged, sent to
-another process, and replayed. Times are seconds on one clock; which clock is up to the caller.
+Queued tasks and devices are read from and written to the files of recorded queues. Times are seconds on one clock;
+which clock is up to the caller.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
 
 from weft.core.errors import SpecError
+from weft.core.plain_data import PlainData
 
 TASK_KINDS = ("training", "inference")
-
-
-class PlainData:
-    """A dataclass of plain values and tuples of names, as data for JSON and back."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
-        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
-        values = {name: value for name, value in data.items() if name in names}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +104,7 @@ class QueuedTask(PlainData):
 
 
 @dataclass(frozen=True, slots=True)
-class RunningGroup(PlainData):
+class RunningGroup:
     """A group that a worker runs: its members (task ids), the bytes it holds, and when it is predicted to end.
 
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
@@ -193,15 +175,6 @@ class UserShare:
     device_seconds: float = 0.0
     last_start: Mapping[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"user": self.user, "device_seconds": self.device_seconds, "last_start": dict(self.last_start)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> UserShare:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["user"], float(data.get("device_seconds", 0.0)), dict(data.get("last_start", {})))
-
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
@@ -221,25 +194,14 @@ class MachineState:
         """Tasks started so far on all devices."""
         return sum(device.started for device in self.devices)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        devices, users = [d.to_dict() for d in self.devices], [u.to_dict() for u in self.users]
-        return {"devices": devices, "now": self.now, "users": users}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MachineState:
-        """The inverse of :meth:`to_dict`."""
-        devices = tuple(DeviceState.from_dict(device) for device in data["devices"])
-        return cls(devices, float(data.get("now", 0.0)), tuple(UserShare.from_dict(u) for u in data.get("users", ())))
-
 
 @dataclass(frozen=True, slots=True)
-class GroupStart(PlainData):
+class GroupStart:
     """A group to start: on which device, with how many bytes, which tasks, and why.
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
     device, which it leaves idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of its kernels, 0 if
-    unknown. ``warm``: whether the start costs nothing because a running worker takes the group.
+    unknown.
     """
 
     device: str
@@ -248,7 +210,6 @@ class GroupStart(PlainData):
     seconds: float
     utilisation: float
     why: str
-    warm: bool = True
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
 
@@ -277,21 +238,3 @@ class QueueDecision:
     def started(self) -> tuple[str, ...]:
         """The tasks that start now."""
         return tuple(member for group in self.start for member in group.members)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        start = [group.to_dict() for group in self.start]
-        reasons = {"wait": dict(self.wait), "refuse": dict(self.refuse), "rest": self.rest}
-        return {"start": start, **reasons, "preempt": list(self.preempt), "again": self.again}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> QueueDecision:
-        """The inverse of :meth:`to_dict`."""
-        return cls(
-            start=tuple(GroupStart.from_dict(group) for group in data["start"]),
-            wait=dict(data["wait"]),
-            refuse=dict(data["refuse"]),
-            preempt=tuple(data["preempt"]),
-            rest=data["rest"],
-            again=data.get("again"),
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,42 +79,14 @@ class RecordedQueue:
 
     tasks: tuple[QueuedTask, ...]
     device: DeviceState
-    interference: Interference = field(default_factory=Interference)
+    conditions: Conditions = field(default_factory=Conditions)
     actual: tuple[QueuedTask, ...] = ()
-    background: float = 0.0
-
-    @property
-    def conditions(self) -> Conditions:
-        """The simulator's conditions."""
-        return Conditions(self.interference, background=self.background)
 
     def on(self, budget: int | None, workers: int | None) -> RecordedQueue:
         """The same on a device with another budget or other workers."""
         budget = self.device.budget_bytes if budget is None else budget
         workers = self.device.workers if workers is None else workers
         return replace(self, device=replace(self.device, budget_bytes=budget, workers=workers))
-
-    def to_json(self) -> str:
-        """The text of its file."""
-        data = {
-            "tasks": [task.to_dict() for task in self.tasks],
-            "device": self.device.to_dict(),
-            "interference": asdict(self.interference),
-            "actual": [task.to_dict() for task in self.actual],
-            "background": self.background,
-        }
-        return json.dumps(data, allow_nan=False, indent=1)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RecordedQueue:
-        """The inverse of :meth:`to_json`, after parsing."""
-        return cls(
-            tasks=tuple(QueuedTask.from_dict(task) for task in data["tasks"]),
-            device=DeviceState.from_dict(data["device"]),
-            interference=Interference(**data.get("interference", {})),
-            actual=tuple(QueuedTask.from_dict(task) for task in data.get("actual", ())),
-            background=float(data.get("background", 0.0)),
-        )
 
 
 def read_recorded(path: Path) -> RecordedQueue:
@@ -132,7 +104,13 @@ def read_recorded(path: Path) -> RecordedQueue:
     if wrong:
         raise SpecError(f"{not_one}: {wrong}; such a file has tasks, a device and interference")
     try:
-        return RecordedQueue.from_dict(data)
+        interference = Interference(**data.get("interference", {}))
+        return RecordedQueue(
+            tasks=tuple(QueuedTask.from_dict(task) for task in data["tasks"]),
+            device=DeviceState.from_dict(data["device"]),
+            conditions=Conditions(interference, background=float(data.get("background", 0.0))),
+            actual=tuple(QueuedTask.from_dict(task) for task in data.get("actual", ())),
+        )
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
 
@@ -162,20 +140,9 @@ PAPER_QUEUES = (*PAPER_MODELS, "mix")
 PAPER_LENGTH, PAPER_LAYERS, PAPER_EPOCHS, PAPER_HIDDEN = 20, range(4, 11), 200, 64
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """What random tasks are like: mean seconds between arrivals, and shares of the tasks that are special.
-
-    A sweep of ``sweep_size`` tasks on average arrives at once and has one join key.
-    """
-
-    gap_seconds: float = 0.0
-    sweep_size: float = 4.0
-    users: int = 4
-    deadlines: float = 0.05
-    dependencies: float = 0.05
-    inference: float = 0.02
-    urgent: float = 0.1
+# Random tasks come in sweeps, which arrive at once and have one join key. The shares are those of special tasks.
+MEAN_SWEEP, USERS, URGENT = 4.0, 4, 0.1
+DEADLINES, DEPENDENCIES, INFERENCE = 0.05, 0.05, 0.02
 
 
 def paper_queue(name: str, machine: Machine, epochs: int = PAPER_EPOCHS) -> list[QueuedTask]:
@@ -191,22 +158,25 @@ def paper_queue(name: str, machine: Machine, epochs: int = PAPER_EPOCHS) -> list
     return [estimated(f"{i:02}-{m}-{n}-{graph}", graph, m, n, machine, epochs) for i, (graph, m, n) in enumerate(drawn)]
 
 
-def random_queue(count: int, seed: int, machine: Machine, mixture: Mixture | None = None) -> list[QueuedTask]:
-    """``count`` tasks in sweeps on the graphs of Table IV; the same for the same seed."""
+def random_queue(count: int, seed: int, machine: Machine, gap_seconds: float = 0.0) -> list[QueuedTask]:
+    """``count`` tasks in sweeps on the graphs of Table IV; the same for the same seed.
+
+    ``gap_seconds``: mean seconds between arrivals.
+    """
     if count < 1:
         raise SpecError(f"tasks={count} must be at least 1")
-    draw, mixture = random.Random(seed), mixture or Mixture()
+    draw = random.Random(seed)
     tasks: list[QueuedTask] = []
     arrival = 0.0
     while len(tasks) < count:
-        size = min(1 + int(draw.expovariate(1.0 / max(mixture.sweep_size - 1.0, 1e-9))), count - len(tasks))
+        size = min(1 + int(draw.expovariate(1.0 / (MEAN_SWEEP - 1.0))), count - len(tasks))
         graph, model = draw.choice(tuple(TABLE_IV)), draw.choice(PAPER_MODELS)
         epochs = draw.choice((50, 100, 200, 400))
         first = estimated("first", graph, model, draw.randint(2, 6), machine, epochs)
-        user, priority = f"user-{draw.randrange(mixture.users)}", int(draw.random() < mixture.urgent)
+        user, priority = f"user-{draw.randrange(USERS)}", int(draw.random() < URGENT)
         first = replace(first, arrival=arrival, user=user, priority=priority)
-        tasks += [_member(draw, first, len(tasks) + number, tasks, mixture) for number in range(size)]
-        arrival += draw.expovariate(1.0 / mixture.gap_seconds) * size if mixture.gap_seconds else 0.0
+        tasks += [_member(draw, first, len(tasks) + number, tasks) for number in range(size)]
+        arrival += draw.expovariate(1.0 / gap_seconds) * size if gap_seconds else 0.0
     return tasks
 
 
@@ -233,18 +203,16 @@ def estimated(name: str, graph: str, model: str, layers: int, machine: Machine, 
     )
 
 
-def _member(
-    draw: random.Random, first: QueuedTask, number: int, before: list[QueuedTask], mixture: Mixture
-) -> QueuedTask:
+def _member(draw: random.Random, first: QueuedTask, number: int, before: list[QueuedTask]) -> QueuedTask:
     """A task of the sweep of ``first``, with something special about it now and then."""
     task = replace(first, id=f"task-{number:05}")
     chance = draw.random()
-    if chance < mixture.deadlines:
+    if chance < DEADLINES:
         return replace(task, deadline=task.arrival + task.seconds * draw.uniform(4.0, 40.0))
-    chance -= mixture.deadlines
-    if chance < mixture.dependencies and before:
+    chance -= DEADLINES
+    if chance < DEPENDENCIES and before:
         return replace(task, after=(draw.choice(before).id,))
-    if chance - mixture.dependencies < mixture.inference:
+    if chance - DEPENDENCIES < INFERENCE:
         seconds = task.seconds / PAPER_EPOCHS
         return replace(task, kind="inference", join_key="", seconds=seconds, latency_target=seconds * 20)
     return task

@@ -9,7 +9,7 @@ its bytes until its last member ends. Equal input gives an equal result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,9 +24,8 @@ from weft.sched.queue_state import (
     QueueDecision,
     QueuedTask,
     RunningGroup,
-    UserShare,
 )
-from weft.sched.task_queue import TaskQueue, lane_key, lane_name
+from weft.sched.task_queue import TaskQueue, UserShares
 
 ROUNDING = 1e-9
 
@@ -118,16 +117,6 @@ class TaskRun:
     end: float
     due: float = math.inf
 
-    @property
-    def completion_seconds(self) -> float:
-        """Job completion time: from arrival to end."""
-        return self.end - self.arrival
-
-    @property
-    def queuing_seconds(self) -> float:
-        """From arrival to start."""
-        return self.start - self.arrival
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
@@ -159,19 +148,15 @@ class Metrics:
     late: int
     decisions: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Simulation:
     """A simulated queue. ``busy_seconds``: seconds of a fully used device; ``peak_bytes``: of one device."""
 
     policy: str
-    tasks: tuple[TaskRun, ...]
-    groups: tuple[SimulatedGroup, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    tasks: list[TaskRun] = field(default_factory=list)
+    groups: list[SimulatedGroup] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
     budget_bytes: int = 0
     devices: int = 1
     busy_seconds: float = 0.0
@@ -187,8 +172,8 @@ class Simulation:
 
     def metrics(self) -> Metrics:
         """The figures."""
-        completion = [run.completion_seconds for run in self.tasks]
-        queuing = [run.queuing_seconds for run in self.tasks]
+        completion = [run.end - run.arrival for run in self.tasks]
+        queuing = [run.start - run.arrival for run in self.tasks]
         span = self.makespan * self.devices
         return Metrics(
             tasks=len(self.tasks),
@@ -206,12 +191,12 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the figures, every group, and what was refused."""
-        groups = [{**asdict(group), "members": list(group.members)} for group in self.groups]
+        groups = [asdict(group) for group in self.groups]
         return {
             "policy": self.policy,
-            "metrics": self.metrics().to_dict(),
+            "metrics": asdict(self.metrics()),
             "groups": groups,
-            "refused": dict(self.refused),
+            "refused": self.refused,
         }
 
 
@@ -228,13 +213,12 @@ MOST_RESTLESS = 1000  # decisions in a row at one time, with nothing that ends o
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the simulated device is like: how groups interfere, and what a cold start costs.
+    """What the simulated device is like: how groups interfere.
 
     ``background``: the share of the device that is always busy with work outside the queue.
     """
 
     interference: Interference = field(default_factory=Interference)
-    cold_start_seconds: float = 0.0
     background: float = 0.0
 
 
@@ -251,7 +235,10 @@ def simulate(
     ``actual``: tasks of the queue as they turn out, with other seconds or another utilisation than predicted. The
     policy decides by what is predicted, as a server does, and the simulated device does what is actual.
     """
-    return _Run(policy, list(tasks), devices, conditions or Conditions(), actual).until_done(name)
+    run = _Run(policy, list(tasks), devices, conditions or Conditions(), actual)
+    run.outcome.policy = name or type(policy).__name__
+    run.until_done()
+    return run.outcome
 
 
 class _Run:
@@ -275,13 +262,11 @@ class _Run:
         self.held: dict[str, list[QueuedTask]] = {}  # tasks that arrive before something they depend on
         self.queue = TaskQueue()
         self.live: dict[str, list[LiveGroup]] = {device.name: [] for device in devices}
-        self.users: dict[str, UserShare] = {}
+        self.shares = UserShares()
         self.now = self.arrivals[-1].arrival if self.arrivals else 0.0
         self.starts: dict[str, tuple[str, float]] = {}
-        self.runs: list[TaskRun] = []
-        self.groups: list[SimulatedGroup] = []
-        self.refused: dict[str, str] = {}
-        self.busy_seconds, self.peak_bytes, self.decisions = 0.0, 0, 0
+        budget = max(device.task_bytes for device in devices)
+        self.outcome = Simulation("", budget_bytes=budget, devices=len(devices))
         self.again = math.inf  # when the policy decides even if nothing has happened
         self.restless = 0  # decisions since something ended or arrived or time passed
         self.decided: tuple[float, int, int] | None = None  # time, arrivals and ends at the last decision
@@ -297,12 +282,12 @@ class _Run:
                     raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
         TaskQueue.of(tasks)
 
-    def until_done(self, name: str) -> Simulation:
+    def until_done(self) -> None:
         """Run the events until nothing is queued, running or still to arrive."""
         while self.arrivals or self.queue or any(self.live.values()):
-            before = len(self.arrivals), len(self.runs)
+            before = len(self.arrivals), len(self.outcome.tasks)
             self._advance()
-            if self.queue and (self.now >= self.again or before != (len(self.arrivals), len(self.runs))):
+            if self.queue and (self.now >= self.again or before != (len(self.arrivals), len(self.outcome.tasks))):
                 while self._decide().preempt:
                     pass
             for device, groups in self.live.items():
@@ -310,17 +295,6 @@ class _Run:
                 over = sum(group.plan.bytes for group in groups) > self.devices[device].task_bytes
                 for group, slowdown in zip(groups, self.model.slowdowns(loads), strict=False):
                     group.rate = 1.0 / (slowdown * (self.model.paging if over else 1.0))
-        return Simulation(
-            policy=name or type(self.policy).__name__,
-            tasks=tuple(self.runs),
-            groups=tuple(self.groups),
-            refused=self.refused,
-            budget_bytes=max(device.task_bytes for device in self.devices.values()),
-            devices=len(self.devices),
-            busy_seconds=self.busy_seconds,
-            peak_bytes=self.peak_bytes,
-            decisions=self.decisions,
-        )
 
     def _advance(self) -> None:
         """Let time pass until the next event; tasks arrive and end."""
@@ -336,11 +310,11 @@ class _Run:
         while self.arrivals and self.arrivals[-1].arrival <= self.now:
             self._admit(self.arrivals.pop())
         for groups in self.live.values():
-            self.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
+            self.outcome.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
             for group in list(groups):
                 for task in group.advance(seconds):
                     name, start = self.starts.pop(task.id)
-                    self.runs.append(TaskRun(task.id, name, task.arrival, start, self.now, task.must_end_by))
+                    self.outcome.tasks.append(TaskRun(task.id, name, task.arrival, start, self.now, task.must_end_by))
                     self.queue.finish(task.id)
                 if not group.tasks:
                     self._remove(group)
@@ -349,7 +323,7 @@ class _Run:
         """Record a group that has ended or was preempted."""
         plan = group.plan
         self.live[plan.device].remove(group)
-        self.groups.append(
+        self.outcome.groups.append(
             SimulatedGroup(
                 group.id, plan.device, group.worker, plan.members, plan.bytes, group.start, self.now, plan.why
             )
@@ -368,24 +342,24 @@ class _Run:
             self.held.setdefault(missing, []).append(task)
             return
         self.expected.discard(task.id)
-        lost = next((name for name in task.after if name in self.refused), None)
+        lost = next((name for name in task.after if name in self.outcome.refused), None)
         if lost is None:
             self.queue.add(task)
         else:
-            self.refused[task.id] = f"depends on {lost!r}, which can never run"
+            self.outcome.refused[task.id] = f"depends on {lost!r}, which can never run"
         for waiting in self.held.pop(task.id, ()):
             self._admit(waiting)
 
     def _decide(self) -> QueueDecision:
         """Let the policy decide once, and carry the decision out."""
         running = [group.state(self.now) for groups in self.live.values() for group in groups]
-        machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
+        machine = MachineState(tuple(self.devices.values()), self.now, self.shares.with_running({}))
         decision = decide(self.policy, self.queue, running, machine)
-        self.decisions += 1
+        self.outcome.decisions += 1
         self.again = math.inf if decision.again is None else decision.again
         for name, reason in decision.refuse.items():
             self.queue.drop(name)
-            self.refused[name] = reason
+            self.outcome.refused[name] = reason
         for start in decision.start:
             self._start(start)
         preempted = [group for groups in self.live.values() for group in groups if group.id in decision.preempt]
@@ -400,7 +374,7 @@ class _Run:
                 self.predicted[task.id] = rest
                 self.queue.put_back(rest)
                 self._charge(rest, -rest.work)
-        state = self.now, len(self.arrivals), len(self.runs)
+        state = self.now, len(self.arrivals), len(self.outcome.tasks)
         self.restless = self.restless + 1 if state == self.decided else 0
         self.decided = state
         if self.restless > MOST_RESTLESS and self.queue:
@@ -419,17 +393,15 @@ class _Run:
             start=self.now,
             tasks=[self.actual.get(task.id, task) for task in taken],
             model=self.model,
-            progress=0.0 if start.warm else -self.conditions.cold_start_seconds,
             as_planned=bool(self.actual),
         )
         groups.append(group)
-        self.peak_bytes = max(self.peak_bytes, sum(other.plan.bytes for other in groups))
+        self.outcome.peak_bytes = max(self.outcome.peak_bytes, sum(other.plan.bytes for other in groups))
         for task in taken:
             self.starts[task.id] = (group.id, self.starts.get(task.id, ("", self.now))[1])
             self._charge(task, task.work)
 
     def _charge(self, task: QueuedTask, seconds: float) -> None:
         """Charge device-seconds of a task to its user, whose lane is served now."""
-        share = self.users.get(task.user, UserShare(task.user))
-        last = {**share.last_start, lane_name(lane_key(task)): self.now}
-        self.users[task.user] = UserShare(task.user, share.device_seconds + seconds, last)
+        self.shares.charge(task.user, seconds)
+        self.shares.started(task, self.now)

@@ -40,9 +40,6 @@ class SortedTasks:
     def __iter__(self) -> Iterator[str]:
         return (row[2] for row in self._rows)
 
-    def __reversed__(self) -> Iterator[str]:
-        return (row[2] for row in reversed(self._rows))
-
 
 LaneKey = tuple[str, int, bool]
 """User, priority, and whether the tasks must end by a given time."""
@@ -137,11 +134,10 @@ class TaskQueue:
         self.all_by_bytes.remove((float(taken.bytes),), self._position[task], task)
         return taken
 
-    def drop(self, task: str) -> QueuedTask:
+    def drop(self, task: str) -> None:
         """Remove a queued task for good, without releasing what depends on it."""
-        dropped = self.take(task)
+        self.take(task)
         del self._position[task]
-        return dropped
 
     def put_back(self, task: QueuedTask) -> None:
         """Queue a task that was taken, at its former position."""
@@ -166,10 +162,6 @@ class TaskQueue:
     def blocked_by(self, task: str) -> tuple[str, ...]:
         """The dependencies of a queued task that are not done."""
         return tuple(name for name in self._tasks[task].after if name in self._position)
-
-    def blocked(self) -> Iterator[str]:
-        """The queued tasks that wait for others."""
-        return iter(self._open_dependencies)
 
     def dependents(self, task: str) -> list[str]:
         """The queued tasks that wait for ``task``, directly or through others, nearest first."""

@@ -3,7 +3,7 @@
 CoGNN keeps parameters at one end of a pool and what is computed at the other, so that the memory of a group is whole
 again when the group ends. Here what is copied to the device before a group starts (graphs, weights) comes from the low
 end, and what a group writes (weights in training, moments, history) from the high end. Every range begins at a
-multiple of 512 bytes. The first ``reserved`` bytes are never allocated.
+multiple of 512 bytes.
 
 Plain numbers: nothing here touches a device.
 """
@@ -50,12 +50,7 @@ class TwoEndedPool:
     """Ranges in ``capacity`` bytes."""
 
     capacity: int
-    reserved: int = 0
     _ranges: list[PoolRange] = field(default_factory=list)  # by offset
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.reserved <= self.capacity:
-            raise ValueError(f"reserved={self.reserved} must be from 0 to capacity={self.capacity}")
 
     def put(self, owner: str, size: int, end: str = LOW) -> PoolRange | None:
         """A range of ``size`` bytes: in the lowest hole that is large enough, or at the top of the highest.
@@ -83,7 +78,7 @@ class TwoEndedPool:
         In this order no move overwrites what a later one reads.
         """
         before = [each for each in self._ranges if each.owner == owner]
-        self.clear(owner)
+        TwoEndedPool.clear(self, owner)
         moves: list[Move] = []
         for old in [r for r in before if r.end == LOW] + [r for r in before[::-1] if r.end == HIGH]:
             new = self.put(owner, old.size, old.end)
@@ -94,7 +89,7 @@ class TwoEndedPool:
 
     def holes(self) -> list[tuple[int, int]]:
         """The free parts, each as its first byte and the first one behind it, by offset."""
-        holes, at = [], padded(self.reserved)
+        holes, at = [], 0
         for each in self._ranges:
             if each.offset > at:
                 holes.append((at, each.offset))

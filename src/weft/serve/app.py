@@ -27,7 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
-from weft.serve.queue_file import QueueError
+from weft.serve.queue_db import QueueError
 from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService
 from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_json, submitting_user
 from weft.serve.supervisor import Supervisor
@@ -36,6 +36,9 @@ T = TypeVar("T")
 POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
 LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event that was seen; before since.")
 SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than another thread to do it
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -51,6 +54,23 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         422: "A parameter is not of its type.",
         429: "The user's quota is used up.",
     }.items()
+}
+BYTES = "application/octet-stream"
+DOWNLOADS = {  # by the last part of the path: file, type, how the name ends that a browser gives to it, summary
+    "result": (
+        "result.json",
+        "application/json",
+        "",
+        "Settings, metrics and history of a task that is done, or diverged",
+    ),
+    "weights": ("model.safetensors", BYTES, ".safetensors", "The best weights, as safetensors"),
+    "kept": ("kept.safetensors", BYTES, ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
+    "predictions": (
+        "predictions.safetensors",
+        BYTES,
+        ".safetensors",
+        "Nodes and logits of an inference task, as safetensors",
+    ),
 }
 BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
 SUBMISSION = {
@@ -101,11 +121,17 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         dependencies=[] if tokens.open else [Depends(BEARER)],
     )
     app.state.service = service
-    _add_errors(app)
+    for kind in (RequestValidationError, HTTPException, WeftError):
+        app.add_exception_handler(kind, _refused)
     app.add_middleware(_Gate, tokens=tokens, answers=answers)
     _add_changes(app, service)
     _add_reading(app, service, answers)
-    _add_pages(app)
+    page = files("weft.serve").joinpath("static", "dashboard.html").read_text(encoding="utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def dashboard() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
     return app
 
 
@@ -116,20 +142,16 @@ def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": message}, status_code=status)
 
 
-def _add_errors(app: FastAPI) -> None:
-    async def refused(_: Request, error: Any) -> Response:
-        if isinstance(error, RequestValidationError):
-            first = error.errors()[0]
-            return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-        if isinstance(error, HTTPException):
-            return _error(error.status_code, str(error.detail))
-        if isinstance(error, BadRequestError):
-            return _error(error.status, str(error))
-        status = 409 if isinstance(error, QueueError) else 400 if isinstance(error, InputError) else 503
-        return _error(status, str(error))
-
-    for kind in (RequestValidationError, HTTPException, WeftError):
-        app.add_exception_handler(kind, refused)
+async def _refused(_: Request, error: Any) -> Response:
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    if isinstance(error, HTTPException):
+        return _error(error.status_code, str(error.detail))
+    if isinstance(error, BadRequestError):
+        return _error(error.status, str(error))
+    status = 409 if isinstance(error, QueueError) else 400 if isinstance(error, InputError) else 503
+    return _error(status, str(error))
 
 
 class _Gate:
@@ -193,8 +215,7 @@ async def _body(request: Request) -> Any:
 
 
 def _user(request: Request) -> str:
-    user: str = request.state.user
-    return user
+    return request.state.user
 
 
 async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
@@ -213,17 +234,15 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
         body = await _body(request)
         return {"tasks": await commits.put((body, submitting_user(body, user)))}
 
-    @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
-    async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.change, "cancel", task, user)
+    def changing(action: str) -> Callable[..., Any]:
+        async def change(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+            return await _in(service.writes, service.change, action, task, user)
 
-    @app.post("/api/tasks/{task}/pause", summary="Pause a task")
-    async def pause(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.change, "pause", task, user)
+        return change
 
-    @app.post("/api/tasks/{task}/resume", summary="Resume a paused task")
-    async def resume(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-        return await _in(service.writes, service.change, "resume", task, user)
+    for action, what in (("cancel", "a task"), ("pause", "a task"), ("resume", "a paused task")):
+        add = app.post(f"/api/tasks/{{task}}/{action}", summary=f"{action.capitalize()} {what}", name=action)
+        add(changing(action))
 
 
 # ---- reading it -----------------------------------------------------------------------------------------------
@@ -249,25 +268,15 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
-    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done, or diverged")
-    async def result(task: str) -> Response:
-        path = await _in(service.reads, service.file, task, "result.json")
-        return FileResponse(path, media_type="application/json")
+    def downloading(name: str, kind: str, ending: str) -> Callable[..., Any]:
+        async def download(task: str) -> Response:
+            path = await _in(service.reads, service.file, task, name)
+            return FileResponse(path, media_type=kind, filename=f"{task}{ending}" if ending else None)
 
-    @app.get("/api/tasks/{task}/weights", summary="The best weights, as safetensors")
-    async def weights(task: str) -> Response:
-        path = await _in(service.reads, service.file, task, "model.safetensors")
-        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+        return download
 
-    @app.get("/api/tasks/{task}/kept", summary="What a module keeps besides its weights, as safetensors")
-    async def kept(task: str) -> Response:
-        path = await _in(service.reads, service.file, task, "kept.safetensors")
-        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.kept.safetensors")
-
-    @app.get("/api/tasks/{task}/predictions", summary="Nodes and logits of an inference task, as safetensors")
-    async def predictions(task: str) -> Response:
-        path = await _in(service.reads, service.file, task, "predictions.safetensors")
-        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+    for what, (name, kind, ending, summary) in DOWNLOADS.items():
+        app.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, kind, ending))
 
     @app.get("/api/state", summary="Devices, workers, groups and figures")
     async def state(user: str = Depends(_user)) -> Response:
@@ -277,7 +286,13 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     async def events(
         request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
     ) -> Response:
-        first = _first_event(last.strip(), since)
+        if last := last.strip():  # of a stream that was cut off
+            if not (last.isascii() and last.isdigit()) or len(last) > 18:
+                raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
+            since = int(last)
+        elif since is not None and not 0 <= since < 2**62:
+            raise BadRequestError(f"since={since} must be a sequence number, 0 or more")
+        first = since or 0
         return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
 
     @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
@@ -297,17 +312,6 @@ async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Respons
     return Response(text, media_type="application/json")
 
 
-def _first_event(last: str, since: int | None) -> int:
-    """The sequence number to continue from: the last one of a stream that was cut off, or ``since``."""
-    if last:
-        if not (last.isascii() and last.isdigit()) or len(last) > 18:
-            raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
-        return int(last)
-    if since is not None and not 0 <= since < 2**62:
-        raise BadRequestError(f"since={since} must be a sequence number, 0 or more")
-    return since or 0
-
-
 async def _stream(request: Request, service: QueueService, since: int, task: str | None) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     quiet = 0.0
@@ -324,17 +328,6 @@ async def _stream(request: Request, service: QueueService, since: int, task: str
         if quiet >= KEEP_ALIVE_SECONDS:
             quiet = 0.0
             yield ": still here\n\n"
-
-
-def _add_pages(app: FastAPI) -> None:
-    page = files("weft.serve").joinpath("static", "dashboard.html").read_text(encoding="utf-8")
-    policy = (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-    )
-
-    @app.get("/", include_in_schema=False)
-    async def dashboard() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
 # ---- Bounded connections.

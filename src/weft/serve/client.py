@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import operator
 import os
@@ -21,8 +20,8 @@ from weft.core.errors import InputError, WeftError
 from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
 from weft.core.wording import option
-from weft.serve.queue_file import ENDED
-from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, given_settings
+from weft.serve.queue_db import ENDED
+from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, given_settings, is_loopback
 
 # ---- What a user gives to the client, checked before anything is sent: ids, numbers, nodes, work, address and token.
 
@@ -108,33 +107,20 @@ def read_token(given: str | os.PathLike[str] | None) -> str:
     if not isinstance(text, str):
         raise InputError(f"token: expected the token or the path of a file with one, not {_kind(given)}")
     if "\n" not in text.strip() and (os.sep in text or os.path.isfile(text)):
-        return _usable(_in_file(text), f"token file {text}")
-    return _usable(text.strip(), "token")
-
-
-def _in_file(path: str) -> str:
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
-        return next(line.split()[-1] for line in lines if line.strip() and not line.startswith("#"))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"token file {path}: cannot be read ({error})") from None
-    except StopIteration:
-        raise InputError(f"token file {path}: has no token; `weft serve` writes one") from None
-
-
-def _usable(token: str, what: str) -> str:
-    """``token``, if a header of HTTP can hold it."""
+        what = f"token file {text}"
+        try:
+            lines = Path(text).expanduser().read_text(encoding="utf-8").split("\n")
+            token = next(line.split()[-1] for line in lines if line.strip() and not line.startswith("#"))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(f"{what}: cannot be read ({error})") from None
+        except StopIteration:
+            raise InputError(f"{what}: has no token; `weft serve` writes one") from None
+    else:
+        token, what = text.strip(), "token"
+    # A header of HTTP has to hold it.
     if any(character.isspace() or not character.isprintable() or ord(character) > 255 for character in token):
         raise InputError(f"{what}: has characters that no token has; it is one word of letters, digits, - and _")
     return token
-
-
-def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """A folder to write to, which may have to be made."""
-    try:
-        return Path(folder)
-    except TypeError:
-        raise InputError(f"folder: expected the path of a folder, not {_kind(folder)}") from None
 
 
 DEFAULT_SERVER = "http://127.0.0.1:8787"
@@ -169,7 +155,7 @@ class Client:
         self._token = read_token(token if token is not None else os.environ.get(TOKEN_VARIABLE))
         self._timeout = timeout
         handlers: list[Any] = [_NoRedirect()]
-        if _is_loopback(host):
+        if is_loopback(host):
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy is of no use for this machine
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -194,8 +180,7 @@ class Client:
         tasks = tasks_in(work, "submit")
         body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after)}
         body |= _checked(priority=priority, key=key, budget=budget, deadline=deadline, user=user)
-        found: list[dict[str, Any]] = self._json("POST", "/api/tasks", body)["tasks"]
-        return found
+        return self._json("POST", "/api/tasks", body)["tasks"]
 
     def infer(
         self,
@@ -227,8 +212,7 @@ class Client:
                 raise InputError(f"task: expected a weft.Task, not {_kind(task)}")
             body["task"] = given_settings(task)
         body |= _checked(priority=priority, key=key, user=user)
-        found: dict[str, Any] = self._json("POST", "/api/tasks", body)["tasks"][0]
-        return found
+        return self._json("POST", "/api/tasks", body)["tasks"][0]
 
     def cancel(self, task: TaskId) -> dict[str, Any]:
         """Cancel a task."""
@@ -243,8 +227,7 @@ class Client:
         return self._change(task, "resume")
 
     def _change(self, task: TaskId, what: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._json("POST", f"/api/tasks/{task_id(task)}/{what}", {})
-        return found
+        return self._json("POST", f"/api/tasks/{task_id(task)}/{what}", {})
 
     # ---- reading -----------------------------------------------------------------------------------------
 
@@ -262,8 +245,7 @@ class Client:
 
     def show(self, task: TaskId) -> dict[str, Any]:
         """One task with its estimate, why it waits, and its result."""
-        found: dict[str, Any] = self._json("GET", f"/api/tasks/{task_id(task)}")
-        return found
+        return self._json("GET", f"/api/tasks/{task_id(task)}")
 
     def logs(self, task: TaskId) -> str:
         """What a task printed, and the notes of its run."""
@@ -271,13 +253,11 @@ class Client:
 
     def state(self) -> dict[str, Any]:
         """Devices, workers, running groups, and how many tasks are in which state."""
-        found: dict[str, Any] = self._json("GET", "/api/state")
-        return found
+        return self._json("GET", "/api/state")
 
     def result(self, task: TaskId) -> dict[str, Any]:
         """Settings, metrics and history of a task that is done, or diverged: what is in its ``result.json``."""
-        found: dict[str, Any] = self._json("GET", f"/api/tasks/{task_id(task)}/result")
-        return found
+        return self._json("GET", f"/api/tasks/{task_id(task)}/result")
 
     def fetch(self, task: TaskId, folder: str | os.PathLike[str]) -> Path:
         """Download the files of a task that is done into ``folder/TASK``; returns that folder.
@@ -287,11 +267,20 @@ class Client:
         task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
         weights, if it does.
         """
-        place = check_folder(folder) / task_id(task)
+        try:
+            place = Path(folder) / task_id(task)
+        except TypeError:
+            raise InputError(f"folder: expected the path of a folder, not {_kind(folder)}") from None
         inferred = self.show(task)["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
         kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
-        _make(place)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(f"{place.parent}: is a file, or in one; give a folder to download to") from None
+        except (OSError, ValueError) as error:
+            told = getattr(error, "strerror", None) or error
+            raise InputError(f"{place}: cannot be made ({told}); give another folder") from None
         for name, kind in (("result.json", "result"), other, *kept):
             self._download(f"/api/tasks/{task_id(task)}/{kind}", place / name)
         return place
@@ -373,8 +362,7 @@ class Client:
 
     def _bytes(self, method: str, path: str, body: Any = None) -> bytes:
         with self._open(method, path, body) as answer:
-            found: bytes = answer.read()
-            return found
+            return answer.read()
 
     def _open(self, method: str, path: str, body: Any = None, last: int = 0) -> Any:
         headers = {"Accept": "*/*"}
@@ -384,7 +372,12 @@ class Client:
             headers["Last-Event-ID"] = str(last)
         data = None
         if body is not None:
-            data, headers["Content-Type"] = _encoded(body), "application/json"
+            headers["Content-Type"] = "application/json"
+            try:
+                data = json.dumps(body, allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                told = f"what was given cannot be sent as JSON ({error})"
+                raise InputError(f"{told}; give text, finite numbers, lists and dicts of them") from None
         request = urllib.request.Request(self.server + path, data=data, headers=headers, method=method)
         try:
             return self._opener.open(request, timeout=self._timeout)
@@ -407,25 +400,6 @@ def _checked(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in checked.items() if value is not None}
 
 
-def _encoded(body: Any) -> bytes:
-    """The JSON of a request."""
-    try:
-        return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        told = f"what was given cannot be sent as JSON ({error}); give text, finite numbers, lists and dicts of them"
-        raise InputError(told) from None
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{folder.parent}: is a file, or in one; give a folder to download to") from None
-    except (OSError, ValueError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: cannot be made ({told}); give another folder") from None
-
-
 def _opened(path: Path) -> Any:
     try:
         return open(path, "wb")
@@ -444,10 +418,3 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

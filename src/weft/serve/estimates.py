@@ -47,9 +47,11 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
     if task.traits is None or task.sampled:
         return None
     machine, stats = estimator.machine, estimator.stats(task)
+    rates, epoch = rates_of(machine.device, machine, task.precision), work(task, stats)
+    epoch_seconds = epoch.seconds(rates) + epoch.launches * rates.launch
+    seconds = task.epochs * epoch_seconds
     limits = GroupLimits(stats, machine.device, machine)
     most, two = limits.most_bytes([task]), limits.most_bytes([task, task])
-    seconds = task.epochs * _epoch(task, estimator)[0]
     if two - most > machine.memory_bytes / SMALL_SHARE or seconds > SMALL_SECONDS:
         return None
     estimate = {
@@ -57,25 +59,13 @@ def quick_estimate(task: Task, estimator: Estimator) -> tuple[dict[str, Any], Pl
         "seconds": seconds,
         "shared_bytes": max(2 * most - two, 0),
         "utilisation": 1.0,
-        "turn_seconds": turn_seconds(task, estimator),
+        # Mean seconds of a kernel; 0 on a processor, whose cores do not take turns by kernels.
+        "turn_seconds": epoch_seconds / epoch.launches if machine.device == "cuda" else 0.0,
         "why": f"at most {show_bytes(most)} and about {seconds:.3g} s by rule of thumb: it is small",
     }
     made = group([task], estimator.stats, machine.device, machine=machine, budget=machine.memory_bytes)[0]
     compiled, _ = whether_to_compile(None, None, 0, made.device, made.join)
     return estimate, replace(made, compiled=compiled, cost={"total_bytes": most})
-
-
-def turn_seconds(task: Task, estimator: Estimator) -> float:
-    """Mean seconds of a kernel by rule of thumb; 0 on a processor, whose cores do not take turns by kernels."""
-    seconds, launches = _epoch(task, estimator)
-    return seconds / launches if estimator.machine.device == "cuda" else 0.0
-
-
-def _epoch(task: Task, estimator: Estimator) -> tuple[float, int]:
-    """Seconds of an epoch, launches included, and how many of them there are."""
-    rates = rates_of(estimator.machine.device, estimator.machine, task.precision)
-    done = work(task, estimator.stats(task))
-    return done.seconds(rates) + done.launches * rates.launch, done.launches
 
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
@@ -84,16 +74,12 @@ MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, wha
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
-def ignore(**_: Any) -> None:
-    """Do nothing."""
-
-
 def estimate_of(
     task: Task,
     device: str,
     store: GraphStore | None = None,
     bounds: bool = True,
-    loading: Callable[..., None] = ignore,
+    loading: Callable[..., None] = lambda **_: None,
 ) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
@@ -165,8 +151,7 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     """
     plan, machine = replace(plan, why=()), estimator.machine
     data = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
-    runnable: dict[str, Any] = finite(data)
-    return runnable
+    return finite(data)
 
 
 def _guess(reason: str) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from weft.planner.report.plan_report import group_plan
 from weft.sched.admission import SAFETY_THRESHOLD, needed_bytes
 from weft.sched.device_plan import GroupDraft, slowdown_limit
 from weft.sched.interference import Interference, mean_turn
-from weft.sched.queue_state import GroupStart, QueuedTask
+from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
 from weft.sched.task_queue import PATIENCE
 from weft.serve.options import LEFTOVER_BYTES
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
 from weft.serve.state import (
     ALONE_SECONDS,
     TRANSIENT_ERRORS,
@@ -43,8 +42,7 @@ from weft.serve.state import (
     without_twins,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, WorkerPool, WorkerProcess
 
 # ---- How groups end.
 
@@ -104,7 +102,7 @@ class GroupEndings:
         if "error" not in message:
             active.took = message.get("took")
             outcomes = list(message["members"].values())
-            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.kind == "training":
+            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.running.kind == "training":
                 metrics = outcomes[0]["metrics"]
                 trained = float(metrics.get("epochs_run", 0)) * float(metrics.get("seconds_per_epoch", 0.0))
                 self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
@@ -128,14 +126,15 @@ class GroupEndings:
             kind, error = str(message["kind"]), str(message["error"])
             for name in active.members:
                 if kind == "memory":
-                    unless_lost(self._out_of_memory, active, name, error, None)
-                elif kind != "preempted" and is_full_disk(error):
+                    unless_lost(self._out_of_memory, active, name, error, message.get("held"))
+                elif kind not in ("preempted", "gone") and is_full_disk(error):
                     unless_lost(self._wait_for_room, active, name, error)
-                elif kind == "preempted" or active.fused or (kind == "unexpected" and not active.users_code):
+                elif kind in ("preempted", "gone") or active.fused or (kind == "unexpected" and not active.users_code):
                     unless_lost(self._lost, active, name, error)
                 else:
                     unless_lost(self._fail, active, name, error, outcomes.get(name, {}))
-            self._state.end_group(active, "dissolved" if active.fused else "ended", error)
+            dissolved = active.fused or "held" in message  # of a worker that is gone
+            self._state.end_group(active, "dissolved" if dissolved else "ended", error)
         else:
             missing = {"status": "failed", "message": "no result"}
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
@@ -151,11 +150,9 @@ class GroupEndings:
         first = not plan.get(SUSPECT)
         whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
         plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
-        if active.fused:
-            plan["from"] = active.group.folder
         reason = f"{error}; it is tried once more with the device to itself" if first else error
         self._state.fail(active, name, reason, first, plan)
-        self._state.counters.tasks_requeued += first
+        self._state.counters["tasks_requeued"] += first
 
     def _member_done(self, active: ActiveGroup, name: str, outcome: Mapping[str, Any]) -> bool:
         """Record how a member ended; True if it was preempted and continues later."""
@@ -164,7 +161,7 @@ class GroupEndings:
         try:
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
-                if active.kind == "inference":
+                if active.running.kind == "inference":
                     task = self._state.db.get(name)
                     seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
                     result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
@@ -190,8 +187,8 @@ class GroupEndings:
         """Record that a member failed, and if it diverged where its best weights are."""
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
         has_weights = outcome.get("status") == "diverged" and int(outcome["metrics"].get("best_epoch") or 0) > 0
-        result = finite(_result(active, outcome)) if has_weights else None
-        self._state.db.fail(name, worker, attempt, error, result=result)
+        known = {"result": finite(_result(active, outcome))} if has_weights else {}
+        self._state.db.fail(name, worker, attempt, error, **known)
 
     def _wait_for_room(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again that found no room on the disk: no fault of its own, so it costs no attempt."""
@@ -202,16 +199,14 @@ class GroupEndings:
         claim = (self._state.claimant(active.worker), active.attempts[name])
         if task.state == "running" and (task.worker, task.attempts) == claim:
             self._state.db.release(name, error)
-            self._state.counters.tasks_requeued += 1
+            self._state.counters["tasks_requeued"] += 1
 
     def _lost(self, active: ActiveGroup, name: str, reason: str) -> None:
         """Queue a task again whose worker was lost; a member of a group continues alone from the group's checkpoint."""
         plan = dict(self._state.db.get(name).plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
-        if active.fused:
-            plan |= {"alone": True, "from": active.group.folder}
         self._state.fail(active, name, reason, True, plan)
-        self._state.counters.tasks_requeued += 1
+        self._state.counters["tasks_requeued"] += 1
 
     def _out_of_memory(self, active: ActiveGroup, name: str, reason: str, measured: int | None) -> None:
         """Correct the estimate and queue the task once more, alone; the second time it has failed."""
@@ -219,11 +214,9 @@ class GroupEndings:
         first = not plan.get("memory_errors")
         estimate = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
         plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": estimate}
-        if active.fused:
-            plan["from"] = active.group.folder
         reason = f"{reason}; the estimate is now {show_bytes(estimate)}" if first else reason
         self._state.fail(active, name, reason, first, plan)
-        self._state.counters.memory_errors += 1
+        self._state.counters["memory_errors"] += 1
 
     def _charge(self, active: ActiveGroup) -> None:
         for user in active.users.values():
@@ -234,15 +227,8 @@ class GroupEndings:
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
-            self._write(partial(self._dissolved, active, reason, worker.bytes))
-
-    def _dissolved(self, active: ActiveGroup, reason: str, held: int) -> None:
-        for name in active.members:
-            if reason.startswith("out of memory"):
-                unless_lost(self._out_of_memory, active, name, reason, held)
-            else:
-                unless_lost(self._lost, active, name, reason)
-        self._state.end_group(active, "dissolved", reason)
+            kind = "memory" if reason.startswith("out of memory") else "gone"
+            self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
 
 def _result(active: ActiveGroup, outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,149 +268,6 @@ def why_gone(worker: WorkerProcess, code: Any) -> str:
     return worker.end_reason or f"its worker ended ({words})"
 
 
-# ---- How groups start.
-
-WEIGHTS = "model.safetensors"
-
-
-class GroupStarts:
-    """Starts groups on idle workers."""
-
-    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
-        self._state, self._pool = state, pool
-
-    def start(self, start: GroupStart, tasks: Sequence[QueueTask]) -> None:
-        """Start a group that a policy has chosen."""
-        worker = self._pool.idle_worker(start.device)
-        if worker is None:
-            for task in tasks:
-                self._state.why[task.id] = "waits for a free worker"
-            return
-        chosen = without_twins(tasks)
-        alone = len(chosen) == 1
-        name = uuid.uuid4().hex[:12]
-        group = Group(
-            id=name,
-            device=start.device,
-            worker=worker.name,
-            members=tuple(task.id for task in chosen),
-            folder=chosen[0].id if alone else f"group-{name}",
-            bytes=start.bytes,
-            seconds=start.seconds,
-            why=start.why,
-            started=time.time(),
-        )
-        self.launch(group, worker, chosen, start.utilisation)
-
-    def launch(
-        self,
-        group: Group,
-        worker: WorkerProcess,
-        tasks: Sequence[QueueTask],
-        utilisation: float,
-        cancelled: Sequence[QueueTask] = (),
-    ) -> bool:
-        """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
-
-        False, and nothing was started, if a task has changed since the decision.
-        """
-        claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
-        stale = [task for task in tasks if not task.attempts and not unchanged((task.plan or {}).get("files"))]
-        if stale:  # a graph or a model was written anew since they were planned
-            for task in stale:
-                unless_lost(self._state.db.unplan, task.id)
-            self._state.dirty = True
-            return False
-        shares, now = self._state.shares, time.time()
-        for task in tasks:
-            shares.started(queued_task(task), now)
-        had = [shares.of(user) for user in dict.fromkeys(task.user for task in tasks)]
-        try:
-            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group, had)
-        except QueueError:  # cancelled or paused since the decision
-            self._state.dirty = True
-            return False
-        everyone = {task.id: task for task in (*claimed, *cancelled)}
-        infers = is_inference(claimed[0])
-        active = ActiveGroup(
-            group=group,
-            worker=worker,
-            attempts={task.id: task.attempts for task in claimed},
-            users={task.id: task.user for task in claimed},
-            utilisation=utilisation,
-            graph=str((claimed[0].plan or {}).get("graph", "")),
-            heard=time.monotonic(),
-            priority=max(task.priority for task in claimed),
-            kind=claimed[0].spec.get("kind", "training"),
-            alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
-            users_code=any(map(runs_users_code, everyone.values())),
-            start_seconds=0.0 if infers else self._state.setup_of(group.device),
-            slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
-            turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
-        )
-        self._state.begin(active)
-        worker.group = group.id
-        self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
-        self._state.counters.groups_started += 1
-        self._state.counters.tasks_started += len(claimed)
-        runs, members = self._state.options.runs, [everyone[name] for name in group.members]
-        if infers:
-            self._infer(group, worker, members[0])
-            return True
-        split = [
-            {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}
-            for task in members
-            if (origin := (task.plan or {}).get("from")) is not None
-        ]
-        limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
-        budget = group.bytes
-        if len(claimed) == 1:
-            budget = min([max(budget, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0)))), *limits])
-        plan = None if cancelled or split else self._plan_of(members, group.bytes)
-        worker.send(
-            "run",
-            group=group.id,
-            plan=plan,
-            limit=budget + self._state.options.overrun_bytes,
-            tasks=[worker_settings(task) for task in members],
-            names=own_names(members),
-            out=str(runs / group.folder),
-            budget=budget,
-            checkpoint_every=self._state.options.checkpoint_seconds,
-            split=split,
-            cancel=[task.id for task in cancelled],
-        )
-        return True
-
-    def _infer(self, group: Group, worker: WorkerProcess, task: QueueTask) -> None:
-        """Send an inference task, with the file of the weights that it is about."""
-        options, infer = self._state.options, task.spec["infer"]
-        budget = min(group.bytes, task.spec.get("budget") or group.bytes)
-        worker.send(
-            "infer",
-            group=group.id,
-            task=worker_settings(task),
-            names=own_names([task]),
-            weights=weights_file(self._state, task),
-            nodes=infer.get("nodes"),
-            out=str(options.runs / group.folder),
-            budget=budget,
-            limit=budget + options.overrun_bytes,
-        )
-
-    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
-        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
-        runnable = self._state.runnable.get(estimate_key(members[0].spec))
-        if runnable is None:
-            return None
-        try:
-            tasks = [Task.from_dict(worker_settings(member)) for member in members]
-            stats, alone = GraphStats.from_dict(runnable["stats"]), Plan.from_dict(runnable["plan"])
-            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(runnable["machine"])).to_dict()
-        except InputError:
-            return None  # the worker says what is wrong
-
-
 def weights_file(state: SupervisorState, task: QueueTask) -> str:
     """The file of the weights that an inference task is about."""
     infer = task.spec["infer"]
@@ -432,67 +275,6 @@ def weights_file(state: SupervisorState, task: QueueTask) -> str:
         return str(infer["weights"])
     trained = state.db.get(infer["of"]).result or {}
     return str(state.options.runs / str(trained.get("folder", infer["of"])) / WEIGHTS)
-
-
-# ---- How members and groups leave before they end: cancelled, paused, or preempted while the server drains.
-
-
-class Evictions:
-    """Makes members leave their workers, and dissolves groups that cannot continue as they were."""
-
-    def __init__(self, state: SupervisorState) -> None:
-        self._state = state
-
-    def heartbeat(self) -> None:
-        """Renew the leases; make members leave that were cancelled or paused in the queue.
-
-        Leases of running groups are renewed before expired ones are requeued: a clock that was set forward, or a
-        machine that slept, ends no group.
-        """
-        for active in self._state.active.values():
-            held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
-            lost = [name for name in active.members if name not in held]
-            states = {task.id: task.state for task in known_tasks(self._state.db, lost)}
-            paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
-            if paused and not active.leaving:
-                self.preempt(active)
-            if active.fused:
-                self.split(active.group, [name for name in paused if name not in active.split])
-                active.split.update(paused)
-            cancelled = [name for name in lost if name not in paused]
-            if cancelled:
-                active.worker.send("cancel", group=active.group.id, names=cancelled)
-            if len(cancelled) == len(active.members):
-                active.unwanted_since = min(active.unwanted_since, time.monotonic())
-        self._state.db.requeue_expired()
-
-    def split(self, group: Group, names: Iterable[str]) -> None:
-        """Let members of a group continue alone from its checkpoint when they start again."""
-        for task in known_tasks(self._state.db, names):
-            self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
-
-    def dissolve(self, group: Group, names: Sequence[str], why: str, anew: bool = False) -> None:
-        """Dissolve a preempted group: ``names`` continue alone from its checkpoint, or are planned ``anew``."""
-        if anew:
-            for name in names:
-                unless_lost(self._state.db.unplan, name)
-        else:
-            self.split(group, names)
-        self._state.db.record([(name, "note", {"message": why, "group": group.id}) for name in names])
-        self._state.db.end_group(group.id, "dissolved", why)
-        self._state.resumable.pop(group.id, None)
-        self._state.dirty = True
-
-    def preempt(self, active: ActiveGroup) -> None:
-        """Let a group save a checkpoint and return."""
-        active.leaving = True
-        active.worker.send("preempt", group=active.group.id)
-
-    def preempt_all(self) -> None:
-        """Let every group save a checkpoint and return."""
-        for active in self._state.active.values():
-            if not active.leaving:
-                self.preempt(active)
 
 
 def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
@@ -588,23 +370,203 @@ class Preempted:
         )
 
 
-class PreemptedGroups:
-    """Lets preempted groups continue, and dissolves those that cannot."""
+# ---- How groups start.
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool, evictions: Evictions, starts: GroupStarts) -> None:
-        self._state, self._pool, self._evictions, self._starts = state, pool, evictions, starts
-        self._members: set[str] = set()
+WEIGHTS = "model.safetensors"
+
+
+class Groups:
+    """Starts groups on idle workers, makes members leave, resumes preempted groups, and dissolves what cannot go on."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
+        self._preempted: set[str] = set()  # members of preempted groups at the last call of :meth:`ready`
+
+    def start(self, start: GroupStart, tasks: Sequence[QueueTask]) -> None:
+        """Start a group that a policy has chosen."""
+        worker = self._pool.idle_worker(start.device)
+        if worker is None:
+            for task in tasks:
+                self._state.why[task.id] = "waits for a free worker"
+            return
+        chosen = without_twins(tasks)
+        alone = len(chosen) == 1
+        name = uuid.uuid4().hex[:12]
+        group = Group(
+            id=name,
+            device=start.device,
+            worker=worker.name,
+            members=tuple(task.id for task in chosen),
+            folder=chosen[0].id if alone else f"group-{name}",
+            bytes=start.bytes,
+            seconds=start.seconds,
+            why=start.why,
+            started=time.time(),
+        )
+        self.launch(group, worker, chosen, start.utilisation)
+
+    def launch(
+        self,
+        group: Group,
+        worker: WorkerProcess,
+        tasks: Sequence[QueueTask],
+        utilisation: float,
+        cancelled: Sequence[QueueTask] = (),
+    ) -> bool:
+        """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
+
+        False, and nothing was started, if a task has changed since the decision.
+        """
+        claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
+        stale = [task for task in tasks if not task.attempts and not unchanged((task.plan or {}).get("files"))]
+        if stale:  # a graph or a model was written anew since they were planned
+            for task in stale:
+                unless_lost(self._state.db.unplan, task.id)
+            self._state.dirty = True
+            return False
+        shares, now = self._state.shares, time.time()
+        for task in tasks:
+            shares.started(queued_task(task), now)
+        had = [shares.of(user) for user in dict.fromkeys(task.user for task in tasks)]
+        try:
+            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group, had)
+        except QueueError:  # cancelled or paused since the decision
+            self._state.dirty = True
+            return False
+        everyone = {task.id: task for task in (*claimed, *cancelled)}
+        first, infers = queued_task(claimed[0]), is_inference(claimed[0])
+        active = ActiveGroup(
+            group=group,
+            worker=worker,
+            attempts={task.id: task.attempts for task in claimed},
+            users={task.id: task.user for task in claimed},
+            running=RunningGroup(
+                id=group.id,
+                device=group.device,
+                members=tuple(task.id for task in claimed),
+                bytes=group.bytes,
+                utilisation=utilisation,
+                graph=first.graph,
+                kind=first.kind,
+                slowdown_limit=slowdown_limit(first, time.time()),
+                priority=max(task.priority for task in claimed),
+                start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
+                turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
+            ),
+            heard=time.monotonic(),
+            alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
+            users_code=any(map(runs_users_code, everyone.values())),
+        )
+        self._state.begin(active)
+        worker.group = group.id
+        self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
+        self._state.counters["groups_started"] += 1
+        self._state.counters["tasks_started"] += len(claimed)
+        runs, members = self._state.options.runs, [everyone[name] for name in group.members]
+        split = [
+            {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}
+            for task in members
+            if (origin := (task.plan or {}).get("from")) is not None
+        ]
+        budget = group.bytes
+        if len(claimed) == 1:
+            limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
+            needed = 0 if infers else needed_bytes(int((claimed[0].plan or {}).get("bytes", 0)))
+            budget = min([max(budget, needed), *limits])
+        common = {
+            "group": group.id,
+            "names": own_names(members),
+            "out": str(runs / group.folder),
+            "budget": budget,
+            "limit": budget + self._state.options.overrun_bytes,
+        }
+        if infers:
+            (task,) = members
+            weights, nodes = weights_file(self._state, task), task.spec["infer"].get("nodes")
+            worker.send("infer", **common, task=worker_settings(task), weights=weights, nodes=nodes)
+        else:
+            worker.send(
+                "run",
+                **common,
+                plan=None if cancelled or split else self._plan_of(members, group.bytes),
+                tasks=[worker_settings(task) for task in members],
+                checkpoint_every=self._state.options.checkpoint_seconds,
+                split=split,
+                cancel=[task.id for task in cancelled],
+            )
+        return True
+
+    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
+        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
+        runnable = self._state.runnable.get(estimate_key(members[0].spec))
+        if runnable is None:
+            return None
+        try:
+            tasks = [Task.from_dict(worker_settings(member)) for member in members]
+            stats, alone = GraphStats.from_dict(runnable["stats"]), Plan.from_dict(runnable["plan"])
+            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(runnable["machine"])).to_dict()
+        except InputError:
+            return None  # the worker says what is wrong
+
+    # How members and groups leave before they end: cancelled, paused, or preempted.
+
+    def heartbeat(self) -> None:
+        """Renew the leases; make members leave that were cancelled or paused in the queue.
+
+        Leases of running groups are renewed before expired ones are requeued: a clock that was set forward, or a
+        machine that slept, ends no group.
+        """
+        for active in self._state.active.values():
+            held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
+            lost = [name for name in active.members if name not in held]
+            states = {task.id: task.state for task in known_tasks(self._state.db, lost)}
+            paused = [name for name in lost if states.get(name) in ("paused", "queued", "planned")]
+            if paused and not active.leaving:
+                self.preempt(active)
+            if active.fused:
+                self.split(active.group, [name for name in paused if name not in active.split])
+                active.split.update(paused)
+            cancelled = [name for name in lost if name not in paused]
+            if cancelled:
+                active.worker.send("cancel", group=active.group.id, names=cancelled)
+            if len(cancelled) == len(active.members):
+                active.unwanted_since = min(active.unwanted_since, time.monotonic())
+        self._state.db.requeue_expired()
+
+    def split(self, group: Group, names: Iterable[str]) -> None:
+        """Let members of a group continue alone from its checkpoint when they start again."""
+        for task in known_tasks(self._state.db, names):
+            self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
+
+    def dissolve(self, group: Group, names: Sequence[str], why: str, anew: bool = False) -> None:
+        """Dissolve a preempted group: ``names`` continue alone from its checkpoint, or are planned ``anew``."""
+        if anew:
+            for name in names:
+                unless_lost(self._state.db.unplan, name)
+        else:
+            self.split(group, names)
+        self._state.db.record([(name, "note", {"message": why, "group": group.id}) for name in names])
+        self._state.db.end_group(group.id, "dissolved", why)
+        self._state.resumable.pop(group.id, None)
+        self._state.dirty = True
+
+    def preempt(self, active: ActiveGroup) -> None:
+        """Let a group save a checkpoint and return."""
+        active.leaving = True
+        active.worker.send("preempt", group=active.group.id)
+
+    # Preempted groups.
 
     def has(self, task: str) -> bool:
         """True if ``task`` was in a preempted group at the last call of :meth:`ready`."""
-        return task in self._members
+        return task in self._preempted
 
     def ready(self) -> dict[str, Preempted]:
         """The groups that a policy may start, by the name that it sees; the others wait or are taken apart."""
-        startable, self._members = {}, set()
+        startable, self._preempted = {}, set()
         for group in list(self._state.resumable.values()):
             preempted = Preempted.of(group, known_tasks(self._state.db, group.members))
-            self._members |= set(preempted.names)
+            self._preempted |= set(preempted.names)
             if self._can_continue(preempted):
                 startable[group.folder] = preempted
         return startable
@@ -616,34 +578,30 @@ class PreemptedGroups:
             self._state.why |= {task.id: "waits for a free worker" for task in preempted.present}
             return
         group, now = preempted.group, time.time()
-        self._evictions.split(
-            group, [task.id for task in preempted.paused]
-        )  # what the group saves next is without them
+        self.split(group, [task.id for task in preempted.paused])  # what the group saves next is without them
         gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
-        if self._starts.launch(again, worker, preempted.present, start.utilisation, gone):
+        if self.launch(again, worker, preempted.present, start.utilisation, gone):
             del self._state.resumable[group.id]
         else:
             self._state.why |= {task.id: WAITS for task in preempted.present}
 
     def take_apart(self, preempted: Preempted, why: str) -> None:
         """Let the members go on alone, each from the checkpoint of the group."""
-        self._evictions.dissolve(
-            preempted.group, preempted.names, f"goes on alone, from the checkpoint of its group: {why}"
-        )
+        self.dissolve(preempted.group, preempted.names, f"goes on alone, from the checkpoint of its group: {why}")
 
     def _can_continue(self, preempted: Preempted) -> bool:
         """Whether a group can start as it was; if it never can, its members are released."""
         devices = {worker.device for name, worker in self._pool.workers.items() if name != PLANNER}
         here, there = {_kind(name) for name in devices}, _kind(preempted.group.device)
         if not preempted.present:
-            self._evictions.dissolve(preempted.group, preempted.names, "no member of its group is left to run")
+            self.dissolve(preempted.group, preempted.names, "no member of its group is left to run")
         elif any(task.state != "planned" for task in preempted.present):
             self._state.why |= {task.id: WAITS for task in preempted.present}
         elif there not in here:
             why = f"begins anew: the checkpoint of its group is of {there}, and this server has {', '.join(here)}"
-            self._evictions.dissolve(preempted.group, [task.id for task in preempted.present], why, anew=True)
+            self.dissolve(preempted.group, [task.id for task in preempted.present], why, anew=True)
         elif len(preempted.names) + len(preempted.gone) < len(preempted.group.members):  # settings are missing
             self.take_apart(preempted, "another member was deleted")
         elif preempted.group.bytes > max(map(self._pool.task_bytes, self._pool.room)):

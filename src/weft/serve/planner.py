@@ -14,7 +14,7 @@ from weft.core.errors import WeftError
 from weft.core.files import write_json
 from weft.core.units import show_bytes
 from weft.serve.groups import with_seconds_left
-from weft.serve.queue_file import QueueError, QueueTask
+from weft.serve.queue_db import QueueError, QueueTask
 from weft.serve.state import (
     SupervisorState,
     estimate_key,
@@ -24,8 +24,7 @@ from weft.serve.state import (
     unless_lost,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.worker_pool import PLANNER, WorkerPool, WorkerProcess
 
 NOTED = "planning.json"  # in the folder of runs
 PLAN_TRIES = 2  # at least: what ended the planner may be no fault of the task that it planned
@@ -52,8 +51,6 @@ class Planning:
     since: float
     users_code: bool  # whether its estimate runs code that is not Weft's
     loads: bool = False  # its graph
-    overdue: float = 0.0  # seconds that were too long, once they were
-    withdrawn: bool = False  # the task was cancelled or paused, and the planner is ended for it
 
 
 class TaskPlanner:
@@ -144,10 +141,9 @@ class TaskPlanner:
         planner.group = ""
         if self._planning is None or self._planning.task != message["id"]:
             return
-        planning, self._planning, self._state.dirty = self._planning, None, True
+        planning, self._state.dirty = self._forget(), True
         if planning.users_code:
             planner.renew()
-            self.note()
         name, key = planning.task, planning.key
         self._stuck.discard(planning.user)
         task = self._waiting(name)
@@ -204,29 +200,33 @@ class TaskPlanner:
             return
         limit = LOADING_SECONDS if planning.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
         took = now - planning.since
-        if took > limit:
-            planning.overdue = limit
-            planner.kill(f"planned one task for more than {limit:g} s")
-        elif took > SOON_DONE and self._waiting(planning.task) is None:
-            planning.withdrawn = True
-            planner.kill("planned a task that was withdrawn")
+        if took <= min(limit, SOON_DONE):
+            return
+        if self._waiting(planning.task) is None:
+            reason = "planned a task that was withdrawn"
+        elif took > limit:
+            reason = f"planned one task for more than {limit:g} s"
+            self._stuck.add(planning.user)
+            why = f"planning it took longer than {limit:g} s: its model made no progress"
+            why = f"loading its graph took longer than {limit:g} s" if planning.loads else why
+            unless_lost(self._state.db.refuse, planning.task, why)
+        else:
+            return
+        self._forget()
+        planner.kill(reason)
 
     def planner_gone(self, reason: str) -> None:
-        """The planner ended; a task that kept it for too long, or that ends it again and again, is refused."""
+        """The planner ended; a task that ends it again and again is refused."""
+        planning = self._forget()
+        if planning is not None:
+            self._count_try(planning.task, reason)
+
+    def _forget(self) -> Planning | None:
+        """What the planner was at, which it is no longer."""
         planning, self._planning = self._planning, None
         if planning is not None and planning.users_code:
             self.note()
-        task = None if planning is None or planning.withdrawn else self._waiting(planning.task)
-        if planning is None or task is None:
-            return
-        if planning.overdue:
-            self._stuck.add(planning.user)
-            reason = f"planning it took longer than {planning.overdue:g} s: its model made no progress"
-            if planning.loads:
-                reason = f"loading its graph took longer than {planning.overdue:g} s"
-            unless_lost(self._state.db.refuse, planning.task, reason)
-            return
-        self._count_try(planning.task, reason)
+        return planning
 
     def _waiting(self, name: str) -> QueueTask | None:
         """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""

@@ -13,35 +13,274 @@ A :class:`QueueDB` belongs to the thread that opened it; open one per thread or 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from weft.core.errors import InputError, WeftError
+from weft.core.plain_data import PlainData
 from weft.sched.queue_state import UserShare
-from weft.serve.queue_file import (
-    ENDED,
-    STATES,
-    LostClaimError,
-    QueueError,
-    QueueEvent,
-    QueueTask,
-    check_change,
-    open_file,
-    storable,
-    transaction,
+
+# ---- Tasks and their states
+
+STATES = ("queued", "planned", "running", "paused", "done", "failed", "cancelled")
+ENDED = ("done", "failed", "cancelled")
+NEXT_STATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "queued": ("planned", "paused", "failed", "cancelled"),
+        "planned": ("queued", "running", "paused", "failed", "cancelled"),
+        "running": ("queued", "paused", "done", "failed", "cancelled"),
+        "paused": ("queued", "failed", "cancelled"),
+        "done": (),
+        "failed": (),
+        "cancelled": (),
+    }
 )
+
+
+class QueueError(InputError):
+    """The queue cannot do this: there is no such task, or its present state does not allow it."""
+
+
+class LostClaimError(WeftError):
+    """A worker reported on a task that it no longer holds: its lease ran out, or the task was cancelled or paused."""
+
+
+@dataclass(frozen=True)
+class QueueTask(PlainData):
+    """A task in the durable queue. ``attempts`` counts its claims; the last one is the token of the present claim."""
+
+    id: str
+    position: int
+    state: str
+    spec: Mapping[str, Any]
+    key: str | None = None
+    user: str = ""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    attempts: int = 0
+    max_attempts: int = 3
+    worker: str | None = None
+    lease_until: float | None = None
+    created: float = 0.0
+    updated: float = 0.0
+    plan: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] | None = None
+    error: str | None = None
+
+    @classmethod
+    def from_row(cls, row: sqlite3.Row) -> QueueTask:
+        """The task of a database row."""
+        values = dict(row)
+        for name in ("spec", "plan", "result"):
+            values[name] = None if values[name] is None else json.loads(values[name])
+        values["after"] = tuple(json.loads(values["after"]))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class QueueEvent(PlainData):
+    """A change of a task. ``seq`` rises by every event of the queue and is never used again."""
+
+    seq: int
+    task: str
+    kind: str
+    time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_change(task: str, old: str, new: str) -> None:
+    """Refuse a change of state that cannot be."""
+    if new not in NEXT_STATES[old]:
+        if old in ENDED:
+            raise QueueError(f"task {task!r} has ended already ({old}); it cannot become {new}")
+        allowed = ", ".join(NEXT_STATES[old])
+        raise QueueError(f"task {task!r} is {old} and cannot become {new}; it can become {allowed}")
+
+
+def storable(value: Any) -> Any:
+    """``value``, if it is text, as it can be stored: what is no Unicode, as in names of files, becomes an escape."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+# ---- The file: an SQLite database in WAL mode, its tables and indices, and its transactions
+
+FORMAT = 3  # of the tables below; the file holds it as its user_version
+BUSY_SECONDS = 30.0
+TABLES = """
+CREATE TABLE IF NOT EXISTS tasks (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key TEXT UNIQUE,
+    state TEXT NOT NULL,
+    user TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    spec TEXT NOT NULL,
+    after TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    max_attempts INTEGER NOT NULL,
+    worker TEXT,
+    lease_until REAL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    plan TEXT,
+    result TEXT,
+    error TEXT
+);
+CREATE TABLE IF NOT EXISTS dependencies (
+    task TEXT NOT NULL,
+    needs TEXT NOT NULL,
+    PRIMARY KEY (task, needs)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    task TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    time REAL NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS groups (
+    id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    device TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    members TEXT NOT NULL,
+    folder TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    why TEXT NOT NULL,
+    started REAL NOT NULL,
+    ended REAL,
+    note TEXT
+);
+CREATE TABLE IF NOT EXISTS shares (
+    user TEXT PRIMARY KEY,
+    device_seconds REAL NOT NULL,
+    last_start TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+INDICES = """
+CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
+DROP INDEX IF EXISTS tasks_by_user;
+CREATE INDEX IF NOT EXISTS tasks_by_turn ON tasks (user, state, priority DESC, position);
+CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
+CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
+CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
+CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
+"""
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection to the queue in ``path``, which is made if it is not there, readable by its owner alone."""
+    with suppress(OSError):  # it is there, or SQLite says why it cannot be made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's further files get the same mode
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        _use_wal(connection)
+        connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
+        _bring_up_to_date(connection, path)
+    except sqlite3.Error as error:
+        raise QueueError(f"{path}: cannot be used as a queue ({error}); name a file of Weft's or one to make") from None
+    return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL; SQLite does not wait for its lock here if several processes open a new file at once."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new file; add the tables, columns and indices that an older one lacks, in one transaction.
+
+    The columns are compared even if the format is right, so that a column added to ``TABLES`` reaches every file.
+    """
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript(TABLES)
+        expected = _columns(model)
+    if connection.execute("PRAGMA user_version").fetchone()[0] == FORMAT and _columns(connection) == expected:
+        return
+    with transaction(connection):  # another process may have done it meanwhile: everything is read again
+        number, former = connection.execute("PRAGMA user_version").fetchone()[0], _columns(connection)
+        if number > FORMAT:
+            raise QueueError(f"{path}: its format is {number} and this Weft reads up to {FORMAT}; update Weft")
+        if number == 0 and former:
+            raise QueueError(f"{path}: is a database of another program; name a queue of Weft or a new file")
+        _run(connection, TABLES)
+        for table, columns in expected.items():
+            present = former.get(table, columns)
+            for name in columns.keys() - present.keys():
+                kind, required, default, _ = columns[name]
+                if required and default is None:
+                    raise QueueError(
+                        f"{path}: has format {number}, whose table {table} lacks the column {name}, which cannot be "
+                        "filled in; finish this queue with the Weft that made it, or name a new file"
+                    )
+                rule = f" NOT NULL DEFAULT {default}" if required else "" if default is None else f" DEFAULT {default}"
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}{rule}")
+            if unknown := sorted(present.keys() - columns.keys()):
+                raise QueueError(
+                    f"{path}: has format {number}, whose table {table} has the column {unknown[0]}, which this Weft "
+                    "does not read; finish this queue with the Weft that made it, or name a new file"
+                )
+        _run(connection, INDICES)
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Run the statements of ``script`` in the present transaction, which ``executescript`` would commit first."""
+    for statement in script.split(";"):
+        connection.execute(statement)
+
+
+def _columns(connection: sqlite3.Connection) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """Type, whether a value is required, default and part in the primary key, by table and column."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    names = [row[0] for row in connection.execute(query)]
+    return {
+        name: {row[1]: tuple(row)[2:] for row in connection.execute(f"PRAGMA table_info('{name}')")} for name in names
+    }
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing: commits at the end, takes everything back on an error."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise WeftError(f"the queue could not be written ({error}); nothing was changed") from error
+        raise
+
 
 # ---- Groups
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(PlainData):
     """Tasks that one worker trains together.
 
     ``state``: ``running``; ``preempted`` (stopped with a checkpoint, to go on as it is); ``ended``; ``dissolved``
@@ -61,10 +300,6 @@ class Group:
     state: str = "running"
     ended: float | None = None
     note: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members)}
 
 
 # ---- Users: their shares of the devices, and their waiting tasks in turn
@@ -131,24 +366,16 @@ class Submission:
     said_key: str | None = None
 
 
-CLAIMABLE = """
-SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
-    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
-    WHERE dependencies.task = tasks.id AND needed.state != 'done'
-) ORDER BY priority DESC, position LIMIT ?
-"""
-
-
 class QueueDB:
-    """The durable queue in ``path``."""
+    """The durable queue in ``path``; ``connection``: for retention and checks."""
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = Path(path), clock
-        self._db = open_file(self.path)
+        self.connection = open_file(self.path)
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.connection.close()
 
     def __enter__(self) -> QueueDB:
         return self
@@ -158,19 +385,10 @@ class QueueDB:
 
     # Submitting
 
-    def submit(self, submission: Submission) -> QueueTask:
-        """Queue a task, or return the one that was queued with the same key."""
-        return self.submit_many([submission])[0]
-
-    def submit_many(self, submissions: Iterable[Submission]) -> list[QueueTask]:
-        """Queue several tasks in one transaction: all of them or none."""
-        with transaction(self._db):
-            return self._submit_all(list(submissions))
-
     def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
         """Queue several batches in one transaction, each as a whole or not at all; its tasks or error per batch."""
         answers: list[list[QueueTask] | QueueError] = []
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             for batch in batches:
                 db.execute("SAVEPOINT batch")
                 try:
@@ -189,7 +407,7 @@ class QueueDB:
         if batch and batch[0].key is not None and batch[0].said_key is not None:
             stem = batch[0].key.rpartition("/")[0]
             query = "SELECT key FROM tasks WHERE key > ? AND key < ?"
-            rows = self._db.execute(query, (f"{stem}/", f"{stem}0"))  # 0 follows /
+            rows = self.connection.execute(query, (f"{stem}/", f"{stem}0"))  # 0 follows /
             keys = {row["key"] for row in rows if row["key"][len(stem) + 1 :].isdecimal()}
             if keys and keys != {submission.key for submission in batch}:
                 former, new = len(keys), len(batch)
@@ -216,19 +434,19 @@ class QueueDB:
                 what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
                 who = f"task {new.id!r}: " if new.id is not None else ""
                 raise QueueError(f"{who}{what}={needed!r} is {state}; it will never be done")
-        self._db.execute(
+        self.connection.execute(
             "INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated) "
             "VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
             (name, new.key, new.user, new.priority, _json(new.spec), _json(new.after), new.max_attempts, now, now),
         )
         needs = [(name, needed) for needed in dict.fromkeys(new.after)]
-        self._db.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
+        self.connection.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
         self._emit(name, "queued", now, {})
         return self.get(name)
 
     def _by_key(self, new: Submission) -> QueueTask | None:
         """The task that was queued under the key of ``new``; a :class:`QueueError` if it is another task."""
-        row = new.key and self._db.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
+        row = new.key and self.connection.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
         if not row:
             return None
         former, spec, other = QueueTask.from_row(row), json.loads(_json(new.spec)), ""
@@ -247,29 +465,18 @@ class QueueDB:
 
     # Changing
 
-    def plan(self, task: str, plan: Mapping[str, Any]) -> QueueTask:
-        """Attach a plan to a queued task, which can then be claimed."""
-        with transaction(self._db):
-            return self._change(self.get(task), "planned", plan=_json(plan))
-
     def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
-        with transaction(self._db):
+        with transaction(self.connection):
             for task, plan in plans:
                 queued = self.get(task)
                 if queued.state == "queued":
-                    self._change(queued, "planned", plan=_json(plan))
+                    self._change(queued, "planned", plan=plan)
 
     def unplan(self, task: str) -> QueueTask:
         """Queue a planned task again without its plan: what it was made from has changed."""
-        with transaction(self._db):
+        with transaction(self.connection):
             return self._change(self.get(task), "queued", plan=None)
-
-    def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
-        """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
-        with transaction(self._db):
-            rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
-            return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
 
     def claim_all(
         self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group, shares: Iterable[UserShare] = ()
@@ -278,8 +485,8 @@ class QueueDB:
 
         ``shares``: of their users, from now on.
         """
-        with transaction(self._db) as db:
-            values = {**group.to_dict(), "members": json.dumps(list(group.members))}
+        with transaction(self.connection) as db:
+            values = {**asdict(group), "members": json.dumps(group.members)}
             names = ", ".join(values)
             marks = ", ".join("?" for _ in values)
             db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
@@ -292,7 +499,7 @@ class QueueDB:
 
     def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
         """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             lease = self._clock() + lease_seconds
             where = "worker = ? AND state = 'running'"
             db.execute(f"UPDATE tasks SET lease_until = ? WHERE {where}", (lease, worker))
@@ -300,61 +507,47 @@ class QueueDB:
 
     def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
         """Report a task as done, with its result."""
-        with transaction(self._db):
+        with transaction(self.connection):
             held = self._held(task, worker, attempt)
-            return self._change(held, "done", result=_json(result), error=None, **_NO_WORKER)
+            return self._change(held, "done", result=result, error=None, **_NO_WORKER)
 
     def fail(
-        self,
-        task: str,
-        worker: str,
-        attempt: int,
-        error: str,
-        retry: bool = False,
-        plan: Mapping[str, Any] | None = None,
-        result: Mapping[str, Any] | None = None,
+        self, task: str, worker: str, attempt: int, error: str, retry: bool = False, **known: Mapping[str, Any]
     ) -> QueueTask:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left.
 
-        ``plan``: what is known of it now (None: as before). ``result``: what it left all the same.
+        ``known``: its ``plan`` if more is known of it now, and the ``result`` that it left all the same.
         """
-        with transaction(self._db):
-            held = self._held(task, worker, attempt)
-            if plan is not None:
-                self._put_plan(task, plan)
-            if result is not None:
-                self._db.execute("UPDATE tasks SET result = ? WHERE id = ?", (_json(result), task))
-            return self._lost(held, error, retry)
+        with transaction(self.connection):
+            return self._lost(self._held(task, worker, attempt), error, retry, **known)
 
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
-        with transaction(self._db):
+        with transaction(self.connection):
             running = self.get(task)
             return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **_NO_WORKER)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
-        with transaction(self._db):
-            running, text = self.get(task), _json(plan)
+        with transaction(self.connection):
+            running = self.get(task)
             attempts = running.max_attempts + 1  # a task that is resumed has an attempt
-            return self._change(running, "paused", error=reason, plan=text, max_attempts=attempts, **_NO_WORKER)
+            return self._change(running, "paused", error=reason, plan=plan, max_attempts=attempts, **_NO_WORKER)
 
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
-        with transaction(self._db):
+        with transaction(self.connection):
             return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
 
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
-        with transaction(self._db):
-            self._put_plan(self.get(task).id, plan)
-
-    def _put_plan(self, task: str, plan: Mapping[str, Any]) -> None:
-        self._db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", (_json(plan), self._clock(), task))
+        with transaction(self.connection):
+            values = (_json(plan), self._clock(), self.get(task).id)
+            self.connection.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", values)
 
     def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
-        with transaction(self._db):
+        with transaction(self.connection):
             for task, kind, data in events:
                 if kind in STATES:
                     raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
@@ -365,7 +558,7 @@ class QueueDB:
 
         ``shares``: of the users of its members, from now on.
         """
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             now = self._clock()
             db.execute(
                 "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
@@ -376,18 +569,18 @@ class QueueDB:
         """What every user has had of the devices."""
         return [
             UserShare(row["user"], row["device_seconds"], json.loads(row["last_start"]))
-            for row in self._db.execute("SELECT * FROM shares ORDER BY user").fetchall()
+            for row in self.connection.execute("SELECT * FROM shares ORDER BY user").fetchall()
         ]
 
     def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
         """The groups that started last, newest first."""
         where, values = ("WHERE state = ?", (state,)) if state else ("", ())
-        rows = self._db.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
+        rows = self.connection.execute(f"SELECT * FROM groups {where} ORDER BY started DESC LIMIT ?", (*values, limit))
         return [Group(**{**dict(row), "members": tuple(json.loads(row["members"]))}) for row in rows]
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
-        with transaction(self._db) as db:
+        with transaction(self.connection) as db:
             rows = db.execute(
                 "SELECT * FROM tasks WHERE state = 'running' AND lease_until < ? ORDER BY position", (self._clock(),)
             ).fetchall()
@@ -396,20 +589,20 @@ class QueueDB:
 
     def cancel(self, task: str) -> QueueTask:
         """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
-        with transaction(self._db):
+        with transaction(self.connection):
             present = self.get(task)
             return present if present.state in ENDED else self._change(present, "cancelled", **_NO_WORKER)
 
     def pause(self, task: str) -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
-        with transaction(self._db):
+        with transaction(self.connection):
             present = self.get(task)
             attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
             return self._change(present, "paused", max_attempts=attempts, **_NO_WORKER)
 
     def resume(self, task: str) -> QueueTask:
         """Queue a paused task again."""
-        with transaction(self._db):
+        with transaction(self.connection):
             paused = self.get(task)
             if paused.state != "paused":
                 raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")
@@ -424,13 +617,11 @@ class QueueDB:
             )
         return held
 
-    def _lost(self, task: QueueTask, error: str, retry: bool) -> QueueTask:
-        """End an attempt without a result."""
-        if retry and task.attempts < task.max_attempts:
-            return self._change(task, "queued", error=error, **_NO_WORKER)
-        return self._change(
-            task, "failed", error=f"{error} (attempt {task.attempts} of {task.max_attempts})", **_NO_WORKER
-        )
+    def _lost(self, task: QueueTask, error: str, retry: bool, **known: Any) -> QueueTask:
+        """End an attempt; ``known``: what is written of the task besides its state."""
+        again = retry and task.attempts < task.max_attempts
+        error = error if again else f"{error} (attempt {task.attempts} of {task.max_attempts})"
+        return self._change(task, "queued" if again else "failed", error=error, **known, **_NO_WORKER)
 
     def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
@@ -440,7 +631,7 @@ class QueueDB:
             while lost:
                 needed, how = lost.popleft()
                 query = "SELECT task FROM dependencies WHERE needs = ? ORDER BY task"
-                for row in self._db.execute(query, (needed,)).fetchall():
+                for row in self.connection.execute(query, (needed,)).fetchall():
                     dependent = self.get(row["task"])
                     if dependent.state not in ENDED:
                         self._move(dependent, "failed", error=f"depends on {needed!r}, which was {how}")
@@ -451,15 +642,15 @@ class QueueDB:
         check_change(task.id, task.state, state)
         now = self._clock()
         names = ", ".join(f"{name} = ?" for name in columns)
-        self._db.execute(
+        self.connection.execute(
             f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
-            (state, now, *map(storable, columns.values()), task.id),
+            (state, now, *(_json(v) if isinstance(v, Mapping) else storable(v) for v in columns.values()), task.id),
         )
         data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
         self._emit(task.id, state, now, data)
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
-        self._db.execute(
+        self.connection.execute(
             "INSERT INTO events (task, kind, time, data) VALUES (?, ?, ?, ?)", (task, kind, now, _json(data))
         )
 
@@ -473,7 +664,7 @@ class QueueDB:
         return entry
 
     def _find(self, task: str) -> QueueTask | None:
-        row = self._db.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
+        row = self.connection.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
         return None if row is None else QueueTask.from_row(row)
 
     def tasks(
@@ -484,16 +675,16 @@ class QueueDB:
             raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
         where, values = _selection(state, user, beyond)
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        return [QueueTask.from_row(row) for row in self._db.execute(query, (*values, limit))]
+        return [QueueTask.from_row(row) for row in self.connection.execute(query, (*values, limit))]
 
     def stamps(self, state: str, limit: int) -> dict[str, float]:
         """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
-        rows = rows_in_turn(self._db, "id, updated", state, limit)
+        rows = rows_in_turn(self.connection, "id, updated", state, limit)
         return {row["id"]: row["updated"] for row in rows}
 
     def in_turn(self, state: str, limit: int) -> list[QueueTask]:
         """The first tasks of every user in ``state``, one of each in turn."""
-        return [QueueTask.from_row(row) for row in rows_in_turn(self._db, "*", state, limit)]
+        return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "*", state, limit)]
 
     def rows_as_json(
         self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
@@ -504,45 +695,40 @@ class QueueDB:
         """
         where, values = _selection(state, user, beyond)
         query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        rows = self._db.execute(query, (*values, limit)).fetchall()
+        rows = self.connection.execute(query, (*values, limit)).fetchall()
         return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
 
     def count_of(self, user: str, states: Sequence[str]) -> int:
         """How many tasks of ``user`` are in one of ``states``."""
         marks = ", ".join("?" for _ in states)
         query = f"SELECT count(*) FROM tasks WHERE user = ? AND state IN ({marks})"
-        return int(self._db.execute(query, (user, *states)).fetchone()[0])
+        return int(self.connection.execute(query, (user, *states)).fetchone()[0])
 
     def last_seq(self) -> int:
         """The sequence number of the last event."""
-        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+        return int(self.connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
-        rows = self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
+        rows = self.connection.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
         return dict.fromkeys(STATES, 0) | {row["state"]: row["n"] for row in rows}
 
     def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
         """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
         where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
-        rows = self._db.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
+        rows = self.connection.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
         return [_event(row) for row in rows]
 
     def last_events(self, task: str, kinds: Sequence[str], limit: int) -> Sequence[QueueEvent]:
         """The last events of a task of some kinds, in order."""
         where = f"task = ? AND kind IN ({', '.join('?' for _ in kinds)})"
         query = f"SELECT * FROM events WHERE {where} ORDER BY seq DESC LIMIT ?"
-        return [_event(row) for row in self._db.execute(query, (task, *kinds, limit))][::-1]
+        return [_event(row) for row in self.connection.execute(query, (task, *kinds, limit))][::-1]
 
     def known_keys(self, keys: Sequence[str]) -> int:
         """How many of the keys of submissions were used before."""
         query = f"SELECT count(*) FROM tasks WHERE key IN ({', '.join('?' for _ in keys)})"
-        return int(self._db.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The connection, for retention and checks."""
-        return self._db
+        return int(self.connection.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
 
 
 def _selection(state: str | None, user: str | None, beyond: int) -> tuple[str, list[Any]]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.cluster.ray import import_ray, nodes_of
-from weft.serve.worker_process import CODE_SECONDS, Inbox, WorkerOptions, WorkerProcess, message_in
+from weft.serve.worker_pool import CODE_SECONDS, Inbox, WorkerOptions, WorkerProcess, message_in
 
 RELAY_SECONDS = 1.0
 LINES_AT_ONCE = 1000
@@ -63,22 +63,20 @@ class WorkerHost:
                 lines.append(self._lines.get_nowait())
         return lines, None if lines else self._process.poll()
 
-    def kill(self) -> None:
-        """End the worker process."""
-        self._process.kill()
-
 
 class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
 
     def __init__(self, name: str, device: str, inbox: Inbox, options: WorkerOptions) -> None:
         self.name, self.device, self._inbox = name, device, inbox
-        self.started = self.last_heard = time.monotonic()
-        self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
-        self.end_reason, self.fetched = "", {}
-        self._ended, self._stopping = threading.Event(), False
-        self._ray = import_ray()
-        self._host = self._start_host(options)
+        self.last_heard, self._ended, self._ray = time.monotonic(), threading.Event(), import_ray()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        kind = device.partition("@")[0]
+        gpus = 1 if kind.startswith("cuda") else 0
+        made = self._ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=4, scheduling_strategy=there)(WorkerHost)
+        self._host = made.remote("cuda:0" if gpus else kind, options)  # Ray shows it its own GPU alone, as number 0
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
 
@@ -86,16 +84,6 @@ class RayWorker(WorkerProcess):
     def node(self) -> str:
         """The id of its node."""
         return self.device.partition("@")[2]
-
-    def _start_host(self, options: WorkerOptions) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        device = self.device.partition("@")[0]
-        gpus = 1 if device.startswith("cuda") else 0
-        there = NodeAffinitySchedulingStrategy(self.node, soft=False)
-        made = self._ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=4, scheduling_strategy=there)(WorkerHost)
-        # Ray shows the actor its own GPU alone, as number 0.
-        return made.remote("cuda:0" if gpus else device, options)
 
     def send(self, do: str, **data: Any) -> None:
         """Send a message; one to a worker that is gone is lost, and ``gone`` will follow."""

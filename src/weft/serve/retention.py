@@ -10,11 +10,9 @@ import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, NEXT_STATES, STATES, transaction
+from weft.serve.queue_db import ENDED, Group, QueueDB, transaction
 
 # ---- Folders of runs that no task needs any more
 
@@ -31,19 +29,8 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str] = (), seconds:
     with a name that Weft gives are considered, and those of ``more``. Links are neither followed nor removed.
     """
     until, removed = time.monotonic() + seconds, []
-    for name in unused(queue, _folders(runs, frozenset(more))):
-        if time.monotonic() > until:
-            break
-        shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
-        removed.append(name)
-    return removed
-
-
-def unused(queue: QueueDB, names: Iterable[str]) -> list[str]:
-    """Those folders that are of no task: by their name, by a group that is known, or by what a task says of itself."""
-    db = queue.connection
-    unknown = []
-    for name in names:
+    db, unknown = queue.connection, []
+    for name in _folders(runs, frozenset(more)):  # a folder is of a task by its name, or by a group that is known
         tasks = (name, *_members(db, name))
         if not any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (task,)).fetchone() for task in tasks):
             unknown.append(name)
@@ -53,7 +40,12 @@ def unused(queue: QueueDB, names: Iterable[str]) -> list[str]:
     query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
     paths = [path for row in db.execute(query) for path in (row["had"], row["origin"]) if isinstance(path, str)]
     mentioned = {path.partition("/")[0] for path in paths}
-    return [name for name in unknown if name not in mentioned]
+    for name in (name for name in unknown if name not in mentioned):
+        if time.monotonic() > until:
+            break
+        shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
+        removed.append(name)
+    return removed
 
 
 def _folders(runs: Path, more: frozenset[str]) -> list[str]:
@@ -105,29 +97,12 @@ def _drop(runs: Path, folder: str) -> int:
     return dropped
 
 
-BATCH = 1000
-
-
 def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
     """Delete tasks that ended before the time ``before``, then the folders in ``runs`` of no task; how many tasks.
 
-    A crash in between leaves folders, which the next clean-up removes.
+    A crash in between leaves folders, which the next clean-up removes. A task that something unfinished depends on, or
+    whose group continues, is kept. Sequence numbers of deleted events are not used again.
     """
-    gone = _delete(queue, before)
-    remove_unused(queue, runs, gone)
-    return len(gone)
-
-
-def delete_ended(queue: QueueDB, before: float) -> int:
-    """Delete tasks that ended before the time ``before``, with their events; returns how many.
-
-    A task that something unfinished depends on, or whose group continues, is kept. Sequence numbers of deleted events
-    are not used again.
-    """
-    return len(_delete(queue, before))
-
-
-def _delete(queue: QueueDB, before: float) -> list[str]:
     marks = ", ".join("?" for _ in ENDED)
     with transaction(queue.connection) as db:
         rows = db.execute(
@@ -141,7 +116,8 @@ def _delete(queue: QueueDB, before: float) -> list[str]:
         for table, column in (("events", "task"), ("dependencies", "task"), ("tasks", "id")):
             db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(name,) for name in names])
         db.execute(_DELETE_GROUPS, (before,))
-    return names
+    remove_unused(queue, runs, names)
+    return len(names)
 
 
 _IN_OPEN_GROUPS = """
@@ -151,29 +127,3 @@ _DELETE_GROUPS = """
 DELETE FROM groups WHERE state IN ('ended', 'dissolved') AND ended < ? AND NOT EXISTS (
     SELECT 1 FROM json_each(groups.members) AS member JOIN tasks ON tasks.id = member.value)
 """
-
-
-def problems(queue: QueueDB) -> list[str]:
-    """What is wrong with the file, in sentences; empty if nothing is.
-
-    SQLite's own check, then per task: its events lead from queued to its state by allowed changes, it is done at most
-    once, it has a worker if and only if it runs, and it was not claimed too often.
-    """
-    sentences = [row[0] for row in queue.connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
-    last = 0
-    while tasks := queue.tasks(limit=BATCH, beyond=last):
-        last = tasks[-1].position
-        for task in tasks:
-            path = [event.kind for event in queue.events(task=task.id, limit=1_000_000) if event.kind in STATES]
-            who = f"task {task.id!r}"
-            if not path or path[0] != "queued" or path[-1] != task.state:
-                sentences.append(f"{who}: events {path} do not lead from queued to {task.state}")
-            steps = [(a, b) for a, b in pairwise(path) if b not in NEXT_STATES[a]]
-            sentences += [f"{who}: {a} -> {b} is not allowed" for a, b in steps]
-            if path.count("done") > 1:
-                sentences.append(f"{who}: was completed twice")
-            if (task.worker is not None) != (task.state == "running"):
-                sentences.append(f"{who} is {task.state} with worker={task.worker!r}")
-            if task.attempts > task.max_attempts:
-                sentences.append(f"{who}: attempts={task.attempts} exceed max_attempts={task.max_attempts}")
-    return sentences

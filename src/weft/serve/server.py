@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import math
 import os
@@ -12,16 +11,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from weft.core.errors import SpecError, WeftError
 from weft.serve.options import ServeOptions, check_option, is_gpu_name
-from weft.serve.queue_file import open_file
-from weft.serve.submissions import Tokens, make_token_file
+from weft.serve.queue_db import open_file
+from weft.serve.submissions import Tokens, is_loopback, make_token_file
 from weft.serve.supervisor import Supervisor
 
 try:
@@ -41,16 +40,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
         raise SpecError(f"--bind {text}: expected HOST:PORT, such as 127.0.0.1:8787")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def find_tokens(db: Path, file: Path | None, no_auth: bool, host: str) -> tuple[Tokens, Path | None]:
@@ -92,30 +81,26 @@ def check_devices(options: ServeOptions) -> None:
         raise SpecError(f"device {missing!r} is not there; this machine has {present}")
 
 
-class ServerLock:
+@contextmanager
+def server_lock(db: Path) -> Iterator[None]:
     """One server per queue file; the system lets go of it however the server ends."""
-
-    def __init__(self, db: Path) -> None:
-        self._path = db.with_name(db.name + ".lock")
-        self._handle = -1
-
-    def __enter__(self) -> ServerLock:
-        make_folder(self._path.parent)
-        try:
-            self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise SpecError(f"{self._path}: cannot be written ({reason}); a queue needs a folder to write to") from None
+    path = db.with_name(db.name + ".lock")
+    make_folder(path.parent)
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(f"{path}: cannot be written ({reason}); a queue needs a folder to write to") from None
+    try:
         if fcntl is not None:
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self._handle)
-                raise SpecError(f"{self._path}: another server works on this queue; use that one") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise SpecError(f"{path}: another server works on this queue; use that one") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
@@ -179,7 +164,7 @@ def serve(
         from weft.serve.app import BoundedConnection, make_app, most_waiting
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
-    with ServerLock(options.db), ExitStack() as stack:
+    with server_lock(options.db), ExitStack() as stack:
         addresses = [stack.enter_context(opened) for opened in bound_sockets(host, port)]
         open_file(options.db).close()  # report a file that cannot be used before anything starts
         begun()
@@ -187,8 +172,6 @@ def serve(
         app = make_app(options, supervisor, tokens)
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             http=BoundedConnection,
             backlog=most_waiting(),
             log_level="warning",
@@ -196,51 +179,43 @@ def serve(
             timeout_graceful_shutdown=2,
         )
         logging.getLogger("uvicorn.error").addFilter(Seldom())
-        server = _Server(uvicorn.Server(config), addresses)
+        server = uvicorn.Server(config)
+
+        def end_after_supervisor() -> None:  # a server without one must not accept tasks
+            supervisor.join()
+            server.should_exit = True
+
         supervisor.start()
-        threading.Thread(target=server.end_after, args=(supervisor,), daemon=True).start()
+        threading.Thread(target=end_after_supervisor, daemon=True).start()
         try:
-            server.run()
+            _answer(server, addresses)
         finally:
             supervisor.stop(drain_seconds)
         if supervisor.error:
             raise WeftError(f"the supervisor ended: {supervisor.error}")
 
 
-class _Server:
-    """uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
+def _answer(server: Any, addresses: Sequence[socket.socket]) -> None:
+    """Run uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
+    import asyncio
 
-    def __init__(self, server: Any, addresses: Sequence[socket.socket]) -> None:
-        self._server, self._addresses = server, addresses
-        self._server.install_signal_handlers = lambda: None
-
-    def run(self) -> None:
-        import asyncio
-
-        before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            asyncio.run(self._answer())
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def _answer(self) -> None:
-        import asyncio
-
-        asyncio.get_running_loop().set_exception_handler(_log_trouble)
-        # serve() without uvicorn's own handlers, which raise the signal again
-        await self._server._serve(sockets=list(self._addresses))
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        if self._server.should_exit:
+    def end(number: int, _: FrameType | None) -> None:
+        if server.should_exit:
             os._exit(128 + number)
         print("weft: draining; running groups save their state (a second signal ends at once)", file=sys.stderr)
-        self._server.should_exit = True
+        server.should_exit = True
 
-    def end_after(self, supervisor: Supervisor) -> None:
-        """Stop answering when the supervisor has ended: a server without one must not accept tasks."""
-        supervisor.join()
-        self._server.should_exit = True
+    async def answer() -> None:
+        asyncio.get_running_loop().set_exception_handler(_log_trouble)
+        # serve() without uvicorn's own handlers, which raise the signal again
+        await server._serve(sockets=list(addresses))
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        asyncio.run(answer())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Seldom(logging.Filter):

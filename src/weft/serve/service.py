@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_file import ENDED, STATES, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
+from weft.serve.state import COUNTERS
 from weft.serve.submissions import OPERATOR, BadRequestError, HiddenPaths, Registry, read_submissions
 from weft.serve.supervisor import Supervisor
 
-T = TypeVar("T")
 OPEN = tuple(state for state in STATES if state not in ENDED)
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
 MOST_LOG_BYTES = 1 << 20
@@ -30,7 +30,8 @@ class QueueService:
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
-        self._registry, self._hidden = Registry.of(options), HiddenPaths(options.graphs, options.runs)
+        self._registry = Registry(options.models, options.graphs, options.downloads)
+        self._hidden = HiddenPaths(options.graphs, options.runs)
         self._local = threading.local()
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
@@ -49,8 +50,7 @@ class QueueService:
     def _db(self) -> QueueDB:
         if not hasattr(self._local, "db"):
             self._local.db = QueueDB(self.options.db)
-        db: QueueDB = self._local.db
-        return db
+        return self._local.db
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class QueueService:
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
             raise BadRequestError(f"task {task!r} belongs to {owner or 'the operator'!r}", 403)
-        changed: QueueTask = getattr(self._db, action)(task)
+        changed = getattr(self._db, action)(task)
         self.supervisor.wake()
         return self._shown(changed)
 
@@ -115,7 +115,7 @@ class QueueService:
 
     def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
         """Events after a sequence number."""
-        return [self._hidden.data(event.to_dict()) for event in self._db.events(since, task, limit)]
+        return [self._hidden.data(asdict(event)) for event in self._db.events(since, task, limit)]
 
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
@@ -124,7 +124,7 @@ class QueueService:
     def state(self, user: str) -> dict[str, Any]:
         """What the dashboard shows ``user`` in addition to the tasks."""
         view = self.supervisor.view
-        groups = [self._hidden.data(group.to_dict()) for group in self._db.groups(limit=300)]
+        groups = [self._hidden.data(asdict(group)) for group in self._db.groups(limit=300)]
         shown = {key: value for key, value in view.items() if key != "why"}
         return {**shown, "user": user, "counts": self._db.counts(), "groups": groups, "last_seq": self._db.last_seq()}
 
@@ -203,59 +203,45 @@ class QueueService:
 
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.
 
-Request = TypeVar("Request")
 MOST_AT_ONCE = 256
 
 
 class GroupCommit:
     """``write(requests)`` answers each request with a result or the error that is its own; it runs in ``pool``.
 
-    Used from one event loop. A request is answered after the commit that it is part of.
+    ``pool`` has one thread. A request is answered after the commit that it is part of.
     """
 
     def __init__(self, pool: Executor, write: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        self._pool, self._write = pool, write
-        self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._pool, self._write, self._writing = pool, write, asyncio.Lock()
+        self._waiting: deque[tuple[Any, list[Any]]] = deque()  # requests, each with a list that gets its answer
 
     async def put(self, request: Any) -> Any:
         """The result for ``request``, once it is on the disk."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: list[Any] = []
         self._waiting.append((request, answer))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write_all())
-        return await answer
+        while not answer:
+            async with self._writing:
+                if not answer:
+                    await asyncio.get_running_loop().run_in_executor(self._pool, self._write_waiting)
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return answer[0]
 
-    async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-            try:
-                results = await loop.run_in_executor(self._pool, self._write, [request for request, _ in batch])
-            except Exception as error:  # none of them was written
-                results = [error] * len(batch)
-            for (_, answer), result in zip(batch, results, strict=True):
-                if answer.done():  # the client has gone
-                    continue
-                if isinstance(result, Exception):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
+    def _write_waiting(self) -> None:
+        """Write the requests that wait. In the thread, so that all are answered though one of them is cancelled."""
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+        try:
+            results = self._write([request for request, _ in batch])
+        except Exception as error:  # none of them was written
+            results = [error] * len(batch)
+        for (_, answer), result in zip(batch, results, strict=True):
+            answer.append(result)
 
 
 # ---- Figures of a server in Prometheus' text format.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-COUNTERS = {
-    "groups_started": "Groups started.",
-    "tasks_started": "Tasks started, retries included.",
-    "workers_lost": "Workers that ended by themselves.",
-    "memory_errors": "Tasks that ran out of memory.",
-    "tasks_requeued": "Tasks queued again after their worker was lost.",
-    "graphs_ready": "Groups whose graph was on the device when they started.",
-    "weights_ready": "Tasks whose initial weights were drawn before they started.",
-    "checkpoints_ready": "Groups whose checkpoint was read before they went on.",
-}
 
 
 def metrics_text(view: Mapping[str, Any], counts: Mapping[str, int], requests: Mapping[int, int]) -> str:

@@ -10,12 +10,12 @@ import sqlite3
 import statistics
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import WeftError
 from weft.core.models import BUILT_IN
@@ -24,9 +24,10 @@ from weft.core.task import OWN_FUNCTIONS, Task, is_own
 from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Group, QueueDB
-from weft.serve.queue_file import ENDED, LostClaimError, QueueError, QueueTask
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
+
+if TYPE_CHECKING:
+    from weft.serve.worker_pool import WorkerProcess
 
 # ---- Events of a run as events of its tasks, which dashboards and ``weft watch`` read.
 
@@ -45,18 +46,15 @@ def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> 
                 yield member["task"], "progress", {**progress, "group": group}
     elif kind == "progress":
         yield members[0], "progress", {**data, "group": group}
-    elif kind == "note":
-        for name in members[:MOST_NOTED]:
-            yield name, "note", {"message": data.get("message", ""), "group": group}
-    elif kind == "checkpoint":
-        for name in members:
-            yield name, "checkpoint", {"epoch": data.get("epoch"), "group": group}
-    elif kind == "ready":
-        for name in members[:MOST_NOTED]:
-            yield name, "ready", {**data, "group": group}
-    elif kind == "start":
-        for name in members:
-            yield name, "start", {"device": data.get("device"), "group": group, "members": len(members)}
+    elif kind in ("note", "ready", "checkpoint", "start"):
+        kept = {
+            "note": {"message": data.get("message", "")},
+            "ready": data,
+            "checkpoint": {"epoch": data.get("epoch")},
+            "start": {"device": data.get("device"), "members": len(members)},
+        }[kind]
+        for name in members[:MOST_NOTED] if kind in ("note", "ready") else members:
+            yield name, kind, {**kept, "group": group}
 
 
 # ---- Tasks of the queue as a policy, an estimate and a worker see them.
@@ -69,39 +67,25 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
 
     ``share``: the part of the device that a worker can use, of a CPU its threads over the cores.
     """
-    plan = task.plan or {}
-    if is_inference(task):
-        return QueuedTask(
-            id=task.id,
-            bytes=max(int(plan["bytes"]), 0),
-            seconds=float(plan["seconds"]),
-            graph=str(plan.get("graph", "")),
-            fusable=False,
-            utilisation=share * float(plan.get("utilisation", 1.0)),
-            arrival=task.created,
-            user=task.user,
-            priority=task.priority,
-            deadline=task.spec.get("deadline"),
-            kind="inference",
-            latency_target=task.spec["infer"].get("latency_target"),
-            attempts=int(plan.get("failures", 0)),
-            turn_seconds=float(plan.get("turn_seconds", 0.0)),
-        )
-    training = float(plan["seconds"])
-    seconds = training + setup_seconds
+    plan, infers = task.plan or {}, is_inference(task)
+    epochs, setup_seconds = float(plan["seconds"]), 0.0 if infers else setup_seconds
+    seconds = epochs + setup_seconds
+    has_checkpoint = bool(task.attempts)
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
         seconds=seconds,
         graph=str(plan.get("graph", "")),
-        join_key=str(plan.get("join_key", "")),
-        fusable=not plan.get("alone") and task.spec.get("budget") is None and not task.attempts,  # it has a checkpoint
-        shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
-        utilisation=share * float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
+        join_key="" if infers else str(plan.get("join_key", "")),
+        fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
+        shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
+        utilisation=share * float(plan.get("utilisation", 1.0)) * (epochs / seconds if seconds > 0 else 1.0),
         arrival=task.created,
         user=task.user,
         priority=task.priority,
         deadline=task.spec.get("deadline"),
+        kind="inference" if infers else "training",
+        latency_target=task.spec["infer"].get("latency_target") if infers else None,
         attempts=int(plan.get("failures", 0)),
         start_seconds=setup_seconds,
         turn_seconds=float(plan.get("turn_seconds", 0.0)),
@@ -167,15 +151,9 @@ class ActiveGroup:
     worker: WorkerProcess
     attempts: dict[str, int]
     users: dict[str, str]
-    utilisation: float  # of the device, as a mean over the group's seconds were it alone: at most 1
-    graph: str
+    running: RunningGroup  # as policies see it, without its times
     heard: float
-    priority: int = 0
-    kind: str = "training"
     users_code: bool = False  # whether it runs code that is not Weft's
-    start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
-    slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
-    turn_seconds: float = 0.0  # mean time of its kernels, 0 if not known
     epoch: int = 0
     progress_at: float = 0.0  # when its progress was last recorded
     leaving: bool = False  # it is to save and return
@@ -204,46 +182,30 @@ class ActiveGroup:
     @property
     def had(self) -> float:
         """Device-seconds of each of its members so far."""
-        return self.seconds * self.utilisation / max(len(self.members), 1)
+        return self.seconds * self.running.utilisation / max(len(self.members), 1)
 
     @property
     def will_have(self) -> float:
         """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
-        return max(self.had, self.group.seconds * self.utilisation / max(len(self.members), 1))
+        return max(self.had, self.group.seconds * self.running.utilisation / max(len(self.members), 1))
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        group, now = self.group, time.time()
-        return RunningGroup(
-            id=group.id,
-            device=group.device,
-            members=self.members,
-            bytes=group.bytes,
-            utilisation=self.utilisation,
-            started=now - self.seconds,
-            ends=now - self.seconds + group.seconds,
-            graph=self.graph,
-            kind=self.kind,
-            slowdown_limit=self.slowdown_limit,
-            priority=self.priority,
-            leaving=self.leaving,
-            start_seconds=min(self.start_seconds, group.seconds),
-            turn_seconds=self.turn_seconds,
-        )
+        started = time.time() - self.seconds
+        return replace(self.running, started=started, ends=started + self.group.seconds, leaving=self.leaving)
 
 
-@dataclass
-class Counters:
-    """What happened since the server started."""
-
-    groups_started: int = 0
-    tasks_started: int = 0
-    workers_lost: int = 0
-    memory_errors: int = 0
-    tasks_requeued: int = 0
-    graphs_ready: int = 0
-    weights_ready: int = 0
-    checkpoints_ready: int = 0
+# What is counted since the server started, as the metrics describe it.
+COUNTERS = {
+    "groups_started": "Groups started.",
+    "tasks_started": "Tasks started, retries included.",
+    "workers_lost": "Workers that ended by themselves.",
+    "memory_errors": "Tasks that ran out of memory.",
+    "tasks_requeued": "Tasks queued again after their worker was lost.",
+    "graphs_ready": "Groups whose graph was on the device when they started.",
+    "weights_ready": "Tasks whose initial weights were drawn before they started.",
+    "checkpoints_ready": "Groups whose checkpoint was read before they went on.",
+}
 
 
 @dataclass
@@ -252,7 +214,7 @@ class SupervisorState:
 
     options: ServeOptions
     db: QueueDB = field(init=False)  # opened by the thread that uses it
-    counters: Counters = field(default_factory=Counters)
+    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
     active: dict[str, ActiveGroup] = field(default_factory=dict)  # by group
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
@@ -309,10 +271,13 @@ class SupervisorState:
     def fail(self, active: ActiveGroup, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.
 
+        A member of a fused group continues alone, from the group's checkpoint.
         Written apart, the second try of a task would be lost where there is room on the disk for one of the two only.
         """
+        if active.fused:
+            plan = {**plan, "alone": True, "from": active.group.folder}
         try:
-            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan)
+            self.db.fail(name, self.claimant(active.worker), active.attempts[name], reason, retry, plan=plan)
         except LostClaimError:  # cancelled, or paused: then it continues by this
             self.db.replan(name, plan)
             raise

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
+import math
 import os
 import re
 import secrets
@@ -26,9 +28,7 @@ from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import option
-from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Submission
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask, Submission
 
 # ---- Read JSON from strangers: bounded in size and depth, finite numbers, text that can be stored.
 
@@ -37,6 +37,9 @@ MOST_DEPTH = 32
 LARGEST = 2**63 - 1
 # A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
 TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class BadRequestError(InputError):
@@ -68,13 +71,10 @@ def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
 def check_values(value: Any) -> None:
     """Refuse numbers and text that the queue cannot hold."""
     if isinstance(value, str):
-        if "\x00" in value or not _encodable(value):
+        if UNSTORABLE.search(value):
             raise BadRequestError(f"the text {value[:40]!r} has characters that cannot be stored")
-    elif isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise BadRequestError("a number is too large")
-    elif isinstance(value, int):
-        if abs(value) > LARGEST:
+    elif isinstance(value, (int, float)):
+        if not (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)):
             raise BadRequestError("a number is too large")
     elif isinstance(value, dict):
         for key, item in value.items():
@@ -83,14 +83,6 @@ def check_values(value: Any) -> None:
     elif isinstance(value, list):
         for item in value:
             check_values(item)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _no_constant(name: str) -> Any:
@@ -137,13 +129,12 @@ def check_option(name: str, value: Any) -> Any:
     return checked
 
 
-def _option(body: Mapping[str, Any], name: str, default: Any = None) -> Any:
+def _option(body: Mapping[str, Any], name: str) -> Any:
     """The value of an option in a request."""
     try:
-        value = check_option(name, body.get(name))
+        return check_option(name, body.get(name))
     except InputError as error:
         raise BadRequestError(str(error)) from None
-    return default if value is None else value
 
 
 # ---- From a request to an inference task: the weights of a task of the queue or of a file, a graph, nodes, a target.
@@ -157,51 +148,51 @@ MOST_NODES = 1_000_000
 Find = Callable[[str], QueueTask]
 
 
-def inference_source(body: Mapping[str, Any], find: Find) -> tuple[dict[str, Any], str | None]:
-    """The settings that the model was trained with, with the graph to infer on, and the task that it is of."""
-    infer = _fields(body)
-    of, given = infer.get("of"), body.get("task")
-    graph = {} if infer.get("graph") is None else {"graph": infer["graph"]}
-    if (of is None) == (given is None) or (of is None) != (infer.get("weights") is not None):
-        raise BadRequestError("give infer.of, a task whose weights to use, or task with infer.weights, a file")
-    if of is None:
-        if not isinstance(given, dict):
-            raise BadRequestError("a task must be an object of settings")
-        return {**given, **graph}, None
-    if not isinstance(of, str):
-        raise BadRequestError("infer.of must be the id of a task")
-    trained = find(of)
-    if trained.spec.get("kind") == "inference":
-        raise BadRequestError(f"infer.of={of[:80]!r} is an inference task, which has no weights of its own")
-    return {name: value for name, value in trained.spec["task"].items() if name != "name"} | graph, of
-
-
-def inference_spec(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker has to know besides the settings."""
-    infer = _fields(body)
-    nodes, target = infer.get("nodes"), _option(infer, "latency_target")
-    if nodes is not None and not (isinstance(nodes, str) and nodes in NODE_NAMES):
-        whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
-        if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node <= LARGEST_NODE for node in nodes):
-            expected = f"{', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids"
-            raise BadRequestError(f"infer.nodes must be {expected}")
-    return {"nodes": nodes} | ({} if target is None else {"latency_target": target})
-
-
-def _fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> tuple[dict[str, Any], str | None]:
+    """The spec of an inference task, and the task whose weights it uses."""
     infer = body["infer"]
     if not isinstance(infer, dict):
         raise BadRequestError('infer must be an object such as {"of": TASK, "nodes": "test"}')
     unknown = sorted(set(infer) - set(INFER_FIELDS))
     if unknown:
         raise BadRequestError(f"unknown field infer.{unknown[0][:80]}; known are {', '.join(INFER_FIELDS)}")
-    return infer
+    of, settings, nodes = infer.get("of"), body.get("task"), infer.get("nodes")
+    if (of is None) == (settings is None) or (of is None) != (infer.get("weights") is not None):
+        raise BadRequestError("give infer.of, a task whose weights to use, or task with infer.weights, a file")
+    if of is not None:  # the settings that the model was trained with
+        if not isinstance(of, str):
+            raise BadRequestError("infer.of must be the id of a task")
+        trained = find(of)
+        if trained.spec.get("kind") == "inference":
+            raise BadRequestError(f"infer.of={of[:80]!r} is an inference task, which has no weights of its own")
+        settings = {name: value for name, value in trained.spec["task"].items() if name != "name"}
+    elif not isinstance(settings, dict):
+        raise BadRequestError("a task must be an object of settings")
+    if infer.get("graph") is not None:
+        settings = {**settings, "graph": infer["graph"]}
+    target = _option(infer, "latency_target")
+    if nodes is not None and not (isinstance(nodes, str) and nodes in NODE_NAMES):
+        whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
+        if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node <= LARGEST_NODE for node in nodes):
+            expected = f"{', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids"
+            raise BadRequestError(f"infer.nodes must be {expected}")
+    source = {"of": of} if of is not None else {"weights": registry.weights_path(infer["weights"])}
+    kept = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
+    return {"task": _settings(settings), "kind": "inference", "infer": kept, **_graph(settings, registry)}, of
 
 
 # ---- Who may use the server: tokens and the users they stand for.
 
 SHORTEST = 16
 OPERATOR = ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach ``host``."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -279,11 +270,6 @@ class Registry:
     models: tuple[str, ...] = ()
     graphs: Path | None = None
     downloads: bool = False
-
-    @classmethod
-    def of(cls, options: ServeOptions) -> Registry:
-        """The registry of a server."""
-        return cls(options.models, options.graphs, options.downloads)
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that is neither Weft's own nor allowed."""
@@ -380,35 +366,39 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
     unknown = sorted(set(body) - set(FIELDS))
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
+    after = body.get("after") or []
+    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(name, str) for name in after):
+        raise BadRequestError("after must be a list of task ids")
     if body.get("infer") is not None:
-        return [_inference(body, registry, user, find)]
-    several = "tasks" in body
-    if several == ("task" in body):
-        raise BadRequestError("give either task or tasks")
-    tasks = body["tasks"] if several else [body["task"]]
-    if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
-        raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
-    common, key = _common(body, user), _option(body, "key")
-    keys = [None if key is None else f"{user}/{key}/{i}" for i in range(len(tasks))]
-    limits = _limits(body)
+        if "tasks" in body:
+            raise BadRequestError("an inference task is submitted alone; leave tasks out")
+        spec, of = inference_spec(body, registry, find)
+        specs = [spec]
+        after = after if of is None else dict.fromkeys([*after, of])
+    else:
+        several = "tasks" in body
+        if several == ("task" in body):
+            raise BadRequestError("give either task or tasks")
+        tasks = body["tasks"] if several else [body["task"]]
+        if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
+            raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
+        specs = [{"task": _settings(task), **_graph(task, registry)} for task in tasks]
+    key, priority, attempts = (_option(body, name) for name in ("key", "priority", "max_attempts"))
+    # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
+    limits = {"budget": _option(body, "budget"), "deadline": _option(body, "deadline"), "max_attempts": attempts}
+    limits = {name: value for name, value in limits.items() if value is not None}
     return [
-        Submission({"task": _settings(task), **_graph(task, registry), **limits}, key=one, **common)
-        for task, one in zip(tasks, keys, strict=True)
+        Submission(
+            {**spec, **limits},
+            key=None if key is None else f"{user}/{key}/{number}",
+            user=user,
+            priority=priority or 0,
+            after=tuple(after),
+            max_attempts=attempts or 3,
+            said_key=key,
+        )
+        for number, spec in enumerate(specs)
     ]
-
-
-def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> Submission:
-    if "tasks" in body:
-        raise BadRequestError("an inference task is submitted alone; leave tasks out")
-    settings, of = inference_source(body, find)
-    infer = inference_spec(body) | ({"of": of} if of is not None else {})
-    if of is None:
-        infer["weights"] = registry.weights_path(body["infer"]["weights"])
-    spec = {"task": _settings(settings), "kind": "inference", "infer": infer, **_graph(settings, registry)}
-    common, key = _common(body, user), _option(body, "key")
-    if of is not None:
-        common["after"] = tuple(dict.fromkeys((*common["after"], of)))
-    return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}/0", **common)
 
 
 def _graph(task: Any, registry: Registry) -> dict[str, Any]:
@@ -442,25 +432,6 @@ def _settings(task: Any) -> dict[str, Any]:
     if checked.split == ALL_SPLITS:
         raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
     return found
-
-
-def _common(body: Mapping[str, Any], user: str) -> dict[str, Any]:
-    after = body.get("after") or []
-    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(name, str) for name in after):
-        raise BadRequestError("after must be a list of task ids")
-    return {
-        "user": user,
-        "priority": _option(body, "priority", 0),
-        "after": tuple(after),
-        "max_attempts": _option(body, "max_attempts", 3),
-        "said_key": _option(body, "key"),
-    }
-
-
-def _limits(body: Mapping[str, Any]) -> dict[str, Any]:
-    # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
-    limits = {name: _option(body, name) for name in ("budget", "deadline", "max_attempts")}
-    return {name: value for name, value in limits.items() if value is not None}
 
 
 def given_settings(task: Task) -> dict[str, Any]:
@@ -503,8 +474,4 @@ class HiddenPaths:
 
     def data(self, value: Any) -> Any:
         """Plain data without the roots, also in names."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(str(name)): self.data(item) for name, item in value.items()}
-        return [self.data(item) for item in value] if isinstance(value, list) else value
+        return json.loads(self.json_text(json.dumps(value, ensure_ascii=False)))

@@ -17,71 +17,209 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
-from weft.sched.admission import Policy
+from weft.sched.admission import Policy, decide, waits_for
+from weft.sched.policies import find_policy
+from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.sched.task_queue import UserShares
-from weft.serve.groups import Evictions, GroupEndings, known_tasks, why_gone
+from weft.serve.groups import (
+    GroupEndings,
+    Groups,
+    Preempted,
+    known_tasks,
+    weights_file,
+    why_gone,
+)
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
-from weft.serve.queue_db import QueueDB
-from weft.serve.queue_file import ENDED
+from weft.serve.queue_db import ENDED, QueueDB, QueueTask
 from weft.serve.retention import clean_up, drop_checkpoints
-from weft.serve.scheduler import Scheduler
-from weft.serve.state import RESTARTED, TRANSIENT_ERRORS, Counters, SupervisorState, records_of, take_over
-from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool
-from weft.serve.worker_process import WorkerProcess
+from weft.serve.state import (
+    RESTARTED,
+    TRANSIENT_ERRORS,
+    WAITS_ALONE,
+    WAITS_FOR_SUSPECT,
+    SupervisorState,
+    is_inference,
+    is_suspect,
+    queued_task,
+    records_of,
+    take_over,
+    unless_lost,
+    worker_settings,
+)
+from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess
 
-# ---- What the dashboard and the metrics read of the supervisor, published as one new object each time.
+SAMPLES = 1_800  # of memory by device over time
 
-SAMPLES = 1_800
+# ---- Which planned tasks start now, as a policy decides; it sees a preempted group that is to go on as one task
+
+MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused whatever else runs
 
 
-class ServerView:
-    """Keeps samples of memory by device over time."""
+class Scheduler:
+    """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
-        self._state, self._pool = state, pool
-        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+    def __init__(self, state: SupervisorState, pool: WorkerPool, groups: Groups) -> None:
+        self._state, self._pool, self._groups = state, pool, groups
+        self.policy: Policy = find_policy(state.options.policy)
+        self._known: dict[str, QueueTask] = {}  # planned tasks as last read
 
-    @staticmethod
-    def empty() -> dict[str, Any]:
-        """The view before anything has started."""
-        return {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
+    def schedule(self) -> None:
+        """Start what can start now."""
+        waiting = self._planned()
+        self._state.why = {}
+        if not self._pool.room:
+            self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
+            return
+        running = {name for active in self._state.active.values() for name in active.members}
+        self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
+        groups = self._groups.ready()
+        ready = [
+            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
+        ]
+        groups, ready, suspect = self._limit_to_suspect(groups, ready)
+        decision = self._decide(groups, ready)
+        for name, reason in decision.refuse.items():
+            if name in groups:
+                self._groups.take_apart(groups[name], reason)
+            else:
+                unless_lost(self._state.db.refuse, name, reason)
+        for preempted in decision.preempt:
+            self._groups.preempt(self._state.active[preempted])
+        starts = list(decision.start)
+        if suspect and any(start.members[0] == suspect for start in starts):  # nothing else starts with it
+            starts = starts[:1] if starts[0].members[0] == suspect else [s for s in starts if s.members[0] != suspect]
+        for start in starts:
+            if start.members[0] in groups:
+                self._groups.resume(groups[start.members[0]], start)
+            else:
+                self._groups.start(start, [self._known[name] for name in start.members])
+        started = set(decision.started)
+        self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
+        for name, group in groups.items():
+            if name not in started:
+                self._state.why |= {task.id: decision.reason(name) for task in group.present}
+        decided = {*started, *decision.refuse}
+        still = {name: group for name, group in groups.items() if name not in decided}
+        self._prefetch(still, [task for task in ready if task.id not in decided], decision)
 
-    def show(self) -> dict[str, Any]:
-        """The state as it is now, and a sample of it in the view's series."""
-        now = time.time()
-        bytes_by_device: dict[str, int] = {}
-        for worker in self._pool.workers.values():
-            if worker.name != PLANNER:
-                bytes_by_device[worker.device] = bytes_by_device.get(worker.device, 0) + worker.bytes
-        estimated: dict[str, int] = {}
+    def _limit_to_suspect(
+        self, groups: dict[str, Preempted], ready: list[QueueTask]
+    ) -> tuple[dict[str, Preempted], list[QueueTask], str]:
+        """What may start now if a server died while some of it ran, and the first suspect ("" for none).
+
+        Suspects start one by one, in their turn, and nothing starts together with a suspect until it has saved a
+        checkpoint or has run for a while.
+        """
+        suspects = [name for name, group in groups.items() if any(map(is_suspect, group.present))]
+        suspects += [task.id for task in ready if is_suspect(task)]
+        tried = any(active.alone_until > time.monotonic() for active in self._state.active.values())
+        if not suspects and not tried:
+            return groups, ready, ""
+        for task in (*ready, *(task for group in groups.values() for task in group.present)):
+            self._state.why[task.id] = WAITS_ALONE if is_suspect(task) else WAITS_FOR_SUSPECT
+        names = set() if tried else {*groups, *(task.id for task in ready)}.difference(suspects[1:])
+        allowed = {name: group for name, group in groups.items() if name in names}
+        return allowed, [task for task in ready if task.id in names], suspects[0] if suspects else ""
+
+    def _planned(self) -> list[QueueTask]:
+        """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
+        stamps = self._state.db.stamps("planned", MOST_PLANNED)
+        seen = {name: task.updated for name, task in self._known.items()}
+        changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
+        if len(changed) > len(stamps) // 2:
+            self._known = {task.id: task for task in self._state.db.in_turn("planned", MOST_PLANNED)}
+        else:
+            same = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = same | {name: self._state.db.get(name) for name in changed}
+        return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
+
+    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision) -> None:
+        """Let busy workers prepare what is likely next while they train: graph, weights, checkpoint."""
+        needs = self._next_group(groups, waiting, decision)
+        if not any(needs.values()):
+            return
+        for name, worker in self._pool.workers.items():
+            if name != PLANNER and worker.group and worker.fetched != needs:
+                worker.fetched = needs
+                worker.send("prefetch", **needs)
+
+    def _next_group(
+        self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision
+    ) -> dict[str, Any]:
+        """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
+        runs, considered = self._state.options.runs, {task.id: task for task in waiting}
+        names = chain(decision.wait, groups, considered)
+        name = next((name for name in names if name in groups or name in considered), None)
+        if name is None:
+            return {}
+        group, first = groups.get(name), considered.get(name)
+        member = group.present[0] if group is not None else first
+        needs = {"graph": member.spec.get("graph_path") or "", "weights": None, "tasks": [], "folders": []}
+        if group is not None:
+            return {**needs, "folders": [str(runs / group.group.folder)]}
+        if is_inference(first):
+            return {**needs, "weights": weights_file(self._state, first) if self._state.options.pool else None}
+        plan = first.plan or {}
+        if "from" in plan or first.attempts:
+            return {**needs, "folders": [str(runs / plan.get("from", first.id))]}
+        key = plan.get("join_key")
+        alike = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
+        return {**needs, "tasks": [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]}
+
+    def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
+        running = [active.state() for active in self._state.active.values()]
+        device = next(iter(self._pool.room))
+        setup, share = self._state.setup_of(device), self._pool.share_of(device)
+        queued = [group.as_task(setup, share) for group in groups.values()]
+        queued += [queued_task(task, setup, share) for task in tasks]
+        decision = decide(self.policy, queued, running, self._machine())
+        self._state.again = math.inf if decision.again is None else decision.again
+        return decision
+
+    def _machine(self) -> MachineState:
+        devices = []
+        for name, room in self._pool.room.items():
+            workers = sum(w.device == name and w.name != PLANNER for w in self._pool.workers.values())
+            workers, options = max(workers, 1), self._state.options
+            reserved = options.reserved_of(room, self._pool.beside[name])
+            inferring = min(options.inference_workers, workers - 1)
+            started = self._state.started_on.get(name, 0)
+            devices.append(DeviceState(name, room, reserved, workers, inferring, started))
+        return MachineState(tuple(devices), time.time(), self._state.shares.with_running(self._being_had()))
+
+    def _being_had(self) -> dict[str, float]:
+        """Device-seconds by user of the groups that run."""
+        seconds: dict[str, float] = {}
         for active in self._state.active.values():
-            estimated[active.group.device] = estimated.get(active.group.device, 0) + active.group.bytes
-        for device in self._pool.room:
-            sample = {"time": now, "device": device, "bytes": bytes_by_device.get(device, 0)}
-            self._samples.append({**sample, "estimate": estimated.get(device, 0)})
-        return {
-            "time": now,
-            "draining": self._state.draining,
-            "devices": [{"name": name, "budget": room} for name, room in self._pool.room.items()],
-            "workers": [
-                {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
-                for w in self._pool.workers.values()
-            ],
-            "running": [
-                {**active.group.to_dict(), "epoch": active.epoch, "held": active.worker.bytes}
-                for active in self._state.active.values()
-            ],
-            "samples": list(self._samples),
-            "why": dict(self._state.why),
-            "counters": vars(self._state.counters).copy(),
-        }
+            for user in active.users.values():
+                seconds[user] = seconds.get(user, 0.0) + active.will_have
+        return seconds
 
+    def _held_back(self, task: QueueTask, runs: bool) -> bool:
+        """True if a task cannot start yet for a reason that no policy sees; ``runs``: a worker still has it."""
+        if runs:
+            self._state.why[task.id] = "its last run is still ending"
+            return True
+        until = self._state.not_before.get(task.id, 0.0)
+        if until > time.monotonic():
+            self._state.why[task.id] = f"waits {until - time.monotonic():.0f} s before it is tried again: {task.error}"
+            return True
+        open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
+        if open_names:
+            self._state.why[task.id] = waits_for(open_names)
+        return bool(open_names)
+
+
+# ---- The supervisor
 
 UNUSABLE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
 TICK_SECONDS, POLL_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
@@ -97,20 +235,17 @@ class Supervisor:
     def __init__(self, options: ServeOptions) -> None:
         self.state = SupervisorState(options)
         self.pool = WorkerPool(self.state)
-        self.error, self.view = "", ServerView.empty()
-        self._views = ServerView(self.state, self.pool)
+        # What the dashboard and the metrics read, published as one new object each time.
+        self.view: dict[str, Any] = {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
+        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+        self.error = ""
         self._planner = TaskPlanner(self.state, self.pool)
-        self._evictions = Evictions(self.state)
-        self._scheduler = Scheduler(self.state, self.pool, self._evictions)
+        self._groups = Groups(self.state, self.pool)
+        self._scheduler = Scheduler(self.state, self.pool, self._groups)
         self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint = 0.0, ("", 0.0)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-
-    @property
-    def counters(self) -> Counters:
-        """What happened since the server started."""
-        return self.state.counters
 
     # ---- for the server --------------------------------------------------------------------------------
 
@@ -121,11 +256,6 @@ class Supervisor:
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
         self.pool.inbox.put((None, {"say": "wake"}))
-
-    def use(self, policy: Policy) -> None:
-        """Decide by another policy from the next decision on."""
-        self._scheduler.use(policy)
-        self.wake()
 
     def stop(self, seconds: float = 60.0) -> None:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
@@ -187,7 +317,7 @@ class Supervisor:
             self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
             if now - self._beat > self.state.options.lease_seconds / 3:
                 self._beat = now
-                self._evictions.heartbeat()
+                self._groups.heartbeat()
             if now - self._looked > POLL_SECONDS or self.state.again <= time.time():
                 self.state.dirty, self.state.again = True, math.inf
             if (
@@ -201,20 +331,48 @@ class Supervisor:
                     self._decided, self.state.urgent = now, False
                     self._scheduler.schedule()
             elif self.state.draining:
-                self._evictions.preempt_all()
+                for active in (active for active in self.state.active.values() if not active.leaving):
+                    self._groups.preempt(active)
             self.state.write_records()
             if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
                 self._cleaned = now
                 clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
-                self.view = self._views.show()
+                self.view = self._show()
         except NoWorkersError:
             raise
         except TRANSIENT_ERRORS as error:
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
+
+    def _show(self) -> dict[str, Any]:
+        """The state as it is now, with one more sample of the memory of each device."""
+        now = time.time()
+        held, estimated = Counter[str](), Counter[str]()
+        for worker in self.pool.workers.values():
+            held[worker.device] += worker.bytes if worker.name != PLANNER else 0
+        for active in self.state.active.values():
+            estimated[active.group.device] += active.group.bytes
+        for device in self.pool.room:
+            self._samples.append({"time": now, "device": device, "bytes": held[device], "estimate": estimated[device]})
+        return {
+            "time": now,
+            "draining": self.state.draining,
+            "devices": [{"name": name, "budget": room} for name, room in self.pool.room.items()],
+            "workers": [
+                {"name": w.name, "device": w.device, "pid": w.pid, "ready": w.ready, "group": w.group, "bytes": w.bytes}
+                for w in self.pool.workers.values()
+            ],
+            "running": [
+                {**asdict(active.group), "epoch": active.epoch, "held": active.worker.bytes}
+                for active in self.state.active.values()
+            ],
+            "samples": list(self._samples),
+            "why": dict(self.state.why),
+            "counters": dict(self.state.counters),
+        }
 
     def _complain(self, reason: str) -> None:
         """Say why a round failed; the same again only after a while."""
@@ -236,7 +394,7 @@ class Supervisor:
             fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
             if fused and not whole:
                 members = known_tasks(self.state.db, group.members)
-                self._evictions.split(group, [task.id for task in members if task.state not in ENDED])
+                self._groups.split(group, [task.id for task in members if task.state not in ENDED])
             self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
@@ -306,9 +464,9 @@ class Supervisor:
             active.progress_at = now
         elif event["event"] == "ready":
             counters = self.state.counters
-            counters.graphs_ready += bool(event.get("graph"))
-            counters.weights_ready += int(event.get("weights") or 0)
-            counters.checkpoints_ready += bool(event.get("checkpoint"))
+            counters["graphs_ready"] += bool(event.get("graph"))
+            counters["weights_ready"] += int(event.get("weights") or 0)
+            counters["checkpoints_ready"] += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
         self.state.records += records_of(event, active.members, active.group.id)
@@ -328,7 +486,7 @@ class Supervisor:
         """A worker has ended: start another, and queue again what it had."""
         if self.pool.workers.get(worker.name) is not worker:
             return
-        self.state.counters.workers_lost += not worker.renewed
+        self.state.counters["workers_lost"] += not worker.renewed
         self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
             if worker.name == PLANNER:

@@ -8,7 +8,7 @@ To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn``
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
 ``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
-running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+running group), ``preempt`` (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
 ``done``.
 
@@ -23,6 +23,7 @@ import ctypes
 import faulthandler
 import importlib
 import json
+import math
 import os
 import queue
 import signal
@@ -32,7 +33,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -56,31 +57,13 @@ from weft.runtime.modules.settings import is_own_file
 STATISTICS = Path("/proc/self/schedstat")  # of the main thread: nanoseconds on a core, and ready but on none
 
 
-@dataclass(frozen=True)
-class ProcessorTime:
-    """Seconds: in all, of computing by all threads, and of the main thread while it was ready but had no core."""
-
-    seconds: float
-    cpu_seconds: float
-    waited_seconds: float | None  # None where the system does not say
-
-    @classmethod
-    def now(cls) -> ProcessorTime:
-        """Readings of three clocks."""
-        try:
-            waited = int(STATISTICS.read_text(encoding="ascii").split()[1]) * 1e-9
-        except (OSError, ValueError, IndexError):
-            waited = None
-        return cls(time.perf_counter(), time.process_time(), waited)
-
-    def since(self, before: ProcessorTime) -> dict[str, float | None]:
-        """What has passed, as plain data."""
-        waited, former = self.waited_seconds, before.waited_seconds
-        return {
-            "seconds": self.seconds - before.seconds,
-            "cpu_seconds": self.cpu_seconds - before.cpu_seconds,
-            "waited_seconds": None if waited is None or former is None else waited - former,
-        }
+def clocks() -> dict[str, float]:
+    """Seconds of three clocks: in all, of computing by all threads, and of the main thread ready but without a core."""
+    try:
+        waited = int(STATISTICS.read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        waited = math.nan  # the system does not say; null in a message
+    return {"seconds": time.perf_counter(), "cpu_seconds": time.process_time(), "waited_seconds": waited}
 
 
 ALIVE_SECONDS = 1.0
@@ -134,7 +117,7 @@ class Worker:
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
         self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
-        self._prepared = PreparedStarts(self._kept.store)
+        self._prepared = PreparedStarts(self._kept)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
@@ -162,8 +145,7 @@ class Worker:
             if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
-                self._kept.prefetch(message["graph"], message.get("weights"))
-                self._prepared.fetch(message.get("tasks", ()), message.get("folders", ()))
+                self._prepared.fetch(message)
             elif message["do"] == "stop":
                 self._work.put(None)
             elif (control := self._controls.get(message.get("group", ""))) is None:
@@ -173,8 +155,8 @@ class Worker:
                     control.cancel(*message["names"])
             elif message["do"] == "preempt" and not control.resumable:
                 print(f"group {message['group']} is not preempted: its training could not be resumed", flush=True)
-            elif message["do"] in ("pause", "resume", "preempt"):
-                getattr(control, message["do"])()
+            elif message["do"] == "preempt":
+                control.preempt()
         os._exit(0)  # the process that started this one has ended
 
     def _stay_alive(self) -> None:
@@ -201,10 +183,10 @@ class Worker:
                 keep(machine_of(message.get("device", self.device)), [o for o in observations if o.usable])
             return
         self._group = message["group"]
-        begin = ProcessorTime.now()
+        begin = clocks()
         try:
             outcome = self._run(message)
-            took = ProcessorTime.now().since(begin)
+            took = {name: now - begin[name] for name, now in clocks().items()}
             try:
                 leftover = self._kept.settle()
             except RuntimeError:  # a kernel of a user's model failed: every further call to the device does

@@ -97,32 +97,17 @@ class KeptGraphs:
         self._device = torch.device(device)
         pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
         self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
-        self._fetching = threading.Lock()  # held until the requested graph is there
-        self._wanted: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._fetching = threading.Lock()  # held while a graph is on its way
 
-    def prefetch(self, graph: str, weights: str | None = None) -> None:
-        """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept.
-
-        ``weights``: a file of weights to fetch as well, into the pool.
-        """
-        wanted = weights is not None or (graph and not self.store.holds(graph))
-        if self.store.device_bytes and wanted and self._fetching.acquire(blocking=False):
-            self._wanted.put((graph, weights))
-            if self._thread is None:  # one for all: CUDA has state of every thread, which goes when the thread ends
-                self._thread = threading.Thread(target=self._fetch_on, name="fetches graphs", daemon=True)
-                self._thread.start()
-
-    def _fetch_on(self) -> None:
-        while True:
-            self._fetch(*self._wanted.get())
-
-    def _fetch(self, graph: str, weights: str | None) -> None:
-        try:
+    def fetch(self, graph: str, weights: str | None = None) -> None:
+        """Fetch a graph to the device, unless it is there or cannot be kept, and a file of weights into the pool."""
+        if not self.store.device_bytes:
+            return
+        with self._fetching:
             if weights is not None:
                 with suppress(Exception):  # as with a graph
                     self.store.fetch_weights(weights, lambda: read_weights(weights))
-            if not graph:
+            if not graph or self.store.holds(graph):
                 return
             # Whatever is wrong with the graph, its own task will report. What the error holds goes before a capture.
             with no_capture(), suppress(Exception):
@@ -131,8 +116,6 @@ class KeptGraphs:
                 expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched
                 if expected:
                     self.store.prefetch(graph, lambda: graphs.for_store(task), expected)
-        finally:
-            self._fetching.release()
 
     def settle(self) -> int:
         """After a group: evict what is too much, and all if more than graphs stays; the bytes that stay besides graphs.
@@ -174,36 +157,34 @@ class KeptGraphs:
 # continue from are read and checked. :class:`KeptGraphs` fetches graphs.
 
 MOST_NAMES = 64  # tasks of which is known what was drawn
-Wanted = tuple[Sequence[Mapping[str, Any]], Sequence[str]]
 
 
 class PreparedStarts:
-    """Weights and checkpoints that were made ready; ``store`` has the graphs, whose sizes models depend on."""
+    """Weights and checkpoints that were made ready; ``kept`` has the graphs, whose sizes models depend on."""
 
-    def __init__(self, store: GraphStore) -> None:
-        self._store = store
+    def __init__(self, kept: KeptGraphs) -> None:
+        self._kept = kept
         self._keys: dict[str, list[Key]] = {}  # what was drawn, by the names of tasks
-        self._wanted: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def fetch(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:
-        """Make ready what ``tasks`` begin with, and the checkpoints in ``folders``, in a thread of its own."""
-        if not tasks and not folders:
-            return
-        self._wanted.put((tasks, folders))
-        if self._thread is None:
+    def fetch(self, needs: Mapping[str, Any]) -> None:
+        """Make ready what a group to come needs: its graph, weights, tasks and folders; in a thread of its own."""
+        self._wanted.put(needs)
+        if self._thread is None:  # one for all: CUDA has state of every thread, which goes when the thread ends
             self._thread = threading.Thread(target=self._fetch_on, name="prepares starts", daemon=True)
             self._thread.start()
 
     def _fetch_on(self) -> None:
         while True:
-            wanted = self._wanted.get()
+            needs = self._wanted.get()
             while not self._wanted.empty():  # only the last request is likely to be next
-                wanted = self._wanted.get()
-            self.prepare(*wanted)
+                needs = self._wanted.get()
+            self._kept.fetch(needs["graph"], needs["weights"])
+            self.prepare(needs["tasks"], needs["folders"])
 
     def prepare(self, tasks: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> None:
-        """The same at once."""
+        """Draw what ``tasks`` begin with, and read the checkpoints in ``folders``."""
         for path in [path for folder in folders for path in checkpoints_in(Path(folder))]:
             with suppress(Exception):  # a damaged one is reported by the group that continues from it
                 prefetch(path)
@@ -215,7 +196,7 @@ class PreparedStarts:
         """Draw the initial weights of one of Weft's own models; others draw from generators of the whole process."""
         if task.traits is None:
             return
-        stats = Graphs(on_host=True, store=self._store).stats(task)
+        stats = Graphs(on_host=True, store=self._kept.store).stats(task)
         relations = {"num_relations": stats.num_relations} if task.traits.relational else {}
         with torch.device("meta"):
             model = nn.build(task.model, stats.num_features, stats.num_classes, **model_options(task), **relations)
@@ -227,7 +208,7 @@ class PreparedStarts:
         """What is ready of a group that starts now; ``checkpoint`` is None if it begins anew."""
         paths = checkpoints_in(folder)
         return {
-            "graph": isinstance(tasks[0].graph, str) and self._store.holds(tasks[0].graph),
+            "graph": isinstance(tasks[0].graph, str) and self._kept.store.holds(tasks[0].graph),
             "weights": sum(self._has_weights(task.label) for task in tasks),
             "checkpoint": all(PREFETCHED.has(file_state(path)) for path in paths) if paths else None,
         }

@@ -1,10 +1,10 @@
 """weave: merge the traced steps of several members into one step, whose operators share launches.
 
 Sparse operators (on small graphs: all operators with a Weft kernel) are matched in rounds (``matching.py``), and those
-of a round become one :func:`weft.weave.merged_launch.merged_call`; everything else is copied as it is. A :class:`Table`
-records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so any order
-that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
-rounding: see :mod:`weft.weave.merged_launch`).
+of a round become one ``weft::merged_call`` (:mod:`weft.weave.merged_launch`); everything else is copied as it is. A
+:class:`Fused` records which members each fused kernel serves. Members share nothing that any of them writes, so any
+order that respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU
+to rounding: see :mod:`weft.weave.merged_launch`).
 
 Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
 touched that storage before it in its own step, and before everything after.
@@ -43,54 +43,21 @@ OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
 @dataclass(frozen=True)
 class FusedEntry:
-    """One member's operator in a fused kernel: where it came from, and which of the kernel's results are its own."""
+    """One member's operator in a fused kernel; ``structure``: number of its sparse structure, None if it is dense."""
 
     member: int
-    node: str
     operator: str
-    direction: str  # "forward" or "backward"
-    structure: int | None  # number of its sparse structure; None: it is dense
-    shape: tuple[int, ...]  # of its result
-    results: tuple[int, ...]
+    backward: bool
+    structure: int | None
 
 
 @dataclass(frozen=True)
 class Fused:
-    """One fused kernel: its node in the woven graph, its round, and the members' operators it runs."""
+    """One fused kernel: its node in the woven graph, and the members' operators that it runs."""
 
-    node: str
-    round: int
+    node: StepNode
     family: str
     entries: tuple[FusedEntry, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Which fused kernel serves which members."""
-
-    members: tuple[str, ...]
-    fused: tuple[Fused, ...]
-    single: int  # matchable operators that were not merged
-    rounds: int
-    kind: str = "sparse"  # which operators were considered: "sparse" or "launched" ones
-
-    @property
-    def matched(self) -> int:
-        """Operators that run inside of a fused kernel."""
-        return sum(len(fused.entries) for fused in self.fused)
-
-    def __str__(self) -> str:
-        count = self.matched + self.single
-        head = f"{count} {self.kind} operators of {len(self.members)} members in {self.rounds} launches"
-        lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
-        for fused in self.fused:
-            lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
-            for e in fused.entries:
-                structure = "" if e.structure is None else f", structure {e.structure}"
-                shape, numbers = " x ".join(map(str, e.shape)), ", ".join(map(str, e.results))
-                what = f"{e.operator} ({e.direction}{structure})"
-                lines.append(f"  {self.members[e.member]}: {what} -> {shape} as result {numbers} [{e.node}]")
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -99,12 +66,14 @@ class Woven:
 
     Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest, and one after those
     for fused ones that only the update reads; ``meta["after"]``: the operators that must have run before it;
-    ``meta["storage"]``: equal for tensors that share memory.
+    ``meta["storage"]``: equal for tensors that share memory. ``single``: operators that could be fused and were not;
+    ``structures``: as chosen in :func:`weave`.
     """
 
     graph: StepGraph
     inputs: tuple[Tensor, ...]
-    table: Table
+    fused: tuple[Fused, ...]
+    single: int
     structures: str
 
     def initial_values(self) -> dict[StepNode, Any]:
@@ -126,15 +95,17 @@ class Woven:
         return self.graph_module(*self.inputs)
 
 
-STRUCTURES = ("same", "any", "best")
-
-
-def weave(captured: Sequence[TracedStep], structures: str = "best", push: bool = False, small: bool = False) -> Woven:
+def weave(
+    captured: Sequence[TracedStep],
+    structures: tuple[str, ...] = ("same", "any"),
+    push: bool = False,
+    small: bool = False,
+) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
     ``structures`` says which operators may share a launch: ``"same"``, those over the same structure in the same
     direction; ``"any"``, also others, whose work items then share the grid (a forward pass of one member next to a
-    backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+    backward pass of another). Of several, the first with the fewest launches is taken.
 
     ``push`` is TurboMGNN's pull-and-push: a backward sum that meets forward sums over its own structure pushes its rows
     along that structure instead of pulling over the transpose. Pushed rows are added atomically, in another order on
@@ -144,28 +115,23 @@ def weave(captured: Sequence[TracedStep], structures: str = "best", push: bool =
     ``small`` is for small graphs, and steps traced with ``split``: dense operators are matched too, and ``structures``
     is ignored.
     """
-    if structures not in STRUCTURES:
-        raise InputError(f"weave: structures={structures!r} must be one of {', '.join(map(repr, STRUCTURES))}")
     numbers: dict[Hashable, int] = {}
     members = [MemberStep(step, SMALL_FAMILY if small else FAMILY, numbers) for step in captured]
     _check_disjoint(members)
-    kinds = ("any",) if small else ("same", "any") if structures == "best" else (structures,)
+    kinds = ("any",) if small else structures
     lanes = {kind: [member.lane(kind) for member in members] for kind in kinds}
     rounds = {kind: match(lanes[kind], (SUMS,)) for kind in kinds}
     chosen = min(kinds, key=lambda kind: len(rounds[kind]))
     merge = _Merge(members, push)
-    numbered = {round_: number for number, round_ in enumerate(rounds[chosen])}
     for positions in in_order(lanes[chosen], rounds[chosen]):
         if len(positions) > 1:
-            merge.fuse(positions, numbered[positions])
+            merge.fuse(positions)
         else:
             merge.copy(*positions[0])
     outputs = (map_nodes(m.output, values.__getitem__) for m, values in zip(members, merge.values, strict=True))
     merge.graph.output(tuple(outputs))
-    single = sum(len(round_) == 1 for round_ in numbered)
-    names = tuple(member.name for member in members)
-    table = Table(names, tuple(merge.fused), single, len(numbered), "launched" if small else "sparse")
-    return Woven(merge.graph, tuple(merge.inputs), table, chosen)
+    single = sum(len(round_) == 1 for round_ in rounds[chosen])
+    return Woven(merge.graph, tuple(merge.inputs), tuple(merge.fused), single, chosen)
 
 
 def _check_disjoint(members: Sequence[MemberStep]) -> None:
@@ -224,20 +190,20 @@ class _Merge:
             )
         )
 
-    def fuse(self, positions: Round, number: int) -> None:
+    def fuse(self, positions: Round) -> None:
         """Add one node for the operators at ``positions``, and one for each of their results."""
         nodes = [self.members[member].nodes[position] for member, position in positions]
         calls = self._calls(positions, nodes)
         in_place = weft_operator(calls[0].name)._schema.is_mutable
         target = torch.ops.weft.merged_call_ if in_place else torch.ops.weft.merged_call
-        fused = self.graph.call_function(target.default, flatten(calls).lists)
+        fused = self.graph.call_function(target.default, tuple(flatten(calls)))
         family = self.members[positions[0][0]].family_of[positions[0][1]]
         stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
         backward = sum(bool(node.meta.get("backward")) for node in nodes)
         fused.meta |= {"stream": stream, "after": self._after(positions), "backward": 2 * backward > len(nodes)}
         entries, first = [], 0
         for (member, position), node, call in zip(positions, nodes, calls, strict=True):
-            results = tuple(range(first, first + count_results(call.name)))
+            results = range(first, first + count_results(call.name))
             first += len(results)
             parts = tuple(self.graph.call_function(operator.getitem, (fused, result)) for result in results)
             for part in parts:
@@ -246,11 +212,9 @@ class _Merge:
             self.placed[member][position] = fused
             if "storage" in node.meta:
                 parts[0].meta["storage"] = (member, node.meta["storage"])
-            shape = next((n.meta["shape"] for n in (node, *node.users) if "shape" in n.meta), ())
-            direction = "backward" if node.meta.get("backward") else "forward"
             structure = self.members[member].structure_of.get(position)
-            entries.append(FusedEntry(member, node.name, call.name, direction, structure, shape, results))
-        self.fused.append(Fused(fused.name, number, family, tuple(entries)))
+            entries.append(FusedEntry(member, call.name, bool(node.meta.get("backward")), structure))
+        self.fused.append(Fused(fused, family, tuple(entries)))
 
     def _calls(self, positions: Round, nodes: Sequence[StepNode]) -> list[OpCall]:
         """The calls at ``positions``; with ``push``, sums over a transpose whose original structure forward sums there

@@ -12,8 +12,9 @@ so its code grows with the number of *kinds*, not of launches. Addresses and siz
 table in memory: in a CUDA graph the launch replays without a copy. A kernel takes seconds to compile, so similar groups
 share one: branches have a fixed order, and a capacity of 1, 4, 8, 16, ... launches.
 
-:func:`merged_call` does this for calls of Weft's operators, of any kinds and over any graphs: their first launches
-share one grid, the sums over hubs that follow share another. On a CPU the calls run one after another.
+``weft::merged_call`` does this for calls of Weft's operators, of any kinds and over any graphs: their first launches
+share one grid, the sums over hubs that follow share another. On a CPU the calls run one after another. Results equal
+those of separate calls to rounding. No gradient flows through it: backward passes are operators like any other.
 """
 
 from __future__ import annotations
@@ -24,16 +25,15 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError
 from weft.ops.launch.backend import custom_op, next_power_of_2, use_triton
 from weft.ops.launch.hooks import intercepted
 from weft.ops.launch.triton_lang import tl, triton
@@ -317,9 +317,8 @@ def merged_call_triton(calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
     return [_as_tuple(made() if callable(made) else made) for made in outputs]
 
 
-@dataclass
-class FlatCalls:
-    """Calls as flat lists, which is what a custom operator can take.
+class FlatCalls(NamedTuple):
+    """Calls as flat lists, which is what a custom operator can take: the arguments of ``weft::merged_call``.
 
     Tensors, lengths of lists and lists of integers, floats, and strings, each in the order of the operators' schemas.
     """
@@ -328,12 +327,7 @@ class FlatCalls:
     tensors: list[Tensor | None]
     counts: list[int]
     numbers: list[float]
-    words: list[str] = field(default_factory=list)
-
-    @property
-    def lists(self) -> tuple[list[Any], ...]:
-        """The arguments of ``weft::merged_call``."""
-        return self.names, self.tensors, self.counts, self.numbers, self.words
+    words: list[str]
 
 
 @cache
@@ -351,7 +345,7 @@ def _completed(call: OpCall) -> tuple[Any, ...]:
 
 def flatten(calls: Sequence[OpCall]) -> FlatCalls:
     """The calls as flat lists."""
-    flat = FlatCalls([call.name for call in calls], [], [], [])
+    flat = FlatCalls([call.name for call in calls], [], [], [], [])
     for call in calls:
         for (kind, _), value in zip(_arguments(call.name), _completed(call), strict=True):
             if kind == "Tensor":
@@ -360,7 +354,7 @@ def flatten(calls: Sequence[OpCall]) -> FlatCalls:
                 flat.counts.append(len(value))
                 flat.tensors.extend(value)
             elif kind == "List[int]":
-                flat.counts += [len(value), *value]
+                flat.counts.extend([len(value), *value])
             elif kind == "str":
                 flat.words.append(value)
             else:
@@ -417,18 +411,3 @@ def _merged_in_place(names, tensors, counts, numbers, words):
 @_merged_in_place.register_fake
 def _merged_in_place_fake(names, tensors, counts, numbers, words):
     return None
-
-
-def merged_call(calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
-    """The results of every call, computed in one merged launch if their tensors are on a GPU.
-
-    Results equal those of separate calls to rounding, and bit for bit if all launches have as many warps as alone. No
-    gradient flows through a merged call: backward passes are operators like any other.
-    """
-    nested = [value for call in calls for value in call.arguments]
-    values = [v for value in nested for v in (value if isinstance(value, (list, tuple)) else (value,))]
-    devices = {value.device for value in values if isinstance(value, Tensor)}
-    if len(devices) > 1:
-        raise InputError(f"merged_call: tensors on {sorted(map(str, devices))}; all calls must be on one device")
-    out = iter(_merged_op(*flatten(calls).lists))
-    return [tuple(next(out) for _ in range(count_results(call.name))) for call in calls]

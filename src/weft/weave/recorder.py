@@ -95,11 +95,6 @@ class StepGraph:
         self.returns: StepNode | None = None
         self._numbers = 0
 
-    @property
-    def nodes(self) -> list[StepNode]:
-        """All nodes: inputs first, the output last."""
-        return [*self.inputs, *self.calls, *(() if self.returns is None else (self.returns,))]
-
     def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> StepNode:
         self._numbers += 1
         return StepNode(op, target, args, kwargs or {}, self._numbers)

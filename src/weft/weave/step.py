@@ -9,7 +9,7 @@ Shapes: T members of a stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,41 +25,34 @@ from weft.runtime.device.cuda_graph import SIDE_STREAMS, ConcurrentSteps, Steps
 from weft.runtime.dry_run import dry_run_concurrent
 from weft.runtime.step.stack import Stack
 from weft.weave.launchers import register
-from weft.weave.merge import OWN_STREAM, Table, Woven, weave
-from weft.weave.recorder import StepGraph, StepNode, record, restored
+from weft.weave.merge import OWN_STREAM, Woven, weave
+from weft.weave.recorder import record, restored
 from weft.weave.stream_schedule import Streamed, run_node, schedule
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
 
 
 class WovenStep:
-    """One epoch of ``stacks``, in place, as one merged step; ``table`` lists the members of each launch.
+    """One epoch of ``stacks``, in place, as one merged step.
 
-    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be traced. ``structures`` and ``push`` as
-    in :func:`weft.weave.merge.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
+    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be traced. ``push`` as in
+    :func:`weft.weave.merge.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
     for the caller's alone; None decides by the size of the graph, since streams also keep memory from each other.
     """
 
-    def __init__(
-        self, stacks: Sequence[Stack], structures: str = "best", side_streams: int | None = None, push: bool = False
-    ) -> None:
+    def __init__(self, stacks: Sequence[Stack], side_streams: int | None = None, push: bool = False) -> None:
         self.stacks = tuple(stacks)
         if side_streams is None:
             side_streams = SIDE_STREAMS if _is_small(stacks) else 0
         self.side_streams = side_streams
         self._separate_losses = self._losses(lambda: [_train(stack) for stack in stacks])
-        self.woven: Woven = merged(stacks, structures, push)
+        self.woven: Woven = merged(stacks, push)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
         self._concurrently: Callable[[Steps], None] | None = None  # None: in turn
         if side_streams > 0 and self._device.type == "cuda":
             self._run = Streamed(self.woven, side_streams, self._device)
             self._concurrently = ConcurrentSteps(self._device)
-
-    @property
-    def table(self) -> Table:
-        """Which fused kernel serves which members."""
-        return self.woven.table
 
     def check(self) -> None:
         """Train one epoch from the stacks' initial state, and restore their states.
@@ -103,18 +96,18 @@ class WovenStep:
         With ``streams`` they are reported as issued to several streams, which do not share memory: a dry run has no
         streams, but the schedule says on which one each operator would run, and when its result would be released.
         """
-        if streams and self.side_streams > 0:
-            actions = [(a.node, a.stream, a.drops) for a in schedule(self.woven, SIDE_STREAMS).actions]
+        on_streams = streams and self.side_streams > 0
+        if on_streams:
             self._concurrently = dry_run_concurrent(observer)
-        else:
-            actions = [(node, OWN_STREAM, drops) for node, drops in _with_drops(self.woven.graph)]
+        actions = schedule(self.woven, SIDE_STREAMS if on_streams else 0).actions
 
         def run() -> tuple[Any, ...]:
             values = self.woven.initial_values()
-            for node, stream, drops in actions:
-                observer.phase, observer.stream = "backward" if node.meta.get("backward") else "forward", stream
-                run_node(node, values)
-                for dead in drops:
+            for action in actions:
+                observer.phase = "backward" if action.node.meta.get("backward") else "forward"
+                observer.stream = action.stream
+                run_node(action.node, values)
+                for dead in action.drops:
                     del values[dead]
             observer.phase, observer.stream = "evaluation", OWN_STREAM
             return self.woven.returned(values)
@@ -122,7 +115,7 @@ class WovenStep:
         self._run = run
 
 
-def merged(stacks: Sequence[Stack], structures: str = "best", push: bool = False) -> Woven:
+def merged(stacks: Sequence[Stack], push: bool = False) -> Woven:
     """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
     captured = []
@@ -132,7 +125,7 @@ def merged(stacks: Sequence[Stack], structures: str = "best", push: bool = False
             name = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
             changed = stack.state.tensors().values()
             captured.append(record(partial(_train, stack), name, changed, split=small, has_run=True))
-        return weave(captured, structures, push, small)
+        return weave(captured, push=push, small=small)
 
 
 def _train(stack: Stack) -> Tensor:
@@ -143,23 +136,8 @@ def _is_small(stacks: Sequence[Stack]) -> bool:
     return stacks[0].graph.num_edges < FILLS_DEVICE
 
 
-def _with_drops(graph: StepGraph) -> Iterator[tuple[StepNode, list[StepNode]]]:
-    """Every operator, in order, with the results that are dead after it."""
-    assert graph.returns is not None
-    last: dict[StepNode, StepNode] = {}
-    for node in graph.calls:
-        last[node] = node
-        for source in node.all_input_nodes:
-            last[source] = node
-    drops: dict[StepNode, list[StepNode]] = {}
-    for source, reader in last.items():
-        if source.op == "call_function" and source not in graph.returns.all_input_nodes:
-            drops.setdefault(reader, []).append(source)
-    yield from ((node, drops.get(node, [])) for node in graph.calls)
-
-
 class Weaver:
-    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group.StepMerger`.
+    """Makes merged steps for :class:`weft.runtime.group.GroupRun`, and reports them to a dry run.
 
     ``push`` selects TurboMGNN's pull-and-push: see :func:`weft.weave.merge.weave`.
     """

@@ -45,12 +45,13 @@ class Schedule:
 
 
 def schedule(woven: Woven, side_streams: int) -> Schedule:
-    """Work out streams, waits and lifetimes of a woven step; members share ``side_streams`` streams."""
+    """Work out streams, waits and lifetimes of a woven step; members share ``side_streams`` streams (0: none)."""
     nodes = woven.graph.calls
     streams = []
     for node in nodes:
         stream = node.meta["stream"]
-        streams.append(stream if stream == OWN_STREAM else 1 + (stream - 1) % side_streams)
+        is_own = stream == OWN_STREAM or not side_streams
+        streams.append(OWN_STREAM if is_own else 1 + (stream - 1) % side_streams)
     actions = [Action(node, stream) for node, stream in zip(nodes, streams, strict=True)]
     number_of = {node: number for number, node in enumerate(nodes)}
     clocks = _Clocks()

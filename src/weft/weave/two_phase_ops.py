@@ -23,8 +23,9 @@ from weft.ops.dense.bias_act_dropout import (
     BACKWARD_BIAS_SCHEMA,
     bias_act_dropout_backward_bias_torch,
     bias_act_dropout_backward_bias_triton,
+    column_sum_torch,
+    column_sum_triton,
 )
-from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
 from weft.ops.dense.cross_entropy import cross_entropy_parts_triton, cross_entropy_rows_torch
 from weft.ops.dense.linear import BACKWARD_ARGUMENTS, linear_backward_torch, weight_grad_torch
 from weft.ops.dense.linear_triton import choose_weight_grad_launch, linear_backward_triton, weight_grad_triton

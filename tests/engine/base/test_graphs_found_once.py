@@ -12,6 +12,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 from weft.engine.estimator import Estimator
 from weft.engine.graphs import Graphs, check_trainable
+from weft.graph.catalog import names as catalog
 from weft.planner.machine_profiles import profile
 
 
@@ -50,9 +51,10 @@ def test_a_summary_is_checked_by_the_same_rule():
     check_trainable(Task(graph="g"), one_label)
 
 
-def test_a_graph_is_found_and_summarised_once():
+def test_a_graph_is_found_and_summarised_once(monkeypatch):
     found, graph = [], tiny_graph()
-    graphs = Graphs(find=lambda task: found.append(task) or graph)
+    monkeypatch.setattr(catalog, "load", lambda name, device: found.append(name) or graph)
+    graphs = Graphs()
     estimator = Estimator(profile("cpu"), graphs=graphs)
     tasks = [Task(graph="mine", hidden=hidden) for hidden in (4, 8)]
     for task in tasks:

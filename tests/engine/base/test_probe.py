@@ -41,12 +41,12 @@ def test_rates_are_rates(machine):
     assert all(rate > 1e6 for rate in machine.flops.values())
     assert 1e-7 < machine.op_seconds < 1e-2
     assert machine.op_seconds < machine.custom_op_seconds < 1e-1
-    assert 0 < machine.one_thread <= 1
+    assert 0 < machine.host.one_thread <= 1
 
 
 def test_what_there_is(machine):
     assert machine.memory_bytes == machine.host.memory_bytes > 1 << 28
-    assert machine.cores >= 1
+    assert machine.host.cores >= 1
     assert machine.l2_bytes >= 1 << 18
 
 

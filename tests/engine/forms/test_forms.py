@@ -66,7 +66,7 @@ def test_what_was_put_is_found_with_its_bits(store):
     found = store.get("a")
     assert all(torch.equal(found[name], array) and found[name].dtype == array.dtype for name, array in ARRAYS.items())
     [entry] = store.forms()
-    assert (entry.graph, entry.form, entry.seconds) == ("demo", "self loops", 1.5)
+    assert (entry["graph"], entry["form"], entry["seconds"]) == ("demo", "self loops", 1.5)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "meta", "missing"])
@@ -136,7 +136,7 @@ def test_remembered_forms_have_the_bits_of_made_ones(store, weighted, monkeypatc
             graph.adj.rows = None  # not called: nothing is derived again
         found = [graph.adj.gcn().transposed(), graph.adj.transposed(), graph.adj.with_self_loops()]
         assert all(same(one, other) for one, other in zip(found, expected, strict=True))
-    forms = {entry.form for entry in store.forms()}
+    forms = {entry["form"] for entry in store.forms()}
     assert {"self loops", "self loops/by source", "self loops/transposed", "by source", "transposed"} == forms
 
 
@@ -174,7 +174,7 @@ def test_outside_of_a_run_nothing_is_remembered(store, monkeypatch):
         looped = graph.adj.with_self_loops()
     assert graph.adj.keep is None
     looped.transposed()
-    assert {entry.form for entry in store.forms()} == {"self loops"}
+    assert {entry["form"] for entry in store.forms()} == {"self loops"}
 
 
 # ---- runs ----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.units import parse_bytes
-from weft.engine import choosing
 from weft.engine.charts import check_picture, write_schedules
+from weft.engine.estimator import Estimator
 from weft.engine.plan import explained, explanation, schedules
 
 
@@ -137,14 +137,13 @@ def test_several_tasks_share_batches_as_far_as_they_fit():
     assert plan.join == "stacked"
 
 
-def test_what_cannot_fit_gets_no_dry_run_and_the_plan_is_the_same(monkeypatch):
+def test_few_placements_get_a_dry_run_and_the_plan_is_the_one_taken(monkeypatch):
     about = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 10}
     task = weft.Task(graph="shape:ogbn-products", model="gat", **about)
     report = weft.plan(task, machine="h200", budget="3GiB", placement=weft.Placement(features="host"))
-    runs, plain = [], choosing._Listing._placed
-    monkeypatch.setattr(choosing._Listing, "_placed", lambda *given: runs.append(given) or plain(*given))
-    found, few = explained(report)["group 1"], len(runs)
-    monkeypatch.setattr(choosing, "TOO_LARGE", float("inf"))
-    every = explained(report)["group 1"]
-    assert few <= len(runs) - few
-    assert (found.taken.placement, found.taken.device_bytes) == (every.taken.placement, every.taken.device_bytes)
+    runs, plain = [], Estimator.alone
+    monkeypatch.setattr(Estimator, "alone", lambda self, *given: runs.append(given) or plain(self, *given))
+    taken = explained(report)["group 1"].taken
+    placements = {given[1] for given in runs if len(given) > 1 and given[0].sampled and given[0].precision == "fp32"}
+    assert len(placements) <= 6  # of dozens: where the plan lies, those tried before it, and at most three contenders
+    assert (taken.placement, taken.device_bytes) == (report.plans[0].places, report.groups[0].cost.total_bytes)

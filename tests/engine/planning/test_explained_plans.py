@@ -244,7 +244,7 @@ def test_a_saved_plan_names_the_budget_in_words():
 
 def test_the_limit_is_that_of_other_counts():
     assert MOST_PICKS == MOST
-    assert read_fanout("", [MOST_PICKS, -1]) == (MOST_PICKS, -1)
+    assert read_fanout([MOST_PICKS, -1]) == (MOST_PICKS, -1)
 
 
 @pytest.mark.parametrize("hop", [10**12, [1, MOST_PICKS + 1], {"each": 10**8}, {"each": 2, "1": 10**9}])

@@ -16,11 +16,12 @@ from weft.core import gpus
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine import estimator as estimate
-from weft.engine.home import machine_name
-from weft.engine.machine import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
+from weft.engine.home import machine_folder, machine_name
+from weft.engine.learning import keep
+from weft.engine.machine import find_machine, keep_probe, load_calibration, machine_with, update_calibration
 from weft.engine.plan import plan
 from weft.graph.catalog import shapes
-from weft.planner.cost.calibration import Calibration, Observation
+from weft.planner.cost.calibration import Observation
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
@@ -237,7 +238,7 @@ def test_a_gpu_that_nobody_described_is_what_it_says_of_itself(monkeypatch):
 
 def test_corrections_of_other_rates_are_left_alone():
     machine = profile("h200")
-    keep_calibration(machine, Calibration().with_observations([Observation({"spmm": 1.0}, 2.0, "run")]))
+    keep(machine, [Observation({"spmm": 1.0}, 2.0, "run")])
     assert load_calibration(machine) is not None
     assert load_calibration(machine.with_device(memory_bytes=1 << 30, sources={})) is not None
     assert load_calibration(machine.with_device(copy_bandwidth=1e12)) is None
@@ -256,7 +257,7 @@ def test_calibration_is_used_where_it_is_kept():
     before = plan(task, machine="h200")
     cost = before.groups[0].cost
     observed = [Observation(cost.uncorrected, 2 * cost.epoch_seconds, f"run {i}") for i in range(5)]
-    keep_calibration(profile("h200"), Calibration().with_observations(observed))
+    keep(profile("h200"), observed)
     after = plan(task, machine="h200")
     assert after.run_seconds == pytest.approx(2 * before.run_seconds, rel=0.05)
     assert "corrected by 5 earlier runs" in str(after)
@@ -265,7 +266,8 @@ def test_calibration_is_used_where_it_is_kept():
 
 
 def test_a_broken_calibration_is_no_calibration(tmp_path):
-    path = keep_calibration(profile("h200"), Calibration())
+    update_calibration(profile("h200"), lambda former: former)
+    (path,) = machine_folder("h200").glob("calibration.json")
     path.write_text("{")
     assert load_calibration(profile("h200")) is None
     path.write_text(json.dumps({"observations": [3]}))

@@ -119,7 +119,7 @@ def test_a_fault_in_an_estimate_ends_no_run(graph, monkeypatch):
     def faulty(*args):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(planner, "groups_within_budget", faulty)
+    monkeypatch.setattr(planner, "decided_groups", faulty)
     with pytest.raises(ZeroDivisionError):  # in tests
         weft.run(weft.Task(graph=graph, epochs=2), device="cpu", progress=False)
     monkeypatch.delenv("WEFT_STRICT")

@@ -9,11 +9,20 @@ import pytest
 
 from weft.core.sweep import Sweep
 from weft.engine import estimator as following
+from weft.engine import plan as planning
 from weft.engine.home import STEPS, home
 from weft.engine.plan import plan
 from weft.runtime import dry_run
 
 SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="layer", seed=range(4), epochs=10)
+
+
+def bound(monkeypatch, tasks: int, members: int, alone: int) -> None:
+    """As if so many tasks were many, with so many members of groups and tasks alone that get a dry run."""
+    for module in (following, planning):
+        monkeypatch.setattr(module, "MAX_TASKS_TO_DRY_RUN", tasks)
+    monkeypatch.setattr(following, "MAX_DRY_RUNS", members)
+    monkeypatch.setattr(planning, "MAX_SOLO_DRY_RUNS", alone)
 
 
 @pytest.fixture
@@ -34,9 +43,7 @@ def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
     shutil.rmtree(home() / STEPS)  # the steps that are remembered
-    monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
-    monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
-    monkeypatch.setattr(following, "MAX_SOLO_DRY_RUNS", 2)
+    bound(monkeypatch, tasks=8, members=8, alone=2)
     report = plan(SWEEP, machine="cpu")
     assert sorted(followed) == [1, 1, 4, 4], "one group of every kind, and two tasks alone"
     assert [group.plan.members for group in report.groups] == [group.plan.members for group in exact.groups]
@@ -56,15 +63,13 @@ def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
 
 
 def test_what_may_not_fit_is_followed(followed, monkeypatch):
-    monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
-    monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
+    bound(monkeypatch, tasks=8, members=8, alone=12)
     plan(SWEEP, machine="cpu", budget="100MiB")
     assert len([size for size in followed if size > 1]) > 2
 
 
 def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypatch):
-    for name, most in {"MAX_TASKS_TO_DRY_RUN": 1, "MAX_DRY_RUNS": 0, "MAX_SOLO_DRY_RUNS": 1}.items():
-        monkeypatch.setattr(following, name, most)
+    bound(monkeypatch, tasks=1, members=0, alone=1)
     heads = [{"name": "one", "heads": 1, "hidden": 256}, {"name": "many", "heads": 64, "hidden": 64}]
     sweep = Sweep(
         "shape:reddit", model="gat", epochs=10, precision="bf16", mode="full", tasks=heads
@@ -72,3 +77,11 @@ def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypat
     report = plan(sweep, machine="h200", budget="20GiB")
     fits = {name: group.fits for group in report.groups for name in group.plan.members}
     assert fits == {"one": True, "many": False}
+
+
+def test_tasks_that_train_alone_may_be_extrapolated(monkeypatch):
+    bound(monkeypatch, tasks=2, members=1, alone=1)
+    report = plan(Sweep("shape:ogbn-arxiv", model="gcn", hidden=[8, 16, 24, 32]), machine="cpu")
+    assert [len(group.plan.members) for group in report.groups] == [1, 1, 1, 1]
+    assert [task.parameters is None for task in report.tasks] == [group.extrapolated for group in report.groups]
+    assert any(group.extrapolated for group in report.groups)

@@ -148,9 +148,10 @@ def test_members_that_failed_are_there_without_a_model(saved, tmp_path):
 
 
 def test_numbers_to_predict_have_a_column_each(tmp_path):
-    from weft.cli.predict import _write
+    from weft.cli.predict import write_csv
 
-    _write(tmp_path / "p.csv", np.arange(2), np.array([[0.5, 1.0], [2.0, -3.0]], dtype="float32"), "classes")
+    with (tmp_path / "p.csv").open("wb") as file:
+        write_csv(file, np.arange(2), np.array([[0.5, 1.0], [2.0, -3.0]], dtype="float32"), "classes")
     assert (tmp_path / "p.csv").read_text() == "node,value_0,value_1\n0,0.5,1\n1,2,-3\n"
 
 

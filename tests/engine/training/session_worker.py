@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import start, tasks_of
+from tests.stacks import best_tensors, start, tasks_of
 from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
 from weft.engine.driver import Driver
@@ -36,7 +36,7 @@ def outcome(session: Session) -> dict:
         track.name: {
             "status": track.status,
             "rows": [[value.hex() for value in row] for row in track.rows],
-            "best": {name: t.flatten().tolist() for name, t in session.group.best_tensors(index).items()},
+            "best": {name: t.flatten().tolist() for name, t in best_tensors(session.group, index).items()},
         }
         for index, track in enumerate(session.members)
     }

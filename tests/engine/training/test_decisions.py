@@ -56,22 +56,6 @@ def test_the_period_follows_the_speed_that_updates_tell():
     assert {decision.advance for decision in fixed[:-1]} == {7}
 
 
-def test_phases_that_drift_are_noted_after_the_epoch():
-    class Drift:
-        seen = 0
-
-        def observe(self, measured):
-            self.seen += 1
-            return ["batching_cpu takes 2 times as long as predicted"] if self.seen == 1 else []
-
-    drift = Drift()
-    decided = Group(3).drive(options=RunOptions(checkpoint_every=1e9), drift=drift)
-    assert drift.seen == 3
-    assert [note for decision in decided for note in decision.notes] == [
-        "batching_cpu takes 2 times as long as predicted"
-    ]
-
-
 def test_the_same_updates_give_the_same_decisions():
     first, second = (Group(30, 50, 50, epoch_seconds=0.003).drive() for _ in range(2))
     assert first == second

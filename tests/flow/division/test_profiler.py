@@ -219,10 +219,8 @@ class _Lagging:
         return max(self._done, self._now)
 
     def seconds(self, begin: float, end: float) -> float:
+        self._now = max(self._now, end)
         return end - begin
-
-    def wait(self, mark: float) -> None:
-        self._now = max(self._now, mark)
 
 
 def test_what_submitting_takes_is_not_taken_for_the_step():

@@ -19,18 +19,18 @@ from weft.core.errors import InputError, TrainingError
 pytestmark = pytest.mark.timeout(60)
 
 
-def sampled_batches(depth: int, workers: int = 1):
+def sampled_batches(depth: int):
     """Three epochs of 6 batches."""
     graph = random_graph()
     sampler, store = NeighbourSampler(graph, [4, 3], seed=2), FeatureStore(graph.x)
     order = SeedOrder(graph.train, 7)
-    return Pipeline(training_stages(sampler, store, graph.y, workers=workers), depth).run(order.epochs(3))
+    return Pipeline(training_stages(sampler, store, graph.y), depth).run(order.epochs(3))
 
 
-@pytest.mark.parametrize(("depth", "workers"), [(2, 1), (4, 1), (4, 3)])
-def test_pipelined_equals_synchronous(depth, workers):
+@pytest.mark.parametrize("depth", [2, 4])
+def test_pipelined_equals_synchronous(depth):
     expected = list(sampled_batches(1))
-    found = list(sampled_batches(depth, workers))
+    found = list(sampled_batches(depth))
     assert len(found) == len(expected) == 18
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine.epoch, mine.batch) == (theirs.epoch, theirs.batch)
@@ -57,7 +57,7 @@ def losses(batches) -> list[float]:
 
 
 def test_training_sees_the_same_losses():
-    assert losses(sampled_batches(4, 2)) == losses(sampled_batches(1))
+    assert losses(sampled_batches(4)) == losses(sampled_batches(1))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -117,10 +117,9 @@ def fails_at(number: int):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_error_names_its_stage(place, workers, depth):
-    stages = [Stage(name, fails_at(5) if i == place else (lambda item: item), workers) for i, name in enumerate("abc")]
+def test_an_error_names_its_stage(place, depth):
+    stages = [Stage(name, fails_at(5) if i == place else (lambda item: item)) for i, name in enumerate("abc")]
     start = time.monotonic()
     with pytest.raises(
         TrainingError, match=f"stage '{'abc'[place]}' failed at item 5: ValueError: bad item 5"
@@ -186,7 +185,7 @@ def test_a_stage_that_is_stuck_does_not_keep_others_from_failing(monkeypatch):
 
 def test_leaving_early_stops_all_threads():
     for depth in (2, 4):
-        for item in Pipeline([Stage("a", lambda i: i, workers=2), Stage("b", lambda i: i)], depth).run(range(10**9)):
+        for item in Pipeline([Stage("a", lambda i: i), Stage("b", lambda i: i)], depth).run(range(10**9)):
             if item == 5:
                 break
     gc.collect()
@@ -217,7 +216,6 @@ def test_an_empty_source():
         ({"depth": 0}, "depth=0 must be at least 1"),
         ({"stages": []}, "needs stages"),
         ({"stages": [Stage("a", str), Stage("a", str)]}, "different names"),
-        ({"high_water": 5}, "high_water=5 must be from 1 to the depth 2"),
     ],
 )
 def test_what_is_refused(given, message):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.graph.catalog.demo_graph import demo_arrays, demo_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph, SparseFeatures
 from weft.graph.catalog import datasets
 from weft.graph.catalog import names as catalog
 from weft.graph.catalog.listing import DATA_VARIABLE, DEMO_SIZES, entries
 from weft.graph.generate import citation
-from weft.graph.generate.demo import demo_arrays, demo_graph
 
 CORA = {"num_nodes": 3, "src": [0, 1], "dst": [1, 2], "y": [0, 1, 0], "train": [0]}
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 
 from tests.graphs_for_tests import dense_adjacency
 from weft.graph import Graph
-from weft.graph.build import csr_from_edges, is_symmetric
+from weft.graph.build import is_symmetric
 from weft.ops.csr.adjacency import offset_dtype
 
 
@@ -109,8 +109,8 @@ def test_offsets_are_64_bit_from_two_to_the_31_edges_on():
 
 def test_the_given_arrays_are_left_alone():
     src, dst = torch.tensor([2, 0, 1]), torch.tensor([0, 2, 1])
-    csr_from_edges(src, dst, 3)
-    csr_from_edges(src, dst, 3, directed=False)
+    Graph.from_edges(src, dst, 3)
+    Graph.from_edges(src, dst, 3, directed=False)
     assert src.tolist() == [2, 0, 1]
     assert dst.tolist() == [0, 2, 1]
 

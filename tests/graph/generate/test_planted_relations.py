@@ -28,11 +28,11 @@ def test_every_node_has_one_neighbour_of_every_kind_and_relations_tell_which():
     assert (graph.y[NODES:] == -1).all()
 
 
-def test_random_edges_and_more_relations():
-    graph = make(num_relations=9, random_edges=6, label_noise=0.3, split=(20, 30, 40))
-    assert graph.num_relations == 9
+def test_random_edges_and_the_split():
+    graph = make(random_edges=6)
+    assert graph.num_relations == CLASSES
     assert graph.num_edges == NODES * (CLASSES + 6)
-    assert (graph.train.numel(), graph.val.numel(), graph.test.numel()) == (20, 30, 40)
+    assert (graph.train.numel(), graph.val.numel(), graph.test.numel()) == (120, 40, 40)
     assert int(graph.test.max()) < NODES
 
 
@@ -55,10 +55,10 @@ def test_by_name():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_relations": 3}, "num_relations=3 must be at least num_classes=4"),
+        ({"num_classes": 1}, "num_classes=1 must lie in 2..200"),
         ({"hubs_per_kind": 0}, "hubs_per_kind=0 must be at least 1"),
     ],
 )
 def test_what_is_refused(given, message):
     with pytest.raises(GraphError, match=message):
-        planted_relations(NODES, CLASSES, **given)
+        planted_relations(NODES, **{"num_classes": CLASSES, **given})

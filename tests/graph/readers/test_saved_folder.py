@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_a_graph_far_larger_than_memory_opens_at_once(tmp_path):
         ("y", "int64", [nodes]),
     ):
         spec = arrayfile.ArraySpec(dtype, tuple(shape))
-        meta["arrays"][name] = spec.to_dict()
+        meta["arrays"][name] = asdict(spec)
         with (tmp_path / "g" / f"{name}.npy").open("wb") as file:
             np.lib.format.write_array_header_2_0(
                 file, {"descr": spec.numpy.str, "fortran_order": False, "shape": spec.shape}

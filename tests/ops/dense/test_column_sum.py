@@ -8,7 +8,7 @@ import torch
 from tests.ops.comparing import TOLERANCE, assert_near
 from tests.ops.contract import TYPES
 from tests.ops.dense.test_bias_act_dropout import make
-from weft.ops.dense.column_sum import column_sum, column_sum_torch
+from weft.ops.dense.bias_act_dropout import column_sum, column_sum_torch
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

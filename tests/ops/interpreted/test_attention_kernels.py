@@ -19,15 +19,14 @@ from weft.ops.attention.gat import (
 )
 from weft.ops.attention.gat_gather_triton import GatherLaunch, choose_gather_launch
 from weft.ops.attention.gat_triton import (
-    RowGradientLaunch,
     attention_backward_triton,
     attention_forward_triton,
     attention_row_gradient_triton,
 )
 from weft.ops.attention.gat_two_pass_triton import suits_one_pass
 from weft.ops.attention.gatv2 import (
+    attention_v2_backward_launches,
     attention_v2_backward_torch,
-    attention_v2_backward_triton,
     attention_v2_forward_torch,
     attention_v2_forward_triton,
 )
@@ -177,16 +176,15 @@ def test_tiles_of_a_gather(heads, width, shared, launch):
     assert choose_gather_launch(heads, width, shared) == GatherLaunch(*launch)
 
 
-@pytest.mark.parametrize("launch", [RowGradientLaunch(4, 8), RowGradientLaunch(32, 4, 2)], ids=str)
 @pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
-def test_row_gradient_in_steps(shared, launch):
+def test_row_gradient(shared):
     rows, heads, width = 5, 3, 20
     grad = numbers(rows, 1 if shared else heads, width, seed=3).expand(rows, heads, width)
     out, out_plus = numbers(rows, heads, width, seed=4), numbers(rows, heads, width, seed=5)
     alpha_plus, a_dst, log_sum = (numbers(rows, heads, seed=seed) for seed in (6, 7, 8))
     given = (grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
     expected = attention_row_gradient_torch(*given)
-    assert_same(attention_row_gradient_triton(*given, launch=launch), expected, torch.float32)
+    assert_same(attention_row_gradient_triton(*given), expected, torch.float32)
 
 
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
@@ -205,7 +203,7 @@ def test_attention_v2(lead, heads, width, active, dtype):
     delta = (grad.to(log_sum.dtype) * out.to(log_sum.dtype)).sum(-1)
     given = (grad, x_src, x_dst, att, delta, log_sum, 0.2, rate, clock, 7, csr)
     size = torch.float32 if dtype == torch.float64 else dtype  # the slope is a float32 number
-    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), size)
+    assert_same(attention_v2_backward_launches(*given, back)(), attention_v2_backward_torch(*given), size)
 
 
 def test_tasks_may_share_att():
@@ -217,7 +215,7 @@ def test_tasks_may_share_att():
     assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), torch.float32)
     given = (numbers(2, adj.num_rows, 2, 3, seed=3), x_src, x_dst, att, numbers(2, adj.num_rows, 2), expected[1])
     given = (*given, 0.2, None, None, 0, csr)
-    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), torch.float32)
+    assert_same(attention_v2_backward_launches(*given, back)(), attention_v2_backward_torch(*given), torch.float32)
 
 
 def test_attention_without_edges(passes):

@@ -14,8 +14,9 @@ from weft.ops.dense.bias_act_dropout import (
     bias_act_dropout_backward_triton,
     bias_act_dropout_torch,
     bias_act_dropout_triton,
+    column_sum_torch,
+    column_sum_triton,
 )
-from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
 from weft.ops.dense.cross_entropy import (
     cross_entropy_parts_triton,
     cross_entropy_rows_backward_torch,

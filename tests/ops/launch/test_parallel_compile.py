@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import weft
+from tests.dry_runs import capture
 from weft.graph.catalog.names import stats
 from weft.ops.dense.adam import _adam_kernel
 from weft.ops.launch.hooks import KernelVersion, Pointer, kernel_versions
 from weft.ops.launch.triton_lang import COUNTS, LazyKernel, tl, triton
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.runtime.dry_run import capture
 
 
 @triton.jit

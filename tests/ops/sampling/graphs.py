@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.sampling.reference import make_clock
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.reference import HopSample, Relabelled, make_clock
 
 
 def random_csr(num_nodes: int = 60, most: int = 20, seed: int = 0, dtype=torch.int64) -> tuple[Tensor, Tensor]:
@@ -51,3 +52,22 @@ def shared_hubs(degree: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     indptr = torch.tensor([0, degree]).repeat(count)
     return indptr, torch.arange(degree, dtype=torch.int32), torch.arange(0, 2 * count, 2, dtype=torch.int32)
+
+
+def sample_cpu(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanout: int,
+    clock: Tensor,
+    hop: int = 0,
+    *,
+    replace: bool = False,
+    weight: Tensor | None = None,
+    threads: int = 1,
+) -> tuple[HopSample, Relabelled]:
+    """One hop of one batch; see :func:`weft.ops.sampling.reference.sample_torch`. ``sources`` are global ids."""
+    sampler = CpuSampler(indptr, indices, replace=replace, weight=weight, threads=threads)
+    sampler.begin(seeds.to(torch.int32), clock)
+    sample, labels = sampler.hop(fanout, hop)
+    return HopSample(sample.indptr, labels.nodes[labels.indices.long()], sample.edges), labels

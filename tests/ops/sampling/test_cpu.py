@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
+from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr, sample_cpu
 from weft.core.errors import GraphError, InputError
 from weft.ops.sampling import cpu
-from weft.ops.sampling.cpu import ArrayPool, CpuSampler, sample_cpu, transpose_cpu
+from weft.ops.sampling.cpu import ArrayPool, CpuSampler, transpose_cpu
 from weft.ops.sampling.reference import check_seeds, make_clock, relabel_torch, sample_torch
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.ops.sampling.chi_square import normal_score
-from tests.ops.sampling.graphs import CLOCK, shared_hubs, star
-from weft.ops.sampling.cpu import CpuSampler, sample_cpu
+from tests.ops.sampling.graphs import CLOCK, sample_cpu, shared_hubs, star
+from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.reference import make_clock, sample_reservoir_torch, sample_torch
 
 MILLION, STRETCHES = 1_000_000, 500

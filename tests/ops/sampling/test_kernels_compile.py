@@ -46,29 +46,25 @@ def test_per_relation(launches, fanouts):  # noqa: F811
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
     from weft.ops.sampling.paper_triton import (
-        ThreadsLaunch,
-        sample_classes_triton,
         sample_paper_triton,
         sample_threads_triton,
     )
     from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         sampler(*random_csr(), SEEDS, fanout, CLOCK)
     sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK, edges=True, launch=AS_DGL)
-    for each in (2, 4):
-        sample_threads_triton(*random_csr(), SEEDS, fanout, CLOCK, launch=ThreadsLaunch(512, each))
     compile_all(launches)
 
 
 @pytest.mark.parametrize("width", [1, 47, 100, 602])
 def test_gather(launches, width):  # noqa: F811
-    from weft.ops.sampling.gather_rows import GatherLaunch, clear_rows_triton, gather_cached_triton, gather_rows_triton
+    from weft.ops.sampling.gather_rows import GatherLaunch, clear_rows_triton, gather_rows_triton
 
     gather_rows_triton(torch.zeros(60, width), SEEDS)
     gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))
     slots, hits = torch.full((60,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    gather_cached_triton(torch.zeros(60, width), torch.zeros(4, width), slots, SEEDS, hits)
+    gather_rows_triton(torch.zeros(60, width), SEEDS, cached=(torch.zeros(4, width), slots, hits))
     gather_rows_triton(torch.zeros(60, width), SEEDS, concurrent=True)
     gather_rows_triton(torch.zeros(60, width), SEEDS, count=torch.tensor([2], dtype=torch.int32))
     clear_rows_triton(torch.zeros(60, width), *torch.tensor([[2], [9]], dtype=torch.int32))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.ops.sampling.chi_square import normal_score
-from tests.ops.sampling.graphs import many_stars, random_csr, star
-from weft.ops.sampling.cpu import CpuSampler, sample_cpu
+from tests.ops.sampling.graphs import many_stars, random_csr, sample_cpu, star
+from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.reference import (
     draw_exponential,
     hop_key,

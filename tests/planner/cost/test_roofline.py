@@ -78,7 +78,7 @@ def test_a_cpu_pays_for_every_call_and_weft_calls_cost_more():
 
 def test_one_thread_is_slower_than_all():
     op = Operator("aten.relu", "backward", (0,), (0,), stream_bytes=1e9)
-    assert training(one(op), CPU, threads=1) == pytest.approx(training(one(op), CPU) / CPU.one_thread)
+    assert training(one(op), CPU, threads=1) == pytest.approx(training(one(op), CPU) / CPU.host.one_thread)
 
 
 def test_evaluations_count_for_their_share_of_the_epochs():

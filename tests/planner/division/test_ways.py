@@ -79,7 +79,7 @@ def test_all_batches_by_the_gpu_are_no_division():
 def test_buffers_and_pinned_memory_keep_to_the_budget():
     found = best([way()], measured=lambda one: SLOW_GPU)
     assert found.device_bytes <= 12 * GB
-    assert found.host_bytes <= 0.25 * profile("h200").host_bytes
+    assert found.host_bytes <= 0.25 * profile("h200").host.memory_bytes
     waiting = found.division.device_buffer
     assert found.device_bytes == 4 * GB + (waiting + BESIDES_WAITING) * batch_bytes(task(), STATS)
     assert best([way()], budget=4 * GB + 1000, measured=lambda one: SLOW_GPU).division is None  # no room for a buffer

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import weft
+from tests.dry_runs import default_plan
 from weft.core.errors import InputError
 from weft.core.task import Task
 from weft.runtime import compile as compiled
 from weft.runtime import group
 from weft.runtime.compile import compile_stack
-from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
 
 pytestmark = pytest.mark.filterwarnings("ignore")

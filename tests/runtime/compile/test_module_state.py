@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.dry_runs import default_plan
 from weft.core.task import Task
 from weft.runtime import compile as compiled
-from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
 
 

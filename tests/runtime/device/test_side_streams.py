@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests import stacks
+from tests.dry_runs import capture
 from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.runtime.dry_run import capture
 
 MEMBERS = [{"model": "gcn", "seed": 1}, {"model": "gat", "seed": 2}, {"model": "gcn", "seed": 3}]
 

@@ -9,7 +9,7 @@ from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
 from tests.runtime.loop.test_plain_torch import decayed, focal, regression_graph, several_numbers
 from tests.runtime.test_sampled import group_of
-from tests.stacks import start
+from tests.stacks import best_tensors, start
 from weft.core.compatibility import stack_obstacle
 from weft.core.settings import Callback
 from weft.core.task import Task
@@ -65,7 +65,7 @@ def test_stacked_is_alone(case, model):
         alone = start([task], graph)
         alone.advance(EPOCHS)
         torch.testing.assert_close(rows_of(together)[place], rows_of(alone)[0], rtol=1e-4, atol=1e-5)
-        mine, true = together.best_tensors(place), alone.best_tensors(0)
+        mine, true = best_tensors(together, place), best_tensors(alone, 0)
         for name, weight in true.items():
             torch.testing.assert_close(mine[name], weight, rtol=1e-3, atol=1e-4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from weft.runtime.step.parameters import BufferSlots, take_buffers
+from weft.runtime.step.forward import BufferSlots, take_buffers
 
 
 class Counting(nn.Module):

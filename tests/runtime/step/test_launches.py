@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from tests.dry_runs import capture
 from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
-from weft.runtime.dry_run import capture
 
 
 def operators(**settings) -> Counter[str]:

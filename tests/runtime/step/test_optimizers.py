@@ -10,9 +10,8 @@ from torch import nn
 
 from weft.core.task import Task
 from weft.runtime.step import optimizers
-from weft.runtime.step.optimizers import Optimizer, hyper_table, update_counts
-from weft.runtime.step.parameters import Slots, first_layer_prefix, layout_of
-from weft.runtime.step.schedules import SCHEDULES, learning_rates
+from weft.runtime.step.forward import Slots, first_layer_prefix, layout_of
+from weft.runtime.step.optimizers import SCHEDULES, Optimizer, hyper_table, learning_rates, update_counts
 from weft.runtime.step.state import State
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import weft
 from tests.graphs_for_tests import tiny_graph
-from weft.runtime.step.parameters import layout_of
+from weft.runtime.step.forward import layout_of
 
 
 class Scaled(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 import weft
 from tests import stacks
 from tests.graphs_for_tests import tiny_graph, with_relations
-from tests.stacks import MODELS, start
+from tests.stacks import MODELS, best_tensors, start
 from weft.graph.graph import Graph
 from weft.runtime.device.process import seeded
 from weft.runtime.step.inputs import Inputs
@@ -61,7 +61,7 @@ def assert_as_alone(run, together, index, graph, rtol=1e-4, atol=1e-5):
     assert (mine.end, mine.best_epoch) == (progress.end, progress.best_epoch)
     close = {"rtol": rtol, "atol": atol}
     torch.testing.assert_close(torch.tensor(mine.rows), torch.tensor(progress.rows), **close, equal_nan=True)
-    for mine, theirs in ((run.best_tensors(index), alone.best_tensors(0)), (final(run, index), final(alone, 0))):
+    for mine, theirs in ((best_tensors(run, index), best_tensors(alone, 0)), (final(run, index), final(alone, 0))):
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
             torch.testing.assert_close(mine[name], value, **close, msg=lambda text, name=name: f"{name}: {text}")
@@ -404,7 +404,7 @@ def test_a_member_that_diverges_does_not_touch_its_neighbours():
             for name in runs[0].stacks[0].state.tensors():
                 mine, other = (run.members[index].tensor(name) for run in runs)
                 assert torch.equal(mine.nan_to_num(-9), other.nan_to_num(-9)), name
-        assert all(torch.isfinite(value).all() for value in runs[1].best_tensors(1).values())
+        assert all(torch.isfinite(value).all() for value in best_tensors(runs[1], 1).values())
 
 
 def test_weights_stay_once_a_members_epochs_are_over():

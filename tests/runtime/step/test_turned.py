@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.dry_runs import capture
 from tests.graphs_for_tests import tiny_graph
-from tests.stacks import MODELS, start, tasks_of
+from tests.stacks import MODELS, best_tensors, start, tasks_of
 from weft.core.task import Task
 from weft.engine.run import run
-from weft.runtime.dry_run import capture
+from weft.runtime.step.forward import layout_of
 from weft.runtime.step.members import Members
-from weft.runtime.step.parameters import layout_of
 
 WIDTHS = ([{"hidden": 8}], [{"hidden": 8, "seed": 1}, {"hidden": 4, "lr": 0.1}])  # alone, and one of them padded
 
@@ -54,7 +54,7 @@ def test_training_is_the_same_to_the_bit(model, members, monkeypatch):
     as_they_are(monkeypatch)
     expected = trained(graph, model, members, 4)
     for index in range(len(members)):
-        mine, theirs = found.best_tensors(index), expected.best_tensors(index)
+        mine, theirs = best_tensors(found, index), best_tensors(expected, index)
         assert all(torch.equal(mine[name], theirs[name]) and mine[name].is_contiguous() for name in theirs)
     check_equal(found.tensors(), expected.tensors())
 

@@ -11,7 +11,7 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
-from weft.runtime.modules.copying import copy_module
+from weft.runtime.modules.build import copy_module
 
 
 class Base(nn.Module):

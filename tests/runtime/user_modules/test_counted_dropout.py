@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.dry_runs import default_plan
 from weft.core.task import Task
-from weft.runtime.dry_run import default_plan
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.layers import CountedDropout
 

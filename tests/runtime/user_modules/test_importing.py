@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.runtime.modules.settings import import_callable
+from weft.runtime.modules.settings import import_from
 
 NET = """
 from torch import nn
@@ -33,7 +33,7 @@ def write(folder, width, name="net.py"):
 
 
 def load(path, name="Net"):
-    return import_callable(weft.Task(graph="g", model=f"{path}:{name}"))
+    return import_from("t", "model", f"{path}:{name}")
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):

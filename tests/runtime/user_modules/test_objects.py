@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.core.errors import SpecError, WeftError
-from weft.runtime.modules.copying import copy_module, functions_that_hold
+from weft.runtime.modules.build import copy_module, functions_that_hold
 
 from .test_exact import GRAPH
 

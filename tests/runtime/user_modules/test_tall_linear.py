@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.dry_runs import capture
 from tests.runtime.operator_names import Names
 from weft.capture.observer import watched_launches
 from weft.core.task import Task
 from weft.graph.catalog.names import shape_stats
 from weft.graph.catalog.shapes import find
 from weft.ops.launch.backend import meta_means_gpu
-from weft.runtime.dry_run import capture
 from weft.runtime.modules import layers as tall_products
 from weft.runtime.modules.layers import TallLinear, has_own_products
 

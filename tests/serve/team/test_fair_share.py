@@ -6,11 +6,12 @@ import time
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import Queue
 from weft.sched.policies import Backfill
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, UserShare
 from weft.sched.task_queue import UserShares
-from weft.serve.queue_db import Group, QueueDB, Submission
+from weft.serve.queue_db import Group, Submission
 
 
 def flood(queue, user, count, **more):
@@ -65,13 +66,13 @@ def test_who_comes_anew_is_level_with_the_least_served():
 
 
 def test_shares_are_in_the_file(tmp_path):
-    with QueueDB(tmp_path / "queue.db") as db:
+    with DirectQueue(tmp_path / "queue.db") as db:
         db.submit(Submission({"task": {}}, id="t", user="ann"))
         db.plan("t", {"bytes": 1})
         group = Group("g", "cpu", "w", ("t",), "t", 1, 1.0, "", time.time())
         db.claim_all(["t"], "w", 30.0, group, [UserShare("ann", 2.0, {"0": 5.0})])
         db.end_group("g", "ended", shares=[UserShare("ann", 3.5, {"0": 5.0})])
-    with QueueDB(tmp_path / "queue.db") as db:
+    with DirectQueue(tmp_path / "queue.db") as db:
         assert db.shares() == [UserShare("ann", 3.5, {"0": 5.0})]
 
 
@@ -95,7 +96,7 @@ def test_shares_survive_a_restart_of_the_server(tmp_path):
 
 
 def test_the_first_tasks_of_a_state_are_those_of_all_users(tmp_path):
-    with QueueDB(tmp_path / "queue.db") as db:
+    with DirectQueue(tmp_path / "queue.db") as db:
         db.submit_many([Submission({"task": {}}, id=f"a{place}", user="ann") for place in range(20)])
         db.submit_many([Submission({"task": {}}, id=f"b{place}", user="bob", priority=place) for place in range(3)])
         assert [task.id for task in db.in_turn("queued", 6)] == ["a0", "b2", "a1", "b1", "a2", "b0"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.serve.direct_queue import DirectQueue, problems
 from tests.serve.serving import Queue
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.retention import problems
+from weft.serve.queue_db import Submission
 
 LENGTH = 1_200
 
@@ -23,7 +23,7 @@ def chain(db, count=LENGTH):
 
 @pytest.mark.parametrize("end", ["cancel", "refuse"])
 def test_a_chain_ends_with_its_first_task(tmp_path, end):
-    with QueueDB(tmp_path / "queue.db") as db:
+    with DirectQueue(tmp_path / "queue.db") as db:
         names = chain(db)
         if end == "cancel":
             db.cancel(names[0])

@@ -11,7 +11,7 @@ from weft.sched.policies import Backfill
 from weft.sched.queue_state import DeviceState, MachineState, RunningGroup
 from weft.serve import worker_pool
 from weft.serve.options import ServeOptions
-from weft.serve.queue_file import QueueTask
+from weft.serve.queue_db import QueueTask
 from weft.serve.spawner import _use_threads
 from weft.serve.state import SupervisorState, queued_task
 from weft.serve.worker_pool import WorkerPool, threads_each
@@ -32,13 +32,13 @@ def test_cores_are_divided_and_every_worker_has_one():
 
 
 def test_the_pool_asks_for_a_share_of_the_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_pool, "usable_cores", lambda: 16)
+    monkeypatch.setattr(worker_pool, "cpu_count", lambda: 16)
     options = ServeOptions(tmp_path / "queue.db", devices=("cuda:0", "cuda:1"), workers=3)
     assert WorkerPool(SupervisorState(options))._spawner._threads == 2
 
 
 def test_workers_of_a_cpu_that_share_its_cores_leave_each_other_room(tmp_path, threads):
-    threads.setattr(worker_pool, "usable_cores", lambda: 8)
+    threads.setattr(worker_pool, "cpu_count", lambda: 8)
     pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "queue.db", devices=("cpu",), workers=2)))
     assert pool.share_of("cpu") == 0.5
     assert pool.share_of("cuda:0") == pool.share_of("cpu@node") == 1.0

@@ -24,7 +24,7 @@ from weft.batches.division.preparers import Clock, DevicePreparer, HostClock, Ho
 from weft.batches.pipeline import arrived
 from weft.batches.sampler import SeedBatch
 from weft.batches.source import failure, is_memory_error, named_failures
-from weft.core.division import Division, DualBuffer, PhaseTime, State
+from weft.core.division import Division, DualBuffer, State
 from weft.core.errors import InputError, TrainingError
 
 AHEAD = 2  # actions that may be submitted to the trainer before the first of them is done
@@ -33,42 +33,12 @@ IDLE_SECONDS = 30.0  # between two epochs after which batches of the next one ar
 PREPARE, TRANSFER = "batching_cpu", "transfer_pcie"
 
 
-class PhaseLog:
-    """Seconds by phase, from several threads; work of the trainer is measured between marks, which are read later."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._lock = clock, threading.Lock()
-        self._seconds: dict[str, list[float]] = {}
-        self._marks: list[tuple[str, Any, Any]] = []
-
-    def add(self, key: str, seconds: float) -> None:
-        """One phase of one batch."""
-        with self._lock:
-            self._seconds.setdefault(key, []).append(seconds)
-
-    def add_marks(self, key: str, begin: Any, end: Any) -> None:
-        """One phase of one batch on the clock of the trainer, as two marks."""
-        with self._lock:
-            self._marks.append((key, begin, end))
-
-    def seconds(self) -> dict[str, list[float]]:
-        """All seconds by phase since the last call; waits for the marks."""
-        with self._lock:
-            seconds, marks, self._seconds, self._marks = self._seconds, self._marks, {}, []
-        for key, begin, end in marks:
-            seconds.setdefault(key, []).append(self._clock.seconds(begin, end))
-        return seconds
-
-    def times(self) -> dict[str, PhaseTime]:
-        """Mean and variance by phase since the last call."""
-        return {key: PhaseTime.of(seconds) for key, seconds in self.seconds().items()}
-
-
 class DividedPipeline:
-    """Prepares batches as ``division`` says; ``log`` has the seconds of every phase, ``prepared`` counts by side.
+    """Prepares batches as ``division`` says; ``prepared`` counts them by side.
 
-    ``inside``: what the trainer gets in place of a prepared batch if the step of an elastic division prepares it; the
-    seconds of such steps are a phase of their own, ``step``. None: the device prepares it right before the step.
+    ``inside``: what the trainer gets in place of a prepared batch if the step of an elastic division prepares it; such
+    steps are a phase of their own, ``step``. None: the device prepares it right before the step. ``log``: a list for
+    benchmarks and tests, to which every phase is appended with its clock and the marks of its begin and end.
     """
 
     def __init__(
@@ -81,7 +51,7 @@ class DividedPipeline:
     ) -> None:
         self.host, self.device, self.inside = host, device, inside
         self.clock = clock or HostClock()
-        self.log = PhaseLog(self.clock)
+        self.log: list[tuple[str, Clock, Any, Any]] | None = None
         self.prepared = {"host": 0, "device": 0, "taken over": 0}
         self.seconds: dict[str, float] = {}  # of phases, for the next run of an elastic division
         self._running: _Running | None = None
@@ -150,7 +120,7 @@ class _Running:
     """
 
     def __init__(self, pipeline: DividedPipeline, seeds: Sequence[SeedBatch], then: Sequence[SeedBatch]) -> None:
-        self._pipeline, self._seeds, self._then, self._log = pipeline, seeds, then, pipeline.log
+        self._pipeline, self._seeds, self._then = pipeline, seeds, then
         self._division = division = pipeline.division
         self._before = 0
         self.schedule = DualBuffer(division, len(seeds), pipeline.seconds, len(then))
@@ -158,7 +128,7 @@ class _Running:
         self._error: BaseException | None = None
         self._stopped = self._paused = False
         self._at_work = 0  # threads that have begun something
-        # Actions of the trainer: the mark after each, and of training steps the mark before them and their phase.
+        # Actions of the trainer: the marks after and before each, and the phase of a training step.
         self._submitted: deque[tuple[Any, Any, str]] = deque()
         keys = [PREPARE] * division.workers + [TRANSFER] if division.host_batches and seeds else []
         names = {PREPARE: "weft-prepare", TRANSFER: "weft-transfer"}
@@ -190,9 +160,9 @@ class _Running:
                 # Decide from where the work is, not from how far the host has run ahead of it.
                 while len(self._submitted) >= AHEAD:
                     end, begin, phase = self._submitted.popleft()
-                    clock.wait(end)
-                    if self.schedule.assignment is not None and phase:
-                        self._took(phase, clock.seconds(begin, end))
+                    seconds = clock.seconds(begin, end)
+                    if phase and self.schedule.assignment is not None:
+                        self._took(phase, seconds)
                 action, batch = self._decide()
                 if action == "train":
                     break
@@ -208,7 +178,7 @@ class _Running:
             end = clock.mark()
             phase = "given" if prepared is None and not own else "own"
             self._submitted.append((end, begin if prepared is None else prepared, phase))
-            self._log.add_marks(f"step_{trainer}" if own else f"training_{trainer}", begin, end)
+            self._log(f"step_{trainer}" if own else f"training_{trainer}", clock, begin, end)
 
     def _decide(self) -> tuple[str, int]:
         with self._changed:
@@ -233,8 +203,8 @@ class _Running:
             for phase, work in (("batching", device.batch), ("transfer", device.read)):
                 item = work(item)
                 marks.append(clock.mark())
-                self._log.add_marks(f"{phase}_{trainer}", *marks[-2:])
-        self._submitted.append((marks[-1], None, ""))
+                self._log(f"{phase}_{trainer}", clock, *marks[-2:])
+        self._submitted.append((marks[-1], marks[0], ""))
         self._done(self._before + batch, item)
         return marks[0]
 
@@ -257,9 +227,9 @@ class _Running:
                     try:
                         with named_failures(f"phase '{key}' failed at batch {seeds.batch}"):
                             made = host.prepare(seeds) if key == PREPARE else host.transfer(item)
-                        seconds = time.perf_counter() - begin
-                        self._log.add(key, seconds)
-                        self._took("host" if key == PREPARE else "bus", seconds)
+                        end = time.perf_counter()
+                        self._log(key, HostClock(), begin, end)
+                        self._took("host" if key == PREPARE else "bus", end - begin)
                         self._done(number, made)
                     finally:
                         if key == TRANSFER:
@@ -293,6 +263,10 @@ class _Running:
                     self._changed.notify_all()
                     self._drop_items()
         return None
+
+    def _log(self, phase: str, clock: Clock, begin: Any, end: Any) -> None:
+        if self._pipeline.log is not None:
+            self._pipeline.log.append((phase, clock, begin, end))
 
     def _took(self, phase: str, seconds: float) -> None:
         with self._changed:

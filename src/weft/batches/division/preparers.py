@@ -64,10 +64,7 @@ class Clock(Protocol):
         """A mark behind all work submitted so far."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds between two marks, once both are reached."""
-
-    def wait(self, mark: Any) -> None:
-        """Wait until the work in front of ``mark`` is done."""
+        """Wait until the work in front of both marks is done; the seconds between them."""
 
 
 class HostClock:
@@ -83,9 +80,6 @@ class HostClock:
         """Their difference."""
         return end - begin
 
-    def wait(self, mark: float) -> None:
-        """Nothing to wait for."""
-
 
 class CudaClock:
     """Events on the current stream of a GPU."""
@@ -99,13 +93,9 @@ class CudaClock:
         return event
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """By the GPU's clock."""
+        """By the GPU's clock; other threads run while this one waits."""
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
-
-    def wait(self, mark: torch.cuda.Event) -> None:
-        """Until the event has happened; other threads run meanwhile."""
-        mark.synchronize()
 
 
 @dataclass(frozen=True)
@@ -208,17 +198,44 @@ class PinnedSlots:
             self.used -= 1
 
 
-# ---- Batches of their exact size.
+class CpuHost(HostPreparer):
+    """Compiled sampling and gathering on the CPU; features ``x [N, F]`` in host memory, batches pinned for a GPU.
 
-
-class ExactHost(HostPreparer):
-    """Compiled sampling and gathering on the CPU; features ``x [N, F]`` in host memory, batches pinned for a GPU."""
+    At most ``slots`` batches are in host memory at once.
+    """
 
     def __init__(self, sampler: NeighbourSampler, x: Tensor, device: torch.device, slots: int) -> None:
         self._sampler, self._x, self._device = sampler, x, device
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # a cache may still be filled
+
+    def _copied(self, item: Any) -> Any:
+        """``item`` where it is trained."""
+        raise NotImplementedError
+
+    def transfer(self, item: Any) -> Any:
+        """Copy to the device; returns when it has arrived."""
+        if self._stream is None:
+            return self._copied(item)
+        with torch.cuda.stream(self._stream):
+            moved, ready = self._copied(item), torch.cuda.Event()
+            ready.record()
+        ready.synchronize()
+        return OnDevice(moved, ready)
+
+    def discard(self, item: Any) -> None:
+        """One batch less in host memory."""
+        self.slots.give_back()
+
+
+# ---- Batches of their exact size.
+
+
+class ExactHost(CpuHost):
+    """Batches in memory of their own."""
 
     def prepare(self, seeds: SeedBatch) -> MiniBatch | Subgraph:
         """Sample and gather, in the calling thread alone."""
@@ -228,19 +245,11 @@ class ExactHost(HostPreparer):
         rows = torch.empty(nodes.numel(), self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
         return batch.with_data(gather_rows_cpu(self._x, nodes, rows, shares=1))
 
-    def transfer(self, item: MiniBatch | Subgraph) -> MiniBatch | Subgraph | OnDevice:
-        """Copy to the device; on a CPU the batch gets memory of its own, as it would there."""
-        if self._stream is None:
-            return item.with_data(None if item.x is None else item.x.clone())
-        with torch.cuda.stream(self._stream):
-            moved, ready = item.to(self._device, non_blocking=True), torch.cuda.Event()
-            ready.record()
-        ready.synchronize()
-        return OnDevice(moved, ready)
-
-    def discard(self, item: MiniBatch | Subgraph) -> None:
-        """One batch less in host memory."""
-        self.slots.give_back()
+    def _copied(self, item: MiniBatch | Subgraph) -> MiniBatch | Subgraph:
+        """On a CPU the batch gets memory of its own, as it would on a device."""
+        if self._pins:
+            return item.to(self._device, non_blocking=True)
+        return item.with_data(None if item.x is None else item.x.clone())
 
 
 class ExactDevice(DevicePreparer):
@@ -339,11 +348,8 @@ class PackedItem:
         return [self.packed, self.x] + ([] if self.positions is None else [self.positions])
 
 
-class PaddedHost(HostPreparer):
-    """Compiled sampling and gathering on the CPU into pinned buffers, at most ``slots`` of them; ``x`` on the host.
-
-    ``store``: rows that its cache on the device has are taken from there.
-    """
+class PaddedHost(CpuHost):
+    """Batches in pinned buffers that are used again; rows that a cache of ``store`` on the device has stay there."""
 
     def __init__(
         self,
@@ -353,13 +359,8 @@ class PaddedHost(HostPreparer):
         slots: int,
         store: FeatureStore | None = None,
     ) -> None:
-        self._sampler, self._x, self._device, self._store = sampler, x, device, store
-        self._cached = None if store is None else store.held()
-        self.slots = PinnedSlots(slots)
-        self._pins = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._pins else None
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(device))  # a cache may still be filled
+        super().__init__(sampler, x, device, slots)
+        self._store, self._cached = store, None if store is None else store.held()
         self._idle: list[tuple[Tensor, Tensor]] = []
         self._largest = 0  # nodes of a batch so far
         self._lock = threading.Lock()
@@ -400,17 +401,8 @@ class PaddedHost(HostPreparer):
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
         return packed, torch.empty(rows, self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
 
-    def transfer(self, item: PackedItem) -> PaddedItem | OnDevice:
-        """Two copies, and one of where rows belong; returns when they have arrived."""
-        if self._stream is None:
-            return self._copied(item)
-        with torch.cuda.stream(self._stream):
-            moved, ready = self._copied(item), torch.cuda.Event()
-            ready.record()
-        ready.synchronize()
-        return OnDevice(moved, ready)
-
     def _copied(self, item: PackedItem) -> PaddedItem:
+        """Two copies, and one of where rows belong."""
         packed = torch.empty_like(item.packed, device=self._device).copy_(item.packed, non_blocking=True)
         x = torch.empty(item.layout.nodes, item.rows.shape[1], dtype=item.rows.dtype, device=self._device)
         if item.positions is None or self._store is None:
@@ -427,7 +419,7 @@ class PaddedHost(HostPreparer):
         """Its buffers may be used again."""
         with self._lock:
             self._idle.append((item.room, item.rows))
-        self.slots.give_back()
+        super().discard(item)
 
 
 class PaddedDevice(DevicePreparer):

@@ -12,10 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from weft.batches.division.preparers import Clock, DevicePreparer, HostClock, HostPreparer
@@ -63,25 +65,13 @@ class Profiled:
 
         host, device, alone, trainer = self.host, self.device, self.alone, self.trainer
         if host is not None:
-            calls = named(HOST_BATCHING, host.prepare), named(TRANSFER, host.transfer)
-            host = _Host(*calls, host.discard)
+            prepare, transfer = named(HOST_BATCHING, host.prepare), named(TRANSFER, host.transfer)
+            host = SimpleNamespace(prepare=prepare, transfer=transfer, discard=host.discard)
         if device is not None:
-            device = _Device(named(f"batching_{trainer}", device.batch), named(f"transfer_{trainer}", device.read))
+            batch, read = named(f"batching_{trainer}", device.batch), named(f"transfer_{trainer}", device.read)
+            device = SimpleNamespace(batch=batch, read=read)
         alone = None if alone is None else named(f"step_{trainer}", alone)
         return replace(self, host=host, device=device, train=named(f"training_{trainer}", self.train), alone=alone)
-
-
-@dataclass(frozen=True)
-class _Host:
-    prepare: Callable[[SeedBatch], Any]
-    transfer: Callable[[Any], Any]
-    discard: Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class _Device:
-    batch: Callable[[SeedBatch], Any]
-    read: Callable[[Any], Any]
 
 
 class TimeLimit:
@@ -161,22 +151,8 @@ def background(works: Sequence[Callable[[], Any]]) -> Iterator[Calls]:
 
 def all_at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Every work in a thread of its own, at the same time; results when all are done."""
-    results, errors = list[Any](), list[BaseException]()
-
-    def run(work: Callable[[], Any]) -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,), name="weft-profile", daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(len(works), "weft-profile") as pool:
+        return [future.result() for future in [pool.submit(work) for work in works]]
 
 
 def profile(
@@ -314,7 +290,6 @@ class _Profiler:
             first = self._clock.mark()
             work()
             last = self._clock.mark()
-            self._clock.wait(last)
             seconds.append(self._clock.seconds(first, last))
             over, all_steps = time.perf_counter() - begin > limit, len(seconds) > self._steps
             if len(seconds) > FEWEST and ((all_steps or over) and (enough() or (over and (all_steps or not firm)))):

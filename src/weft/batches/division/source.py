@@ -5,7 +5,7 @@ Shapes: S seeds, M node capacity, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from weft.batches.division.preparers import Gpu, Hardware, PaddedItem, Parts
 from weft.batches.sampled import DeviceBatch, Sampled, Sampling
 from weft.batches.sampler import SeedBatch
 from weft.batches.source import Batch, SourceRequest
-from weft.core.division import Division, PhaseTime
+from weft.core.division import Division
 
 SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
 
@@ -96,10 +96,6 @@ class DividedSampled(Sampled):
     def divide(self, division: Division) -> None:
         """Divide batches otherwise from the next epoch on; host memory stays within what was reserved."""
         self.divided.division = replace(division, host_buffer=min(division.host_buffer, self.slots - 1))
-
-    def phases(self) -> Mapping[str, PhaseTime]:
-        """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
-        return self.divided.log.times()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""

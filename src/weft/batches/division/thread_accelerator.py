@@ -1,7 +1,7 @@
-"""ThreadAccelerator: a thread that prepares and trains batches as a device does, throttled if so desired.
+"""ThreadAccelerator: stands for a device that prepares and trains batches, throttled if so desired.
 
-It takes commands from a queue one at a time, as a stream of a GPU does, and shares a bus with copies from the host.
-With it a division runs on real threads and queues where there is no GPU.
+It runs commands one at a time, as a stream of a GPU does, and shares a bus with copies from the host. With it a
+division runs on real threads and buffers where there is no GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from weft.batches.division.preparers import (
     Parts,
     Preparers,
 )
-from weft.batches.pipeline import Workers
 from weft.batches.sampler import SeedBatch
 from weft.core.division import Operator, Registry, built_in
 from weft.core.errors import InputError
@@ -46,8 +45,7 @@ class ThreadAccelerator:
             if key not in self._phases:
                 raise InputError(f"delays of {name!r}: {key!r} is no phase of it; those are {', '.join(self._phases)}")
             self._delay(key)
-        self._commands = Workers(1, f"weft-{name}")
-        self.bus = threading.Lock()
+        self._busy, self.bus = threading.Lock(), threading.Lock()
         self._lock, self.spans = threading.Lock(), list[tuple[str, float, float]]()
 
     @property
@@ -73,10 +71,9 @@ class ThreadAccelerator:
 
     def run(self, key: str, work: Callable[[], Any], bus: bool = False) -> Any:
         """``work()`` as a command of the accelerator; returns when it is done."""
-        with self._lock:  # behind the end of the thread a command would wait for ever
+        with self._busy:
             self._check_running()
-            done = self._commands.submit(lambda: self.paced(key, work, self.bus if bus else nullcontext()))
-        return done.result()
+            return self.paced(key, work, self.bus if bus else nullcontext())
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -113,10 +110,8 @@ class ThreadAccelerator:
         return Preparers(PacedHost(self, host), PacedDevice(self, ExactDevice(parts.sampler, parts.store)), HostClock())
 
     def stop(self) -> None:
-        """End the thread after what it has been given; nothing runs on it afterwards."""
-        with self._lock:
-            self._stopped = True
-            self._commands.stop()
+        """Nothing runs on it afterwards."""
+        self._stopped = True
 
 
 @dataclass(frozen=True)

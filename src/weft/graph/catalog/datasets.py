@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,8 @@ def planetoid(name: str, folder: Path) -> Graph:
     """Cora, CiteSeer or PubMed with the public split; their features are kept sparse."""
     name = check_published("planetoid", name)
     datasets = _pyg_datasets(f"planetoid:{name}")
-    dataset = _fetch(
-        f"planetoid:{name}",
-        PLANETOID_HOST,
-        folder / "planetoid" / PLANETOID[name].lower(),
-        lambda: datasets.Planetoid(str(folder / "planetoid"), PLANETOID[name]),
-    )
-    return _from_dataset(dataset, name)
+    path, make = folder / "planetoid", partial(datasets.Planetoid, str(folder / "planetoid"), PLANETOID[name])
+    return _fetch(f"planetoid:{name}", PLANETOID_HOST, path / PLANETOID[name].lower(), make, name)
 
 
 def pyg(name: str, folder: Path) -> Graph:
@@ -57,8 +53,7 @@ def pyg(name: str, folder: Path) -> Graph:
         raise GraphError(f"pyg:{name}: torch_geometric.datasets has no {kind!r}{nearest_names(kind, classes)}")
     path = folder / "pyg" / name.lower().replace("/", "-")
     options = {"name": part} if part else {}
-    dataset = _fetch(f"pyg:{name}", PYG_HOST, path, lambda: make(str(path), **options))
-    return _from_dataset(dataset, name.lower())
+    return _fetch(f"pyg:{name}", PYG_HOST, path, partial(make, str(path), **options), name.lower())
 
 
 def ogb(name: str, folder: Path) -> Graph:
@@ -122,14 +117,27 @@ def _pyg_datasets(what: str) -> Any:
     return datasets
 
 
-def _fetch(what: str, host: str, path: Path, load: Callable[[], Any]) -> Any:
-    """What ``load`` returns; without files from an earlier time the host must answer first."""
+def _fetch(what: str, host: str, path: Path, load: Callable[[], Any], name: str) -> Graph:
+    """The first graph of the dataset that ``load`` returns, sparse features kept sparse, split if it is not.
+
+    Without files from an earlier time the host must answer first.
+    """
     if not any(path.rglob("processed/*.pt")) and not reachable(host):
         raise GraphError(f"{what} is not on this machine yet and {host} does not answer; {_instead(what)}")
     try:
-        return load()
+        dataset = load()
     except Exception as error:  # whatever a download, an archive or a foreign loader can raise
         raise GraphError(f"{what} could not be loaded: {_reason(error)}; {_instead(what)}") from error
+    try:
+        graph = Graph.from_pyg(dataset[0], name=name)
+    except (TypeError, IndexError, KeyError, AttributeError) as error:
+        raise GraphError(f"{name} does not hold one graph of nodes to classify: {_reason(error)}") from error
+    dense = isinstance(graph.x, torch.Tensor)
+    if dense and float(torch.count_nonzero(graph.x)) / max(1, graph.x.numel()) < SPARSE_BELOW:
+        graph = graph._changed(x=SparseFeatures.from_torch(graph.x))
+    if graph.y is not None and graph.train.numel() == 0:
+        graph = graph.random_split(0.6, 0.2, seed=0)
+    return graph
 
 
 def _reason(error: Exception) -> str:
@@ -146,19 +154,3 @@ def _instead(what: str) -> str:
     generated = f'use the generated "shape:{shape}"' if shape else 'use the embedded "demo"'
     file = f"{name.replace('/', '-')}.npz"
     return f"connect to the internet, put {file} into $WEFT_DATA or ~/.cache/weft/data, or {generated}"
-
-
-def _from_dataset(dataset: Any, name: str) -> Graph:
-    """The first graph of a PyG dataset, sparse features kept sparse, split if it is not."""
-    try:
-        graph = Graph.from_pyg(dataset[0], name=name)
-    except (TypeError, IndexError, KeyError, AttributeError) as error:
-        raise GraphError(f"{name} does not hold one graph of nodes to classify: {_reason(error)}") from error
-    dense = isinstance(graph.x, torch.Tensor)
-    if dense and float(torch.count_nonzero(graph.x)) / max(1, graph.x.numel()) < SPARSE_BELOW:
-        features = SparseFeatures.from_torch(graph.x)
-        fields = (graph.y, graph.train, graph.val, graph.test, graph.relation, name)
-        graph = Graph(graph.adj, features, *fields, num_relations=graph.num_relations, numbers=graph.regression)
-    if graph.y is not None and graph.train.numel() == 0:
-        graph = graph.random_split(0.6, 0.2, seed=0)
-    return graph

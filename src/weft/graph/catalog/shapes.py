@@ -26,7 +26,7 @@ an MLP and neither is perfect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,7 @@ _TABLE = (
     Shape("am", 881_680, 5_668_682, 64, 11, "TurboGNN", 100_000, 2.2, directed=True, relations=96),
 )  # fmt: skip
 
+OWN = ("source", "dtype")  # what the generator does not take as it is
 SHAPES: Mapping[str, Shape] = MappingProxyType({shape.name: shape for shape in _TABLE})
 
 
@@ -141,28 +142,10 @@ def make(
 
     from weft.graph.generate.citation import citation
 
-    shape = find(name)
-    resized = scaled(shape, scale)
-    return citation(
-        resized.num_nodes,
-        resized.num_edges,
-        resized.num_features,
-        resized.num_classes,
-        seed=seed,
-        exponent=resized.exponent,
-        max_degree=resized.max_degree,
-        homophily=resized.homophily,
-        feature_signal=resized.feature_signal,
-        density=resized.density,
-        label_noise=resized.label_noise,
-        directed=resized.directed,
-        relations=resized.relations,
-        multilabel=resized.multilabel,
-        split=resized.split,
-        dtype=getattr(torch, shape.dtype) if dtype is None else dtype,
-        device=device,
-        name=resized.name,
-    )
+    shape = scaled(find(name), scale)
+    copied = {entry.name: getattr(shape, entry.name) for entry in fields(shape) if entry.name not in OWN}
+    dtype = getattr(torch, shape.dtype) if dtype is None else dtype
+    return citation(**copied, seed=seed, dtype=dtype, device=device)
 
 
 def scaled(shape: Shape, scale: float) -> Shape:

@@ -19,7 +19,14 @@ from weft.graph.generate.draws import (
     spread_counts,
     stream_key,
 )
-from weft.graph.generate.wiring import directed_csr, hub_draws, planted_draw, power_law, relation_ids, undirected_csr
+from weft.graph.generate.wiring import (
+    degree_histogram,
+    directed_csr,
+    hub_draws,
+    planted_draw,
+    relation_ids,
+    undirected_csr,
+)
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.graph.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL, SHARES, SplitRule
@@ -311,14 +318,11 @@ def _degrees(
     """What every node draws ``[N]``, at most ``most``, and the weights by which it is drawn ``[N]``."""
     num_nodes, device = classes.numel(), classes.device
     pairs = num_edges if directed else num_edges // 2
-    degrees = power_law(
-        num_nodes, pairs, exponent=exponent, max_degree=most, seed=seed, stream=Stream.DEGREE, device=device
-    )
+    counts = degree_histogram(num_nodes, pairs, exponent=exponent, max_degree=most)
+    degrees = spread_counts(torch.from_numpy(counts).to(device), seed, Stream.DEGREE)
     if not directed:  # drawn in proportion to what it draws
         return degrees, degrees if pairs >= num_nodes else degrees + 1
-    weights = power_law(
-        num_nodes, max(num_edges, num_nodes), exponent=OUT_EXPONENT,
-        max_degree=OUT_SPREAD * max(1, -(-num_edges // num_nodes)),
-        seed=seed, stream=Stream.OUT_DEGREE, device=device,
-    )  # fmt: skip
+    spread = OUT_SPREAD * max(1, -(-num_edges // num_nodes))
+    counts = degree_histogram(num_nodes, max(num_edges, num_nodes), exponent=OUT_EXPONENT, max_degree=spread)
+    weights = spread_counts(torch.from_numpy(counts).to(device), seed, Stream.OUT_DEGREE)
     return degrees, weights

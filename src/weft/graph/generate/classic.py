@@ -23,11 +23,12 @@ from weft.graph.generate.draws import (
 )
 from weft.graph.generate.wiring import keys_csr, offsets, symmetric_csr
 from weft.graph.graph import Graph
-from weft.graph.split_rules import SHARES, SplitRule
+from weft.graph.split_rules import SHARES
 from weft.ops.csr.adjacency import Adjacency
 
 RECURSIVE_ROUNDS = 16  # after these, the few places still missing are filled uniformly
 LEVELS_PER_HASH = 64 // COIN_BITS
+SIGNAL = 1.5  # distance of two class centres in noise deviations
 
 
 def rmat(
@@ -39,20 +40,15 @@ def rmat(
     c: float = 0.19,
     num_features: int = 16,
     num_classes: int = 8,
-    feature_signal: float = 1.5,
     directed: bool = False,
-    scramble: bool = True,
     seed: int = 0,
-    split: SplitRule = SHARES,
-    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    name: str = "rmat",
 ) -> Graph:
     """A graph whose edges fall into the quadrants of the matrix with probabilities a, b, c, 1 - a - b - c.
 
     ``num_edges`` counts stored entries, exactly (an odd number loses one in an undirected graph); there are
-    no self loops and no repeated edges. ``scramble`` renumbers the nodes at random, so that hubs are not all
-    at the beginning. A node's class is the stretch of the matrix it fell into before that. A seed gives the
+    no self loops and no repeated edges. Nodes are numbered at random, so that hubs are not all at the beginning.
+    A node's class is the stretch of the matrix it fell into before that. A seed gives the
     same graph on every device.
     """
     if num_nodes < 2:
@@ -83,19 +79,20 @@ def rmat(
 
     need = torch.tensor([num_edges if directed else num_edges // 2], device=device)
     keys = distinct_keys(need, torch.zeros_like(need), propose, torch.zeros_like)
-    number = torch.arange(num_nodes, device=device)
-    if scramble:
-        number = permutation(seed, Stream.SCRAMBLE, num_nodes, device)
-        keys = sort_values(keys_of(number[keys // num_nodes], number[keys % num_nodes]))
+    number = permutation(seed, Stream.SCRAMBLE, num_nodes, device)
+    keys = sort_values(keys_of(number[keys // num_nodes], number[keys % num_nodes]))
     indptr, indices = keys_csr(keys, num_nodes) if directed else symmetric_csr(keys, num_nodes)
     classes = torch.empty(num_nodes, dtype=torch.int32, device=device)
     classes[number] = (torch.arange(num_nodes, device=device) * num_classes // num_nodes).to(torch.int32)
-    x = None
+    return _with_features(Adjacency(indptr, indices, symmetric=not directed), classes, num_features, seed, "rmat")
+
+
+def _with_features(adj: Adjacency, classes: Tensor, num_features: int, seed: int, name: str) -> Graph:
+    """The graph of ``adj`` with these classes, features that hint at them, and a split."""
+    x, y, count = None, classes.to(torch.int64), int(classes.max()) + 1
     if num_features:
-        x = dense_features(classes, num_features, num_classes, signal=feature_signal, dtype=dtype, seed=seed)
-    y = classes.to(torch.int64)
-    adj = Adjacency(indptr, indices, symmetric=not directed)
-    return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=num_classes)
+        x = dense_features(classes, num_features, count, signal=SIGNAL, dtype=torch.float32, seed=seed)
+    return Graph(adj, x, y, *split_nodes(SHARES, y, seed), None, name, num_classes=count)
 
 
 def _recurse(
@@ -123,12 +120,8 @@ def sbm(
     p_out: float,
     *,
     num_features: int = 16,
-    feature_signal: float = 1.5,
     seed: int = 0,
-    split: SplitRule = SHARES,
-    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    name: str = "sbm",
 ) -> Graph:
     """An undirected graph of blocks: pairs inside a block are joined at the rate ``p_in``, others at ``p_out``.
 
@@ -169,8 +162,4 @@ def sbm(
 
     pairs = distinct_keys(need, offsets(need)[:-1], propose, owner_of)
     adj = Adjacency(*symmetric_csr(pairs, num_nodes), symmetric=True)
-    x = None
-    if num_features:
-        x = dense_features(classes, num_features, len(sizes), signal=feature_signal, dtype=dtype, seed=seed)
-    y = classes.to(torch.int64)
-    return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=len(sizes))
+    return _with_features(adj, classes, num_features, seed, "sbm")

@@ -21,7 +21,6 @@ from weft.graph.generate.draws import (
     distinct_keys,
     hash_,
     sort_values,
-    spread_counts,
     stream_key,
 )
 from weft.ops.csr.adjacency import offset_dtype
@@ -136,21 +135,6 @@ def keys_csr(keys: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
 # histogram of a few thousand bins on the host, so that every device gets the same integers.
 
 BISECTIONS = 80
-
-
-def power_law(
-    num_nodes: int,
-    total: int,
-    *,
-    exponent: float,
-    max_degree: int,
-    seed: int,
-    stream: int,
-    device: torch.device | str,
-) -> Tensor:
-    """Degrees ``[num_nodes]`` int32 that add up to ``total``, in random order."""
-    counts = degree_histogram(num_nodes, total, exponent=exponent, max_degree=max_degree)
-    return spread_counts(torch.from_numpy(counts).to(device), seed, stream)
 
 
 def degree_histogram(num_nodes: int, total: int, *, exponent: float, max_degree: int) -> np.ndarray:

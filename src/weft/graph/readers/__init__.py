@@ -28,13 +28,8 @@ __all__ = ["is_graph_file", "read", "read_npz", "read_ogb", "read_parquet", "rea
 
 READERS: dict[str, Callable[..., Graph]] = {
     ".npz": read_npz,
-    ".csv": read_text,
-    ".tsv": read_text,
-    ".txt": read_text,
-    ".edges": read_text,
-    ".edgelist": read_text,
-    ".parquet": read_parquet,
-    ".pq": read_parquet,
+    **dict.fromkeys((".csv", ".tsv", ".txt", ".edges", ".edgelist"), read_text),
+    **dict.fromkeys((".parquet", ".pq"), read_parquet),
 }
 
 

@@ -11,7 +11,7 @@ import gzip
 import itertools
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,21 +53,7 @@ SOURCES = ("src", "source", "from", "u", "head", "node1", "node_1", "id1", "id_1
 TARGETS = ("dst", "target", "dest", "destination", "to", "v", "tail", "node2", "node_2", "id2", "id_2")
 WEIGHTS = ("weight", "edge_weight", "w")
 RELATIONS = ("relation", "rel", "edge_type", "etype")
-
-
-@dataclass(frozen=True)
-class EdgeColumns:
-    """Positions of the columns; None if a table has no such column."""
-
-    src: int
-    dst: int
-    weight: int | None = None
-    relation: int | None = None
-
-    def unread(self, names: Sequence[str]) -> list[str]:
-        """The names of the other columns, the index of pandas aside."""
-        read = (self.src, self.dst, self.weight, self.relation)
-        return [name.strip() for at, name in enumerate(names) if at not in read and not is_index(at, name)]
+KINDS = {"src": np.int64, "dst": np.int64, "edge_weight": np.float64, "relation": np.int64}
 
 
 def is_index(position: int, name: str) -> bool:
@@ -76,8 +62,8 @@ def is_index(position: int, name: str) -> bool:
     return position == 0 and (plain == "" or plain.startswith("unnamed:"))
 
 
-def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
-    """By usual names; when neither end is named as usual, the first two columns are the ends.
+def named_columns(names: Sequence[str], where: str) -> dict[str, int]:
+    """The positions of the columns of :data:`KINDS` by usual names; of ends without one, the first two columns.
 
     A first column without a name is the index that pandas writes, not an end.
     """
@@ -85,19 +71,27 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
     index = int(is_index(0, names[0]))
     if len(plain) - index < 2:
         raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
-    src, dst = _position(plain, SOURCES), _position(plain, TARGETS)
-    if (src is None) != (dst is None):
-        present, lacking = ("source", TARGETS) if dst is None else ("destination", SOURCES)
+    usual = {"src": SOURCES, "dst": TARGETS, "edge_weight": WEIGHTS, "relation": RELATIONS}
+    firsts = {key: next((name for name in synonyms if name in plain), None) for key, synonyms in usual.items()}
+    columns = {key: plain.index(name) for key, name in firsts.items() if name is not None}
+    if ("src" in columns) != ("dst" in columns):
+        present, lacking = ("source", TARGETS) if "src" in columns else ("destination", SOURCES)
         raise GraphError(
             f"{where}: among the columns {list(names)} only the {present} is recognised; name the other one "
             f"{lacking[0]!r}"
         )
-    ends = (index, index + 1) if src is None or dst is None else (src, dst)
-    return EdgeColumns(*ends, _position(plain, WEIGHTS), _position(plain, RELATIONS))
+    return {"src": index, "dst": index + 1} | columns
 
 
-def _position(names: Sequence[str], synonyms: Sequence[str]) -> int | None:
-    return next((names.index(name) for name in synonyms if name in names), None)
+def graph_of(arrays: Mapping[str, Any], fields: Mapping[str, Any], path: Path, unread: Sequence[str]) -> Graph:
+    """The graph of the columns of a file, with a note on those that were not read."""
+    graph = Graph.from_edges(**{"name": Path(path.name.removesuffix(".gz")).stem, **arrays, **fields})
+    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
+
+
+def unread_columns(names: Sequence[str], columns: Mapping[str, int]) -> list[str]:
+    """The names of the other columns, the index of pandas aside."""
+    return [name.strip() for at, name in enumerate(names) if at not in columns.values() and not is_index(at, name)]
 
 
 def read_text(path: str | Path, **fields: Any) -> Graph:
@@ -108,20 +102,19 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
     """
     path = Path(path)
     layout = find_layout(path)
-    columns = layout.typed_columns()
     try:
         table = load_table(
             path,
-            np.dtype([(key, kind) for key, (_, kind) in columns.items()]),
+            np.dtype([(key, KINDS[key]) for key in layout.columns]),
             delimiter=layout.delimiter,
             comments=layout.comment,
             skiprows=layout.skip,
-            usecols=[position for position, _ in columns.values()],
+            usecols=list(layout.columns.values()),
             ndmin=1,
         )
     except ValueError as error:
         raise _explain(path, layout, error) from None
-    arrays = {key: np.ascontiguousarray(table[key]) for key in columns}
+    arrays = {key: np.ascontiguousarray(table[key]) for key in layout.columns}
     if not layout.skip and "edge_weight" in arrays and len(table) >= 3:
         # Three columns without names, of which the first counts the lines, are an index and two ends, not a weight.
         weight, counts = arrays["edge_weight"], np.array_equal(arrays["src"], np.arange(len(table)))
@@ -130,10 +123,7 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
                 f"{path}: the first of three columns counts the lines, as an index does that pandas writes; write it "
                 "with index=False, or name the columns in a first line: src, dst, weight"
             )
-    stem = Path(path.name.removesuffix(".gz")).stem
-    graph = Graph.from_edges(**{"name": stem, **arrays, **fields})
-    unread = layout.columns.unread(layout.names)
-    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
+    return graph_of(arrays, fields, path, unread_columns(layout.names, layout.columns))
 
 
 @dataclass(frozen=True)
@@ -144,18 +134,8 @@ class TextLayout:
     delimiter: str | None
     width: int
     skip: int
-    columns: EdgeColumns
+    columns: dict[str, int]  # positions, in the order of KINDS
     names: tuple[str, ...] = ()
-
-    def typed_columns(self) -> dict[str, tuple[int, type]]:
-        """Position and type of every column that is read."""
-        named = {
-            "src": (self.columns.src, np.int64),
-            "dst": (self.columns.dst, np.int64),
-            "edge_weight": (self.columns.weight, np.float64),
-            "relation": (self.columns.relation, np.int64),
-        }
-        return {key: (position, kind) for key, (position, kind) in named.items() if position is not None}
 
 
 def find_layout(path: Path) -> TextLayout:
@@ -177,7 +157,8 @@ def find_layout(path: Path) -> TextLayout:
             raise GraphError(
                 f"{path} has {len(head)} columns and no header; name them in a first line: src, dst, weight, relation"
             )
-        return TextLayout(comment, delimiter, len(head), 0, EdgeColumns(0, 1, 2 if len(head) == 3 else None))
+        columns = dict(zip(KINDS, range(len(head)), strict=False))
+        return TextLayout(comment, delimiter, len(head), 0, columns)
     if len(first) > 1 and not any(_parses(field, float) for field in _fields(first[1][1], delimiter)):
         raise GraphError(
             f"{path} line {first[1][0]}: {first[1][1]!r} holds no integer node ids; number the nodes 0, 1, 2, ... first"
@@ -215,9 +196,9 @@ def _explain(path: Path, layout: TextLayout, error: ValueError) -> GraphError:
             if len(fields) != layout.width:
                 complaint = f"{line!r} has {len(fields)} columns where {layout.width} were expected"
             else:
-                for key, (position, kind) in layout.typed_columns().items():
-                    if not _parses(fields[position], kind):
-                        expected = "a number" if kind is np.float64 else "an integer"
+                for key, position in layout.columns.items():
+                    if not _parses(fields[position], KINDS[key]):
+                        expected = "a number" if KINDS[key] is np.float64 else "an integer"
                         complaint = f"{key} {fields[position]!r} is not {expected}"
                         break
             if complaint:
@@ -245,12 +226,8 @@ def read_parquet(path: str | Path, **fields: Any) -> Graph:
             f"it may be truncated, fetch or write it again"
         ) from None
     names = table.column_names
-    ends = named_columns(names, str(path))
-    columns = {"src": ends.src, "dst": ends.dst, "edge_weight": ends.weight, "relation": ends.relation}
-    arrays = {}
+    columns, arrays = named_columns(names, str(path)), {}
     for key, position in columns.items():
-        if position is None:
-            continue
         column = table.column(position)
         if column.null_count:
             row = int(np.argmin(column.is_valid().to_numpy()))
@@ -262,6 +239,4 @@ def read_parquet(path: str | Path, **fields: Any) -> Graph:
                 f"{path}: column {names[position]!r} holds {arrays[key].dtype} values, for example {sample}; "
                 f"node ids must be integers"
             )
-    graph = Graph.from_edges(**{"name": path.stem, **arrays, **fields})
-    unread = ends.unread(names)
-    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
+    return graph_of(arrays, fields, path, unread_columns(names, columns))

@@ -25,6 +25,7 @@ from weft.nn.pyg.layers import (
     norm_from_pyg,
     norm_to_pyg,
     require,
+    template_of,
 )
 
 # ---- swap: replace the layers of PyG inside a module by those of :mod:`weft.nn.pyg.swapped_layers`, where they are
@@ -122,15 +123,13 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: its weights are not initialised; call the module once")
     if any(getattr(part, hooks) for part in layer.modules() if part is not layer for hooks in HOOKS):
         raise SpecError(f"{kind.__name__}: a layer inside has hooks")
-    if any(
-        value
-        for key, value in vars(layer).items()
-        if key.endswith("_hooks") and key not in frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
-    ):
+    if any(value for key, value in vars(layer).items() if key.endswith("_hooks") and key not in vars(nn.Module())):
         raise SpecError(f"{kind.__name__}: it has hooks on its messages")
     for name, part in layer.named_children():
-        if name.startswith(LINEAR) and not _plain_linear(part):
-            raise SpecError(f"{kind.__name__}: {name} is a {type(part).__name__} that is not PyG's or torch's")
+        own = type(part)
+        plain = own is nn.Linear or (own.__name__ == "Linear" and own.__module__.startswith("torch_geometric."))
+        if name.startswith(LINEAR) and (not plain or "forward" in vars(part)):
+            raise SpecError(f"{kind.__name__}: {name} is a {own.__name__} that is not PyG's or torch's")
     if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
     if getattr(layer, "cached", False) and not draws:
@@ -147,12 +146,6 @@ def _check(layer: nn.Module, draws: bool) -> None:
         )
 
 
-def _plain_linear(part: nn.Module) -> bool:
-    kind = type(part)
-    is_linear = kind is nn.Linear or (kind.__name__ == "Linear" and kind.__module__.startswith("torch_geometric."))
-    return is_linear and "forward" not in vars(part)
-
-
 def setup_of(layer: nn.Module) -> tuple[dict[str, object], list[tuple[object, ...]]]:
     """What a call of a layer depends on besides its weights: settings, the kinds of its parts, and their hooks."""
     settings = {key: value for key, value in vars(layer).items() if type(value) in SETTINGS and key[0] != "_"}
@@ -165,6 +158,11 @@ def setup_of(layer: nn.Module) -> tuple[dict[str, object], list[tuple[object, ..
     return settings, parts
 
 
+def _template(layer: nn.Module) -> Conv | None:
+    with torch.device("meta"):  # without data
+        return template_of(layer)
+
+
 def drawing(model: nn.Module, names: Collection[str]) -> list[str]:
     """Those of the layers ``names`` that drop coefficients of attention."""
     return [name for name in names if _attention_dropout(_template(model.get_submodule(name)))]
@@ -172,12 +170,6 @@ def drawing(model: nn.Module, names: Collection[str]) -> list[str]:
 
 def _attention_dropout(template: Conv | None) -> float:
     return template.dropout.p if isinstance(template, AttentionConv) else 0.0
-
-
-def _template(layer: nn.Module) -> Conv | None:
-    """Weft's layer of the same kind and sizes, without data; None for layers that need none."""
-    with torch.device("meta"):
-        return TEMPLATES[type(layer).__name__](layer)
 
 
 def from_pyg(module: nn.Module) -> Any:
@@ -284,7 +276,8 @@ def _model_to_pyg(ours: GNN) -> nn.Module:
     if hidden:
         act = hidden[0].activation
         options |= {"dropout": hidden[0].dropout.p, "act": None if act == "none" else act}
-        options |= {"norm": _norm_name(hidden[0].norm)}
+        norm = hidden[0].norm
+        options["norm"] = None if norm is None else "batch_norm" if isinstance(norm, BatchNorm) else "layer_norm"
     theirs = kinds[type(ours)](
         ours.in_features, ours.hidden, len(ours.convs), out_channels=ours.out_features, **options
     )
@@ -292,9 +285,3 @@ def _model_to_pyg(ours: GNN) -> nn.Module:
     norms = [norm_to_pyg(epilogue.norm) for epilogue in hidden]
     theirs.norms = nn.ModuleList([*norms, nn.Identity()])
     return theirs
-
-
-def _norm_name(norm: nn.Module | None) -> str | None:
-    if norm is None:
-        return None
-    return "batch_norm" if isinstance(norm, BatchNorm) else "layer_norm"

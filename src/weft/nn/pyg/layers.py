@@ -175,10 +175,6 @@ def _rgcn_pairs(ours: RGCNConv, theirs: Any) -> dict[str, tuple[Tensor | None, T
     }
 
 
-def _swapped(pairs: dict[str, tuple[Tensor | None, Tensor | None]]) -> dict[str, tuple[Any, Any]]:
-    return {name: (theirs, ours) for name, (ours, theirs) in pairs.items()}
-
-
 def mlp_parts(mlp: nn.Module) -> tuple[Any, nn.Module | None, Any, Any]:
     """``(first linear, norm or None, activation, second linear)`` of what stands inside a GINConv."""
     pyg = library()
@@ -201,24 +197,25 @@ def mlp_parts(mlp: nn.Module) -> tuple[Any, nn.Module | None, Any, Any]:
 
 def conv_from_pyg(theirs: nn.Module) -> Conv:
     """A convolution of PyG as one of ours, with copies of its weights."""
-    pyg = library()
-    makers: dict[type, tuple[Callable[[Any], Conv], Callable[[Any, Any], Any]]] = {
-        pyg.GCNConv: (gcn_from, _gcn_pairs),
-        pyg.SAGEConv: (_sage_from, _sage_pairs),
-        pyg.GINConv: (_gin_from, _gin_pairs),
-        pyg.GATConv: (gat_from, _gat_pairs),
-        pyg.GATv2Conv: (gatv2_from, _gatv2_pairs),
-        pyg.RGCNConv: (_rgcn_from, _rgcn_pairs),
-        pyg.FastRGCNConv: (_rgcn_from, _rgcn_pairs),
-    }
-    if type(theirs) not in makers:
-        names = ", ".join(kind.__name__ for kind in makers)
-        raise SpecError(f"{type(theirs).__name__} has no counterpart in Weft; {names} can be converted")
+    pyg, kind = library(), type(theirs)
+    name = kind.__name__.removeprefix("Fast")  # FastRGCNConv computes what RGCNConv does
+    if name not in KINDS or kind is not getattr(pyg, kind.__name__, None):
+        raise SpecError(f"{kind.__name__} has no counterpart in Weft; {', '.join(KINDS)} can be converted")
     require(theirs, flow="source_to_target")
-    make, pairs = makers[type(theirs)]
-    ours = make(theirs)
+    make, _, pairs = KINDS[name]
+    ours: Conv = make(theirs)
     copy_weights(pairs(ours, theirs))
     return ours
+
+
+def conv_to_pyg(ours: Conv) -> nn.Module:
+    """The inverse of :func:`conv_from_pyg`."""
+    if not isinstance(ours, AttentionConv) and ours.weight_residual is not None:
+        raise SpecError(f"{type(ours).__name__}: residual=True has no counterpart in PyG")
+    _, make, pairs = KINDS[type(ours).__name__]
+    theirs: nn.Module = make(ours)
+    copy_weights({name: (target, source) for name, (source, target) in pairs(ours, theirs).items()})
+    return theirs
 
 
 def gcn_from(theirs: Any) -> GCNConv:
@@ -228,10 +225,29 @@ def gcn_from(theirs: Any) -> GCNConv:
     return GCNConv(inputs, outputs, bias=theirs.bias is not None)
 
 
+def _gcn_to(ours: GCNConv) -> nn.Module:
+    return library().GCNConv(ours.in_features, ours.out_features, bias=ours.bias is not None)
+
+
+def sage_sized(theirs: Any) -> SAGEConv:
+    """With the sizes of ``theirs``, which may normalise, project or leave out the root."""
+    reduce = "sum" if theirs.aggr == "add" else theirs.aggr
+    if reduce not in AGGREGATORS:
+        raise SpecError(
+            f"{type(theirs).__name__}: aggr={theirs.aggr!r} has no counterpart in Weft; {', '.join(AGGREGATORS)} have"
+        )
+    outputs, inputs = theirs.lin_l.weight.shape
+    return SAGEConv(inputs, outputs, str(reduce), bias=theirs.lin_l.bias is not None)
+
+
 def _sage_from(theirs: Any) -> SAGEConv:
     require(theirs, normalize=False, root_weight=True, project=False)
-    outputs, inputs = theirs.lin_l.weight.shape
-    return SAGEConv(inputs, outputs, aggregator(theirs), bias=theirs.lin_l.bias is not None)
+    return sage_sized(theirs)
+
+
+def _sage_to(ours: SAGEConv) -> nn.Module:
+    has_bias = ours.bias is not None
+    return library().SAGEConv(ours.in_features, ours.out_features, aggr=ours.aggregator, bias=has_bias)
 
 
 def _gin_from(theirs: Any) -> GINConv:
@@ -250,10 +266,21 @@ def _gin_from(theirs: Any) -> GINConv:
     return ours
 
 
-def _attention_options(theirs: Any) -> dict[str, Any]:
+def _gin_to(ours: GINConv) -> nn.Module:
+    pyg = library()
+    act = None if ours.inner.activation == "none" else ours.inner.activation
+    widths = [ours.in_features, ours.hidden, ours.out_features]
+    mlp = pyg.MLP(widths, act=act, norm=None, bias=[True, ours.bias is not None])
+    theirs = pyg.GINConv(mlp, eps=ours.initial_eps, train_eps=ours.eps is not None)
+    mlp.norms[0] = norm_to_pyg(ours.inner.norm)  # only now: GINConv has just reset what stands inside
+    return theirs
+
+
+def attention_from(theirs: Any) -> GATConv | GATv2Conv:
+    """A layer for PyG's GATConv or GATv2Conv."""
     require_sum(theirs)
     require(theirs, edge_dim=None, add_self_loops=True)
-    return {
+    options = {
         "out_features": theirs.out_channels * (theirs.heads if theirs.concat else 1),
         "heads": theirs.heads,
         "concat": theirs.concat,
@@ -262,26 +289,25 @@ def _attention_options(theirs: Any) -> dict[str, Any]:
         "bias": theirs.bias is not None,
         "residual": theirs.res is not None,
     }
-
-
-def gat_from(theirs: Any) -> GATConv:
+    if hasattr(theirs, "share_weights"):
+        return GATv2Conv(theirs.lin_l.weight.shape[1], share_weights=theirs.share_weights, **options)
     if theirs.lin is None:
         raise SpecError("GATConv: separate weights for sources and targets have no counterpart in Weft")
-    return GATConv(theirs.lin.weight.shape[1], **_attention_options(theirs))
+    return GATConv(theirs.lin.weight.shape[1], **options)
 
 
-def gatv2_from(theirs: Any) -> GATv2Conv:
-    options = _attention_options(theirs)
-    return GATv2Conv(theirs.lin_l.weight.shape[1], share_weights=theirs.share_weights, **options)
-
-
-def aggregator(theirs: Any) -> str:
-    reduce = "sum" if theirs.aggr == "add" else theirs.aggr
-    if reduce not in AGGREGATORS:
-        raise SpecError(
-            f"{type(theirs).__name__}: aggr={theirs.aggr!r} has no counterpart in Weft; {', '.join(AGGREGATORS)} have"
-        )
-    return str(reduce)
+def _attention_to(ours: AttentionConv) -> nn.Module:
+    options = {
+        "heads": ours.heads,
+        "concat": ours.concat,
+        "negative_slope": ours.slope,
+        "dropout": ours.dropout.p,
+        "bias": ours.bias is not None,
+        "residual": ours.weight_residual is not None,
+    }
+    if isinstance(ours, GATv2Conv):
+        options["share_weights"] = ours.share_weights
+    return getattr(library(), type(ours).__name__)(ours.in_features, ours.head_features, **options)
 
 
 def _rgcn_from(theirs: Any) -> RGCNConv:
@@ -293,67 +319,20 @@ def _rgcn_from(theirs: Any) -> RGCNConv:
     return RGCNConv(inputs, outputs, theirs.num_relations, **sharing, bias=theirs.bias is not None)
 
 
-def conv_to_pyg(ours: Conv) -> nn.Module:
-    """The inverse of :func:`conv_from_pyg`."""
-    makers: dict[type, tuple[Callable[[Any], nn.Module], Callable[[Any, Any], Any]]] = {
-        GCNConv: (_gcn_to, _gcn_pairs),
-        SAGEConv: (_sage_to, _sage_pairs),
-        GINConv: (_gin_to, _gin_pairs),
-        GATConv: (_gat_to, _gat_pairs),
-        GATv2Conv: (_gatv2_to, _gatv2_pairs),
-        RGCNConv: (_rgcn_to, _rgcn_pairs),
-    }
-    if not isinstance(ours, AttentionConv) and ours.weight_residual is not None:
-        raise SpecError(f"{type(ours).__name__}: residual=True has no counterpart in PyG")
-    make, pairs = makers[type(ours)]
-    theirs = make(ours)
-    copy_weights(_swapped(pairs(ours, theirs)))
-    return theirs
-
-
-def _gcn_to(ours: GCNConv) -> nn.Module:
-    return library().GCNConv(ours.in_features, ours.out_features, bias=ours.bias is not None)
-
-
-def _sage_to(ours: SAGEConv) -> nn.Module:
-    has_bias = ours.bias is not None
-    return library().SAGEConv(ours.in_features, ours.out_features, aggr=ours.aggregator, bias=has_bias)
-
-
-def _gin_to(ours: GINConv) -> nn.Module:
-    pyg = library()
-    act = None if ours.inner.activation == "none" else ours.inner.activation
-    widths = [ours.in_features, ours.hidden, ours.out_features]
-    mlp = pyg.MLP(widths, act=act, norm=None, bias=[True, ours.bias is not None])
-    theirs = pyg.GINConv(mlp, eps=ours.initial_eps, train_eps=ours.eps is not None)
-    mlp.norms[0] = norm_to_pyg(ours.inner.norm)  # only now: GINConv has just reset what stands inside
-    return theirs
-
-
-def _shared_options(ours: AttentionConv) -> dict[str, Any]:
-    return {
-        "heads": ours.heads,
-        "concat": ours.concat,
-        "negative_slope": ours.slope,
-        "dropout": ours.dropout.p,
-        "bias": ours.bias is not None,
-        "residual": ours.weight_residual is not None,
-    }
-
-
-def _gat_to(ours: GATConv) -> nn.Module:
-    return library().GATConv(ours.in_features, ours.head_features, **_shared_options(ours))
-
-
-def _gatv2_to(ours: GATv2Conv) -> nn.Module:
-    options = _shared_options(ours) | {"share_weights": ours.share_weights}
-    return library().GATv2Conv(ours.in_features, ours.head_features, **options)
-
-
 def _rgcn_to(ours: RGCNConv) -> nn.Module:
-    sharing = {"num_bases": ours.bases, "num_blocks": ours.blocks}
-    sizes = ours.in_features, ours.out_features, ours.num_relations
-    return library().RGCNConv(*sizes, **sharing, bias=ours.bias is not None)
+    sharing = {"num_bases": ours.bases, "num_blocks": ours.blocks, "bias": ours.bias is not None}
+    return library().RGCNConv(ours.in_features, ours.out_features, ours.num_relations, **sharing)
+
+
+# By the name that a class has in both libraries: ours of theirs, theirs of ours, and which weight is which.
+KINDS: dict[str, tuple[Callable[[Any], Conv], Callable[[Any], nn.Module], Callable[[Any, Any], Any]]] = {
+    "GCNConv": (gcn_from, _gcn_to, _gcn_pairs),
+    "SAGEConv": (_sage_from, _sage_to, _sage_pairs),
+    "GINConv": (_gin_from, _gin_to, _gin_pairs),
+    "GATConv": (attention_from, _attention_to, _gat_pairs),
+    "GATv2Conv": (attention_from, _attention_to, _gatv2_pairs),
+    "RGCNConv": (_rgcn_from, _rgcn_to, _rgcn_pairs),
+}
 
 
 # ---- Layers of Weft with the sizes of one of PyG's, for PyG's layers that compute with Weft's operators.
@@ -361,62 +340,35 @@ def _rgcn_to(ours: RGCNConv) -> nn.Module:
 # A layer that Weft's operators do not cover is refused with a :class:`SpecError`.
 
 
-def gcn_like(theirs: Any) -> GCNConv:
-    """A layer for :class:`weft.nn.pyg.swapped_layers.WeftGCNConv`."""
-    _require_usual(theirs)
-    return gcn_from(theirs)
+def template_of(theirs: Any) -> Conv | None:
+    """Weft's layer of the same kind and sizes; None for layers that need none, which are only checked."""
+    require(theirs, flow="source_to_target", decomposed_layers=1)
+    if isinstance(getattr(theirs, "in_channels", 0), (tuple, list)):
+        pair = tuple(theirs.in_channels)
+        if pair[0] != pair[1]:
+            raise SpecError(f"{type(theirs).__name__}: in_channels={pair} has no counterpart in Weft")
+    return TEMPLATES[type(theirs).__name__](theirs)
 
 
-def sage_like(theirs: Any) -> SAGEConv:
-    """A layer for :class:`weft.nn.pyg.swapped_layers.WeftSAGEConv`; it may normalise, project or leave out the root."""
-    _require_usual(theirs)
-    outputs, inputs = theirs.lin_l.weight.shape
-    return SAGEConv(inputs, outputs, aggregator(theirs), bias=theirs.lin_l.bias is not None)
-
-
-def gin_like(theirs: Any) -> None:
-    """Check a GINConv; whatever network it has stays as it is."""
-    _require_usual(theirs)
-    require_sum(theirs)
-
-
-def attention_like(theirs: Any) -> GATConv | GATv2Conv:
-    """A layer for PyG's GATConv or GATv2Conv."""
-    _require_usual(theirs)
-    return gatv2_from(theirs) if hasattr(theirs, "share_weights") else gat_from(theirs)
-
-
-def graph_conv_like(theirs: Any) -> None:
-    """Check a GraphConv."""
-    _require_usual(theirs)
+def _check_graph_conv(theirs: Any) -> None:
     if theirs.aggr not in ("add", "sum", "mean"):
         raise SpecError(f"GraphConv: aggr={theirs.aggr!r} has no counterpart in Weft; add and mean have")
 
 
-def propagation_like(theirs: Any) -> None:
-    """Check an SGConv or APPNP."""
-    _require_usual(theirs)
+def _check_propagation(theirs: Any) -> None:
     require(theirs, normalize=True, add_self_loops=True, dropout=0.0)
     require_sum(theirs)
     if hasattr(theirs, "_cached_x"):
         require(theirs, cached=False)
 
 
-def _require_usual(theirs: Any) -> None:
-    require(theirs, flow="source_to_target", decomposed_layers=1)
-    if isinstance(getattr(theirs, "in_channels", 0), (tuple, list)):
-        pair = tuple(theirs.in_channels)
-        if pair[0] != pair[1]:
-            raise SpecError(f"{type(theirs).__name__}: in_channels={pair} has no counterpart in Weft")
-
-
 TEMPLATES: dict[str, Callable[[Any], Conv | None]] = {
-    "GCNConv": gcn_like,
-    "SAGEConv": sage_like,
-    "GINConv": gin_like,
-    "GATConv": attention_like,
-    "GATv2Conv": attention_like,
-    "GraphConv": graph_conv_like,
-    "SGConv": propagation_like,
-    "APPNP": propagation_like,
+    "GCNConv": gcn_from,
+    "SAGEConv": sage_sized,
+    "GINConv": require_sum,  # whatever network it has stays as it is
+    "GATConv": attention_from,
+    "GATv2Conv": attention_from,
+    "GraphConv": _check_graph_conv,
+    "SGConv": _check_propagation,
+    "APPNP": _check_propagation,
 }

@@ -40,9 +40,8 @@ from weft.ops.csr.packed import (
     segment_sum,
     unpack_csr,
 )
-from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, rate_and_clock, use_triton
 from weft.ops.random_bits import keep_mask_rows
-from weft.ops.registration import batch_tasks, rate_and_clock, results_like
 
 
 def coefficient_mask(
@@ -122,58 +121,46 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR, training: 
     """``(out, out_plus, alpha_plus, log_sum)`` by the backend of the tensors' device."""
     if use_triton(x):
         return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, csr, training)
-    x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
-    if cpu.serves(x, a_src, a_dst):
-        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, csr)
-    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr)
+    serve = cpu.attention_forward if cpu.serves(x, a_src, a_dst) else attention_forward_torch
+    return serve(x.contiguous(), a_src.contiguous(), a_dst.contiguous(), slope, rate, clock, site, csr)
 
 
-def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
-    """``(grad_x, grad_a_src)`` by the backend of the tensors' device."""
+def _gradients(
+    grad, x, a_src, a_dst, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back, into=None
+):
+    """``(grad_x, grad_a_src, grad_a_dst)`` by the backend of the device; on a GPU ``into`` three tensors if given."""
+    rows = grad, out, out_plus, alpha_plus, a_dst, log_sum, slope
     if use_triton(x):
-        return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
-    grad, x, a_src = grad.contiguous(), x.contiguous(), a_src.contiguous()
+        *into_source, into_target = into or (None,)
+        stats, grad_a_dst = attention_row_gradient_triton(*rows, into=into_target)
+        given = grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back)
+        return *attention_backward_triton(*given, into=into_source), grad_a_dst
+    stats, grad_a_dst = attention_row_gradient_torch(*rows)
+    grad, x, a_src, csr = grad.contiguous(), x.contiguous(), a_src.contiguous(), unpack_csr(csr)
     if cpu.serves(x, a_src):
         a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-2))
-        return cpu.attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, csr, back)
-    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, csr)
+        given = grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, csr, unpack_csr(back)
+        return *cpu.attention_backward(*given), grad_a_dst
+    return *attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, csr), grad_a_dst
 
 
 @custom_op(
     "weft::graph_attention",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
+    " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
 @custom_op(
-    "weft::graph_attention_row_gradient",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor a_dst, Tensor log_sum, float slope)"
-        " -> (Tensor, Tensor)"
-    ),
-)
-def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
-    serve = attention_row_gradient_triton if use_triton(grad) else attention_row_gradient_torch
-    return serve(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
-
-
-@custom_op(
     "weft::graph_attention_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
-    ),
+    "(Tensor grad, Tensor x, Tensor a_src, Tensor a_dst, Tensor out, Tensor out_plus, Tensor alpha_plus,"
+    " Tensor log_sum, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
+    " -> (Tensor, Tensor, Tensor)",
 )
-def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
-    return _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
+def _backward_op(*arguments):
+    return _gradients(*arguments)
 
 
 @_op.register_fake
@@ -184,12 +171,6 @@ def _fake(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return out, torch.empty_like(out), stats, torch.empty_like(stats)
 
 
-@_row_gradient_op.register_fake
-def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
-    stats = log_sum.new_empty(*log_sum.shape[:-1], 3, log_sum.shape[-1])
-    return stats, torch.empty_like(a_dst, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
@@ -198,20 +179,17 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_):
-    x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
-    nothing = [None] * len(ctx.csr), [None] * len(ctx.back)
+    x, a_src, a_dst, rate, clock, *saved = ctx.saved_tensors
+    nothing = None, None, None, None, [None] * len(ctx.csr), [None] * len(ctx.back)
     if grad is None:
-        return None, None, None, None, None, None, None, *nothing
-    stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
-    grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
-    return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
+        return None, None, None, *nothing
+    grads = _backward_op(grad, x, a_src, a_dst, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
+    return *grads, *nothing
 
 
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
-batch_tasks(_row_gradient_op, contiguous=range(6))
-results_like(_backward_op, 1, 2)
-batch_tasks(_backward_op)
+batch_tasks(_backward_op, contiguous=range(8), like=(1, 2, 3))
 
 
 @supplied_by_adjacency
@@ -255,11 +233,8 @@ def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @custom_op(
     "weft::graph_attention_packed",
-    mutates_args=(),
-    schema=(
-        "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
-        " -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _packed_op(packed, heads, slope, rate, clock, site, csr, back):
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
@@ -268,29 +243,20 @@ def _packed_op(packed, heads, slope, rate, clock, site, csr, back):
 
 @custom_op(
     "weft::graph_attention_packed_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor"
-    ),
+    "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
+    " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor",
 )
 def _packed_backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
     heads = grad.shape[-2]
     packed = packed.contiguous()
     x, a_src, a_dst = take_apart(packed, heads)
     result = torch.empty_like(packed)
-    into_x, into_src, into_dst = take_apart(result, heads)
-    if use_triton(grad):
-        stats, _ = attention_row_gradient_triton(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope, into=into_dst)
-        attention_backward_triton(
-            grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
-        )
-        return result
-    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
-    matrices = unpack_csr(csr), unpack_csr(back)
-    grad_x, grad_a_src = _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, *matrices)
-    for into, value in ((into_x, grad_x), (into_src, grad_a_src), (into_dst, grad_a_dst)):
-        into.copy_(value)
+    into = take_apart(result, heads)
+    saved = out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back
+    grads = _gradients(grad, x, a_src, a_dst, *saved, into)
+    if not use_triton(grad):
+        for part, value in zip(into, grads, strict=True):
+            part.copy_(value)
     return result
 
 
@@ -320,8 +286,7 @@ def _packed_backward(ctx, grad, *_):
 
 _packed_op.register_autograd(_packed_backward, setup_context=_packed_setup)
 batch_tasks(_packed_op)
-results_like(_packed_backward_op, 1)
-batch_tasks(_packed_backward_op, contiguous=range(6))
+batch_tasks(_packed_backward_op, contiguous=range(6), like=(1,))
 
 
 @supplied_by_adjacency

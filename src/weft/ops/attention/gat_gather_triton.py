@@ -111,6 +111,16 @@ def weigh_four(c, value0, value1, value2, value3, acc, plus, PLUS: tl.constexpr)
     return acc, plus
 
 
+@triton.jit
+def store_softmax(log_sum, alpha_plus, at, mask, top, total, positive):
+    """A row's results from its denominator, and the inverse; for a row without edges 0, 0 and 1."""
+    some = total != 0  # a NaN denominator stays NaN
+    safe = tl.where(some, total, 1.0)
+    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
+    tl.store(alpha_plus + at, positive / safe, mask=mask)
+    return 1.0 / safe
+
+
 @dataclass(frozen=True)
 class GatherLaunch:
     """Launch parameters: lanes and heads of a tile, features of a head (padded), warps."""

@@ -1,13 +1,11 @@
 """Triton kernels of ``gat.py``, forward: scores, softmax, dropout and weighted rows in one pass over the edges.
 
-The softmax's shift is a bound of a row's scores that is known before (``gat_score_bounds_triton.py``), so that a coefficient
+The softmax's shift is a bound of a row's scores that is known before (``gat_gather_triton.py``), so that a coefficient
 is ``keep / (1 - rate) * exp(score - shift)`` at once, with the sign of the score's argument; a row's sums are divided by its
 denominator in the end. If source scores are too far apart for the bound, every row finds its maximum first.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from weft.ops.attention.gat_gather_triton import (
     row_of,
     score_bounds,
     spread_limit,
+    store_softmax,
     weigh_four,
     wide_offsets,
     work_items,
@@ -32,7 +31,7 @@ from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import heavy_owner, heavy_row_span
 from weft.ops.launch.backend import accumulate_dtype, limits_of, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import drop_key, keep_scale, mask_row
 from weft.ops.sparse.lanes_triton import spaced_rows
 
 
@@ -76,16 +75,6 @@ def _highest_of_row(
         score = tl.load(a_src + col[:, None] * S_SRC + head[None, :], mask=seen, other=0.0).to(ACC) + dst[None, :]
         highest = tl.maximum(highest, tl.where(seen, leaky(score, slope), float("-inf")))
     return tl.max(highest, 0)
-
-
-@triton.jit
-def _store_softmax(log_sum, alpha_plus, at, mask, top, total, positive):
-    """A row's results from its denominator, and the inverse; for a row without edges 0, 0 and 1."""
-    some = total != 0  # a NaN denominator stays NaN
-    safe = tl.where(some, total, 1.0)
-    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
-    tl.store(alpha_plus + at, positive / safe, mask=mask)
-    return 1.0 / safe
 
 
 @triton.jit
@@ -134,11 +123,7 @@ def _attend_kernel(
             own += tl.max(tl.max(highest, 3), 2)
         top = tl.where((spread <= limit)[None, :], top, own)
     top = tl.where(top == float("-inf"), 0.0, top)
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     acc = tl.zeros([BR, BG, BD], ACC)
     plus = tl.zeros([BR, BG, BD], ACC)
     totals = tl.zeros([BR, BG, 2, 2], ACC)
@@ -186,7 +171,7 @@ def _attend_kernel(
             tl.store(part_sums + (2 * chunks + slot) * H + head, positive_one, mask=in_head)
         else:
             row_one = task * N + tl.load(heavy_row + piece)
-            scale_one = _store_softmax(
+            scale_one = store_softmax(
                 log_sum, alpha_plus, row_one * H + head, in_head, top_one, total_one, positive_one
             )[:, None]
             place_one = row_one * (H * D) + at
@@ -196,7 +181,7 @@ def _attend_kernel(
     else:
         row += task * N
         at_row = row[:, None] * H + head[None, :]
-        scale = _store_softmax(log_sum, alpha_plus, at_row, known, top, total, positive)[:, :, None]
+        scale = store_softmax(log_sum, alpha_plus, at_row, known, top, total, positive)[:, :, None]
         place = row[:, None, None] * (H * D) + at[None, :, :]
         mask = valid[:, None, None] & in_tile[None, :, :]
         tl.store(out + place, (acc * scale).to(out.dtype.element_ty), mask=mask)
@@ -234,7 +219,7 @@ def _attend_hubs_kernel(
     row = task * N + tl.load(hub_row + hub)
     top = tl.load(part_sums + (task * num_partial + begin) * H + head, mask=in_head, other=0.0)
     total_one = tl.sum(total, 0)
-    scale = _store_softmax(log_sum, alpha_plus, row * H + head, in_head, top, total_one, tl.sum(positive, 0))
+    scale = store_softmax(log_sum, alpha_plus, row * H + head, in_head, top, total_one, tl.sum(positive, 0))
     place = row * (H * D) + at
     tl.store(out + place, (tl.sum(acc, 0) * scale[:, None]).to(out.dtype.element_ty), mask=in_tile)
     if PLUS:
@@ -332,25 +317,6 @@ def _row_gradient_kernel(
     tl.store(stats + at_stats + 2 * H, delta, mask=valid)
 
 
-@dataclass(frozen=True)
-class RowGradientLaunch:
-    """Launch parameters: items (a row and a head) per tile, features per step, warps."""
-
-    items: int
-    block_width: int
-    num_warps: int = 4
-
-
-def choose_row_gradient_launch(width: int) -> RowGradientLaunch:
-    """All features of a head at a time, a thousand elements per tile.
-
-    A head of 40 features is padded to 64; five steps of 8 would leave no lane idle, but the loads of neighbouring lanes
-    would no longer be coalesced. Not measured.
-    """
-    block_width = next_power_of_2(width)
-    return RowGradientLaunch(max(1, 1024 // block_width), block_width)
-
-
 def one_head(grad: Tensor) -> tuple[Tensor, bool]:
     """``(grad [..., N, D], True)`` if all heads share one row, as they do after a sum over heads.
 
@@ -363,7 +329,7 @@ def one_head(grad: Tensor) -> tuple[Tensor, bool]:
 
 def attention_row_gradient_triton(
     grad: Tensor, out: Tensor, out_plus: Tensor, alpha_plus: Tensor, a_dst: Tensor, log_sum: Tensor, slope: float,
-    into: Tensor | None = None, launch: RowGradientLaunch | None = None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(stats [..., N, 3, H], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta = <grad, out>.
 
@@ -376,11 +342,14 @@ def attention_row_gradient_triton(
     if rows:
         grad, shared = one_head(grad)
         (a_dst, s_dst), (_, g_dst) = spaced_rows(a_dst, 1), spaced_rows(grad_a_dst, 1)
-        launch = launch or choose_row_gradient_launch(D)
-        _row_gradient_kernel[(-(-rows * H // launch.items),)](
+        # All features of a head at a time, a thousand elements per tile. A head of 40 is padded to 64; five steps of 8
+        # would leave no lane idle, but the loads of neighbouring lanes would no longer be coalesced. Not measured.
+        width = next_power_of_2(D)
+        items = max(1, 1024 // width)
+        _row_gradient_kernel[(-(-rows * H // items),)](
             grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows * H, slope,
             H=H, D=D, S_DST=s_dst, G_DST=g_dst, SHARED=shared, ACC=triton_acc(grad.dtype),
-            BN=launch.items, BD=launch.block_width, num_warps=launch.num_warps,
+            BN=items, BD=width, num_warps=4,
         )  # fmt: skip
     return stats, grad_a_dst
 
@@ -436,11 +405,7 @@ def _attend_back_kernel(
     )  # fmt: skip
     known = valid[:, None] & in_head[None, :]
     src = tl.load(a_src + row[:, None] * S_SRC + head[None, :], mask=known, other=0.0).to(ACC)
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     acc = tl.zeros([BR, BG, BD], ACC)
     plus = tl.zeros([BR, BG, BD], ACC)
     losses = tl.zeros([BR, BG, 2, 2], ACC)

@@ -1,6 +1,6 @@
 """Launchers of ``gat.py`` in two passes: coefficients ``[E, H]`` first, then the weighted rows.
 
-One pass (``gat_forward_triton.py``, ``gat_backward_triton.py``) is faster where a head fills its lanes: 0.179 and
+One pass (``gat_triton.py``) is faster where a head fills its lanes: 0.179 and
 0.150 ms on an H200 against 0.233 and 0.225 (arxiv shape, 4 heads of 16, float32). It pads every head to a power of two, and
 in half precision a thread of it loads 8 bytes at a time. Here a head is split into groups that fill the lanes: an epoch
 of a GAT with heads of 40 in its last layer takes 2.31 ms per task with that layer in two passes and 2.50 in one, and in
@@ -16,12 +16,12 @@ from math import inf
 import torch
 from torch import Tensor
 
-from weft.ops.attention.gat_gather_triton import leaky, score_bounds, spread_limit, work_items
+from weft.ops.attention.gat_gather_triton import leaky, score_bounds, spread_limit, store_softmax, work_items
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, heavy_row_span, light_rows
 from weft.ops.launch.backend import H200, DeviceLimits, accumulate_dtype, next_power_of_2
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
+from weft.ops.random_bits_triton import drop_key, keep_scale, mask_row
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 
 # ---- Triton kernels of ``gat.py`` in two passes, first pass: the softmax's coefficients, one number per edge and
@@ -35,7 +35,7 @@ from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 #
 # Forward, ``alpha`` is only ``exp(score - shift)``: the pass that writes the coefficients adds up the denominator,
 # and the pass that weights rows with them divides a row's sums by it. The shift is a bound of the row's scores,
-# computed before (``gat_score_bounds_triton.py``); if source scores are too far apart for it, every row finds its
+# computed before (``gat_gather_triton.py``); if source scores are too far apart for it, every row finds its
 # maximum first.
 #
 # Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that
@@ -85,11 +85,7 @@ def _any_far(spread, limit):
 @triton.jit
 def _store_rows(log_sum, alpha_plus, inverse, at, mask, top, total, plus):
     """A row's results from its denominator; for a row without edges 0, 0 and 1."""
-    some = total != 0  # a NaN denominator stays NaN
-    safe = tl.where(some, total, 1.0)
-    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
-    tl.store(alpha_plus + at, plus / safe, mask=mask)
-    tl.store(inverse + at, 1.0 / safe, mask=mask)
+    tl.store(inverse + at, store_softmax(log_sum, alpha_plus, at, mask, top, total, plus), mask=mask)
 
 
 @triton.jit
@@ -116,11 +112,7 @@ def _coefficients_kernel(
     log_sum += task * N * H
     alpha_plus += task * N * H
     inverse += task * N * H
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     bound = tl.load(bounds + task * 2 * H + h, mask=h < H, other=0.0)
     spread = bound - tl.load(bounds + (task * 2 + 1) * H + h, mask=h < H, other=0.0)
     total = tl.zeros([L, U, BH], ACC)
@@ -250,11 +242,7 @@ def _coefficients_back_kernel(
     a_src += task * M * S_SRC
     out += task * E * H
     loss += task * M * H
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     total = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
         start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
@@ -285,28 +273,12 @@ def _coefficients_back_kernel(
         tl.store(loss + row[:, None] * H + h[None, :], tl.sum(total, 1), mask=seen)
 
 
-@dataclass(frozen=True)
-class CoefficientLaunch:
-    """Launch parameters: lanes, edges and heads per tile, warps."""
-
-    lanes: int
-    edges: int
-    block_heads: int
-    num_warps: int = 1
-
-    @property
-    def tile(self) -> dict[str, int]:
-        """As a kernel's keywords."""
-        return {"L": self.lanes, "U": self.edges, "BH": self.block_heads, "num_warps": self.num_warps}
-
-
-def choose_coefficient_launch(heads: int, kind: str) -> CoefficientLaunch:
+def _coefficient_tile(heads: int, lanes: int, warps: int) -> dict[str, int]:
     """Few warps, one thread per edge with four heads.
 
     Measured on an H200 (arxiv shape, 4 heads): forward 0.052 ms (with given denominators), backward 0.069.
     """
-    lanes, edges, warps = {"forward": (8, 8, 2), "backward": (4, 8, 1)}[kind]
-    return CoefficientLaunch(lanes, edges, min(8, next_power_of_2(heads)), warps)
+    return {"L": lanes, "U": 8, "BH": min(8, next_power_of_2(heads)), "num_warps": warps}
 
 
 STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with full precision
@@ -315,73 +287,6 @@ STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with full precision
 def _grid(csr: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
     heavy, light = csr.work.heavy_row.numel(), csr.work.light_row.numel()
     return heavy + -(-light // tile["L"]), -(-heads // tile["BH"]), tasks
-
-
-def _limit(dtype: torch.dtype, slope: float) -> float:
-    """The largest spread of source scores for which coefficients of ``dtype`` keep full precision."""
-    return min(spread_limit(dtype, slope), STORED_LIMIT.get(dtype, inf))
-
-
-def softmax_coefficients(
-    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR,
-    log_sum: Tensor, alpha_plus: Tensor, limit: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``(signed coefficients [T, E, H] in the order of the edges, inverse [T, N, H])``.
-
-    The coefficients lack the softmax's denominator: a row's sums are to be multiplied by its ``inverse``. Fills
-    ``log_sum`` and ``alpha_plus [..., N, H]`` on the way: the log-denominator, and the share of it that edges with a
-    positive argument have. If source scores spread by more than ``limit``, a row finds its maximum first.
-    """
-    work, acc = csr.work, triton_acc(log_sum.dtype)
-    M, H = a_src.shape[-2:]
-    tasks, N = a_src.shape[:-2].numel(), csr.num_rows
-    (a_src, s_src), (a_dst, s_dst) = spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
-    bounds = score_bounds(a_src, s_src, log_sum)
-    out, inverse = a_src.new_empty(tasks, csr.num_edges, H), log_sum.new_empty(tasks, N, H)
-    partials = work.hub_of_partial.numel()
-    part = log_sum.new_empty(3, tasks, max(partials, 1), H)
-    tile = choose_coefficient_launch(H, "forward").tile
-    _coefficients_kernel[_grid(csr, H, tile, tasks)](
-        a_src, a_dst, bounds, log_sum if rate is None else rate.contiguous(),
-        log_sum if clock is None else clock.contiguous(), csr.indices, *work_items(csr), work.hub_ptr,
-        out, log_sum, alpha_plus, inverse, part,
-        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, csr.num_edges,
-        slope, _limit(out.dtype, slope) if limit is None else limit, site,
-        per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-        H=H, S_SRC=s_src, S_DST=s_dst, DROP=rate is not None, ACC=acc, **tile,
-    )  # fmt: skip
-    if partials:
-        _add_chunks_kernel[(work.hub_row.numel(), -(-H // tile["BH"]), tasks)](
-            part, work.hub_ptr, work.hub_row, log_sum, alpha_plus, inverse, partials, N,
-            H=H, ACC=acc, L=16, BH=tile["BH"], num_warps=1,
-        )  # fmt: skip
-    return out, inverse
-
-
-def coefficients_back(
-    stats: Tensor, a_src: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, back: PackedCSR,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(signed coefficients [T, E, H] in the transpose's order, loss [T, M, H], the hubs' parts of it [T, P, H])``.
-
-    ``loss[j] = sum over the out-edges of j of alpha * slope(e) * delta``; the rows of hubs are not written, their parts
-    are to be added.
-    """
-    work = back.work
-    M, H = a_src.shape[-2:]
-    N, tasks = stats.shape[-3], a_src.shape[:-2].numel()
-    a_src, s_src = spaced_rows(a_src, 1)
-    out, loss = a_src.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
-    partials = work.hub_of_partial.numel()
-    part = stats.new_empty(tasks, max(partials, 1), H)
-    tile = choose_coefficient_launch(H, "backward").tile
-    _coefficients_back_kernel[_grid(back, H, tile, tasks)](
-        stats, a_src, stats if rate is None else rate.contiguous(), stats if clock is None else clock.contiguous(),
-        back.indices, back.perm, *work_items(back), out, loss, part,
-        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, back.num_edges,
-        slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-        H=H, S_SRC=s_src, DROP=rate is not None, ACC=triton_acc(stats.dtype), **tile,
-    )  # fmt: skip
-    return out, loss, part
 
 
 # ---- Triton kernels of ``gat.py`` in two passes, second pass: rows gathered along the edges, times the coefficients
@@ -691,24 +596,64 @@ def forward_in_two_passes(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
     csr: PackedCSR, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
 ) -> None:  # fmt: skip
-    """Fill ``results``: out, out_plus (if ``training``), alpha_plus and log_sum."""
-    H, D = x.shape[-2:]
+    """Fill ``results``: out, out_plus (if ``training``), alpha_plus and log_sum.
+
+    The coefficients ``[T, E, H]`` lack the softmax's denominator: the second pass multiplies a row's sums by its
+    ``inverse [T, N, H]``. If source scores spread by more than ``limit``, a row finds its maximum first; by default, from
+    where coefficients of their type would lose precision.
+    """
     out, out_plus, alpha_plus, log_sum = results
-    x, spacing = spaced_rows(x, 2)
-    weights, inverse = softmax_coefficients(a_src, a_dst, slope, rate, clock, site, csr, log_sum, alpha_plus, limit)
-    gather_rows(x, spacing, False, weights, H, D, csr, training, out, H * D, out_plus, inverse=inverse)
+    work, acc, partials = csr.work, triton_acc(log_sum.dtype), csr.work.hub_of_partial.numel()
+    M, H, D = x.shape[-3:]
+    tasks, N = a_src.shape[:-2].numel(), csr.num_rows
+    (x, s_x), (a_src, s_src), (a_dst, s_dst) = spaced_rows(x, 2), spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
+    bounds = score_bounds(a_src, s_src, log_sum)
+    weights, inverse = a_src.new_empty(tasks, csr.num_edges, H), log_sum.new_empty(tasks, N, H)
+    part = log_sum.new_empty(3, tasks, max(partials, 1), H)
+    tile = _coefficient_tile(H, 8, 2)
+    if limit is None:
+        limit = min(spread_limit(weights.dtype, slope), STORED_LIMIT.get(weights.dtype, inf))
+    _coefficients_kernel[_grid(csr, H, tile, tasks)](
+        a_src, a_dst, bounds, log_sum if rate is None else rate.contiguous(),
+        log_sum if clock is None else clock.contiguous(), csr.indices, *work_items(csr), work.hub_ptr,
+        weights, log_sum, alpha_plus, inverse, part,
+        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, csr.num_edges, slope, limit, site,
+        per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
+        H=H, S_SRC=s_src, S_DST=s_dst, DROP=rate is not None, ACC=acc, **tile,
+    )  # fmt: skip
+    if partials:
+        _add_chunks_kernel[(work.hub_row.numel(), -(-H // tile["BH"]), tasks)](
+            part, work.hub_ptr, work.hub_row, log_sum, alpha_plus, inverse, partials, N,
+            H=H, ACC=acc, L=16, BH=tile["BH"], num_warps=1,
+        )  # fmt: skip
+    gather_rows(x, s_x, False, weights, H, D, csr, training, out, H * D, out_plus, inverse=inverse)
 
 
 def backward_in_two_passes(
     grad: Tensor, shared: bool, x: Tensor, a_src: Tensor, stats: Tensor, slope: float, rate: Tensor | None,
     clock: Tensor | None, site: int, back: PackedCSR, grad_x: Tensor, grad_a: Tensor,
 ) -> None:  # fmt: skip
-    """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads if ``shared``."""
+    """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads if ``shared``.
+
+    The first pass leaves ``loss[j] = sum over the out-edges of j of alpha * slope(e) * delta`` beside the coefficients.
+    """
+    work, partials = back.work, back.work.hub_of_partial.numel()
     M, H, D = x.shape[-3:]
+    N, tasks, stats = stats.shape[-3], a_src.shape[:-2].numel(), flatten_tasks(stats, 3)
     (x, s_x), (_, g_x), (_, g_src) = spaced_rows(x, 2), spaced_rows(grad_x, 2), spaced_rows(grad_a, 1)
-    weights, loss, part = coefficients_back(flatten_tasks(stats, 3), a_src, slope, rate, clock, site, back)
-    if back.work.hub_of_partial.numel():
-        add_hub_parts(part, back.work, loss, M, H)
+    a_src, s_src = spaced_rows(a_src, 1)
+    weights, loss = a_src.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
+    part = stats.new_empty(tasks, max(partials, 1), H)
+    tile = _coefficient_tile(H, 4, 1)
+    _coefficients_back_kernel[_grid(back, H, tile, tasks)](
+        stats, a_src, stats if rate is None else rate.contiguous(), stats if clock is None else clock.contiguous(),
+        back.indices, back.perm, *work_items(back), weights, loss, part,
+        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, back.num_edges,
+        slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
+        H=H, S_SRC=s_src, DROP=rate is not None, ACC=triton_acc(stats.dtype), **tile,
+    )  # fmt: skip
+    if partials:
+        add_hub_parts(part, work, loss, M)
     gather_rows(
         grad, D if shared else H * D, shared, weights, H, D, back, True, grad_x, g_x, own=x, own_spacing=s_x,
         loss=loss, grad_a=grad_a, grad_a_spacing=g_src, slope=slope,

@@ -22,18 +22,17 @@ from weft.ops.attention.gat import coefficient_mask
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import (
     PackedCSR,
+    pack_csr,
     pack_csr_backward,
-    pack_csr_by_length,
     segment_log_sum_exp,
     segment_softmax,
     segment_sum,
     unpack_csr,
 )
 from weft.ops.csr.worklist import heavy_owner, heavy_piece, light_rows
-from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, rate_and_clock, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.random_bits_triton import keep_scale, mask_row, mix_key
-from weft.ops.registration import batch_tasks, rate_and_clock, results_like
+from weft.ops.random_bits_triton import drop_key, keep_scale, mask_row
 from weft.ops.sparse.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
@@ -95,11 +94,7 @@ def _forward_kernel(
     out += task * N * H * D
     log_sum += task * N * H
     vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     top = tl.full([L, BH], float("-inf"), ACC)
     total = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
@@ -201,11 +196,7 @@ def _backward_kernel(
     stats += task * num_rows * H * 2
     grad_near += task * num_near * H * D
     vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-    key = tl.zeros([], tl.uint64)
-    fraction = tl.zeros([], tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
     sum_near = tl.zeros([L, BH, BD], ACC)
     sum_att = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
@@ -296,23 +287,15 @@ def attention_v2_forward_triton(
     return out.reshape(x_dst.shape), log_sum.reshape(x_dst.shape[:-1])
 
 
-def attention_v2_backward_triton(
-    grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
-    rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR, back: PackedCSR,
-    launch: AttentionLaunch | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(grad_x_src, grad_x_dst, grad_att)``: the graph for the last two, the transpose for the first."""
-    return attention_v2_backward_launches(
-        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back, launch
-    )()
-
-
 def attention_v2_backward_launches(
     grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
     rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR, back: PackedCSR,
     launch: AttentionLaunch | None = None,
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Launch both passes; what is returned adds up their parts once they have run."""
+    """Launch both passes, over the graph and over the transpose.
+
+    What is returned adds up their parts once they have run: ``(grad_x_src, grad_x_dst, grad_att)``.
+    """
     H, D = x_src.shape[-2:]
     launch = launch or choose_backward_launch(H, D)
     src_T, dst_T, grad_T = flatten_tasks(x_src, 3), flatten_tasks(x_dst, 3), flatten_tasks(grad, 3)
@@ -353,7 +336,7 @@ def _backward_pass(near, far, grad, stats, att, slope, rate, clock, site, launch
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part_near, work, grad_near, num_near, H * D)
+            add_hub_parts(part_near, work, grad_near, num_near)
     return grad_near, part_att
 
 
@@ -382,7 +365,9 @@ def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, csr:
     return out, segment_log_sum_exp(scores, csr)
 
 
-def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR):
+def attention_v2_backward_torch(
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR | None = None
+):
     """``(grad_x_src, grad_x_dst, grad_att)``: reference for the two passes of the backward."""
     cols, rows = csr.indices.long(), csr.rows()
     argument, scores = _edge_scores(x_src, x_dst, att, slope, csr)
@@ -404,40 +389,26 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
 
 @custom_op(
     "weft::graph_attention_v2",
-    mutates_args=(),
-    schema=(
-        "(Tensor x_src, Tensor x_dst, Tensor att, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
-    ),
+    "(Tensor x_src, Tensor x_dst, Tensor att, float slope, Tensor? rate, Tensor? clock, int site,"
+    " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)",
 )
 def _op(x_src, x_dst, att, slope, rate, clock, site, csr, back):
-    opened = unpack_csr(csr)
     if use_triton(x_src):
-        return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, opened)
-    if cpu.serves(x_src, x_dst, att):
-        return cpu.attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, opened)
-    return attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, opened)
+        return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
+    serve = cpu.attention_v2_forward if cpu.serves(x_src, x_dst, att) else attention_v2_forward_torch
+    return serve(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
 
 
 @custom_op(
     "weft::graph_attention_v2_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor x_src, Tensor x_dst, Tensor att, Tensor delta, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor)"
-    ),
+    "(Tensor grad, Tensor x_src, Tensor x_dst, Tensor att, Tensor delta, Tensor log_sum, float slope,"
+    " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor)",
 )
 def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
-    opened = unpack_csr(csr)
+    saved = grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back)
     if use_triton(x_src):
-        return attention_v2_backward_triton(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
-        )
-    if cpu.serves(x_src, x_dst, att):
-        return cpu.attention_v2_backward(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
-        )
-    return attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened)
+        return attention_v2_backward_launches(*saved)()
+    return (cpu.attention_v2_backward if cpu.serves(x_src, x_dst, att) else attention_v2_backward_torch)(*saved)
 
 
 @_op.register_fake
@@ -467,8 +438,7 @@ def _backward(ctx, grad, _):
 
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
-results_like(_backward_op, 1, 2, 3)
-batch_tasks(_backward_op)
+batch_tasks(_backward_op, like=(1, 2, 3))
 
 
 @supplied_by_adjacency
@@ -492,5 +462,5 @@ def graph_attention_v2(
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
     rate, clock = rate_and_clock(dropout, clock, x_src.device)
-    csr = pack_csr_by_length(adj)  # the gradient of att is a sum over all rows
+    csr = pack_csr(adj, by_length=True)  # the gradient of att is a sum over all rows
     return _op(x_src, x_dst, att, slope, rate, clock, site, csr, pack_csr_backward(adj))[0]

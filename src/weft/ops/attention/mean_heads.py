@@ -12,10 +12,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.dense.column_sum import column_sum
-from weft.ops.launch.backend import accumulate_dtype, custom_op, use_triton
+from weft.ops.dense.bias_act_dropout import column_sum
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
-from weft.ops.registration import batch_tasks
 
 BLOCK = 1024
 
@@ -62,14 +61,9 @@ def mean_heads_triton(x: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-@custom_op("weft::mean_heads", mutates_args=(), schema="(Tensor x, Tensor? bias) -> Tensor")
+@custom_op("weft::mean_heads", "(Tensor x, Tensor? bias) -> Tensor")
 def _op(x, bias):
     return mean_heads_triton(x, bias) if use_triton(x) else mean_heads_torch(x, bias)
-
-
-@_op.register_fake
-def _fake(x, bias):
-    return x.new_empty(*x.shape[:-2], x.shape[-1])
 
 
 def _setup(ctx, inputs, output):
@@ -88,6 +82,7 @@ def _backward(ctx, grad):
 
 
 _op.register_autograd(_backward, setup_context=_setup)
+_op.register_fake(lambda x, bias: x.new_empty(*x.shape[:-2], x.shape[-1]))
 batch_tasks(_op)
 
 

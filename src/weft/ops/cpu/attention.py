@@ -18,7 +18,7 @@ from weft.ops.cpu.edges import (
     exponentials,
     head_dots,
     head_sums,
-    heads_at_once,
+    in_blocks,
     scale_heads,
     subtract_largest,
     sum_row,
@@ -97,50 +97,31 @@ def sum_heads(x, base, out, at, H, D, values, indices, begin, end, last, one):
         sum_row(x, base + head * D, H * D, out, at + head * D, one[0], edges, D)
 
 
-def _make_scores(width: int):
+@in_blocks
+def _scores(width: int):
+    """Scores of the edges into one row, and 1 where the argument of the leaky ReLU is positive."""
+
     @part
-    def score_block(source, target, indices, begin, end, H, slope, one, values, positive):
-        here = load(target, 0, width)
+    def block(head, H, source, target, indices, begin, end, slope, one, values, positive):
+        here = load(target, head, width)
         low, yes, no = fill(here, slope), fill(here, one), zeros(source, width)
         for k in range(end - begin):
-            argument = add(load(source, np.int64(indices[begin + k]) * H, width), here)
-            store(values, k * H, where_positive(argument, argument, mul(argument, low)))
-            store(positive, k * H, where_positive(argument, yes, no))
+            argument = add(load(source, np.int64(indices[begin + k]) * H + head, width), here)
+            store(values, k * H + head, where_positive(argument, argument, mul(argument, low)))
+            store(positive, k * H + head, where_positive(argument, yes, no))
 
-    return score_block
-
-
-_score8, _score4, _score1 = (_make_scores(width) for width in (8, 4, 1))
-
-
-@part
-def _scores(source, target, indices, begin, end, H, slope, one, values, positive):
-    """Scores of the edges into one row, and 1 where the argument of the leaky ReLU is positive."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        args = (
-            shift(source, head), shift(target, head), indices, begin, end, H, slope, one, shift(values, head),
-            shift(positive, head),
-        )  # fmt: skip
-        if count == 8:
-            _score8(*args)
-        elif count == 4:
-            _score4(*args)
-        else:
-            _score1(*args)
-        head += count
+    return block
 
 
 @part
 def _normalise(values, positive, degree, H, factor, one, log_sum, alpha_plus):
     """Divide the exponentials of one row by their sums; ``log_sum [H]`` holds the maxima before."""
-    head_sums(values, degree, H, factor)
+    head_sums(0, H, values, degree, factor)
     for head in range(H):
         log_sum[head] += math.log(factor[head])
         factor[head] = one / factor[head]
-    scale_heads(values, degree, H, factor)
-    head_dots(values, positive, degree, H, alpha_plus)
+    scale_heads(0, H, values, degree, factor)
+    head_dots(0, H, values, positive, degree, alpha_plus)
 
 
 @kernel
@@ -171,9 +152,9 @@ def forward_share(
                 at, here = (task * N + i) * H, (begin - start) * H
                 scores = shift(values, here)
                 _scores(
-                    source, shift(targets, at), indices, begin, end, H, bend, one[0], scores, shift(positive, here)
-                )  # fmt: skip
-                subtract_largest(scores, scores, end - begin, H, shift(log_sum, at), lowest)
+                    0, H, source, shift(targets, at), indices, begin, end, bend, one[0], scores, shift(positive, here)
+                )
+                subtract_largest(0, H, scores, scores, end - begin, shift(log_sum, at), lowest)
             exponentials(values, 0, count)
             for i in range(row, after):
                 at, here = (task * N + i) * H, (np.int64(indptr[i]) - start) * H
@@ -195,73 +176,37 @@ def forward_share(
     return scratch.size  # a last use: the pointers into the array do not keep it alive
 
 
-def _make_back_exponents(width: int):
+@in_blocks
+def _back_exponents(width: int):
+    """Logarithms of the coefficients of one source's out-edges, and what its leaky ReLU multiplies by."""
+
     @part
-    def exponent_block(source, target, log_sum, indices, begin, end, H, slope, one, values, bend):
-        here = load(source, 0, width)
+    def block(head, H, source, target, log_sum, indices, begin, end, slope, one, values, bend):
+        here = load(source, head, width)
         low, high = fill(here, slope), fill(here, one)
         for k in range(end - begin):
-            row = np.int64(indices[begin + k]) * H
+            row = np.int64(indices[begin + k]) * H + head
             argument = add(load(target, row, width), here)
             factor = where_positive(argument, high, low)
-            store(values, k * H, subtract(mul(argument, factor), load(log_sum, row, width)))
-            store(bend, k * H, factor)
+            store(values, k * H + head, subtract(mul(argument, factor), load(log_sum, row, width)))
+            store(bend, k * H + head, factor)
 
-    return exponent_block
-
-
-def _make_score_gradients(width: int):
-    @part
-    def gradient_block(values, bend, keeps, products, delta, grad_source):
-        alpha = load(values, 0, width)
-        kept = mul(alpha, load(keeps, 0, width))
-        change = subtract(mul(kept, load(products, 0, width)), mul(alpha, load(delta, 0, width)))
-        store(grad_source, 0, madd(load(grad_source, 0, width), change, load(bend, 0, width)))
-        store(values, 0, kept)
-
-    return gradient_block
+    return block
 
 
-_exponent8, _exponent4, _exponent1 = (_make_back_exponents(width) for width in (8, 4, 1))
-_gradient8, _gradient4, _gradient1 = (_make_score_gradients(width) for width in (8, 4, 1))
-
-
-@part
-def _back_exponents(source, target, log_sum, indices, begin, end, H, slope, one, values, bend):
-    """Logarithms of the coefficients of one source's out-edges, and what its leaky ReLU multiplies by."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        args = (
-            shift(source, head), shift(target, head), shift(log_sum, head), indices, begin, end, H, slope, one,
-            shift(values, head), shift(bend, head),
-        )  # fmt: skip
-        if count == 8:
-            _exponent8(*args)
-        elif count == 4:
-            _exponent4(*args)
-        else:
-            _exponent1(*args)
-        head += count
-
-
-@part
-def _score_gradients(values, bend, keeps, products, delta, H, grad_source):
+@in_blocks
+def _score_gradients(width: int):
     """One edge: add its part to ``grad_source [H]`` and leave the coefficients that were kept in ``values``."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        args = (
-            shift(values, head), shift(bend, head), shift(keeps, head), shift(products, head), shift(delta, head),
-            shift(grad_source, head),
-        )  # fmt: skip
-        if count == 8:
-            _gradient8(*args)
-        elif count == 4:
-            _gradient4(*args)
-        else:
-            _gradient1(*args)
-        head += count
+
+    @part
+    def block(head, H, values, bend, keeps, products, delta, grad_source):
+        alpha = load(values, head, width)
+        kept = mul(alpha, load(keeps, head, width))
+        change = subtract(mul(kept, load(products, head, width)), mul(alpha, load(delta, head, width)))
+        store(grad_source, head, madd(load(grad_source, head, width), change, load(bend, head, width)))
+        store(values, head, kept)
+
+    return block
 
 
 @kernel
@@ -293,7 +238,7 @@ def backward_share(
                 begin, end, at = np.int64(indptr[j]), np.int64(indptr[j + 1]), (task * M + j) * H
                 here = (begin - start) * H
                 _back_exponents(
-                    shift(sources, at), target, log_sum, indices, begin, end, H, low, one[0],
+                    0, H, shift(sources, at), target, log_sum, indices, begin, end, low, one[0],
                     shift(values, here), shift(bend, here),
                 )  # fmt: skip
             exponentials(values, 0, count)
@@ -309,7 +254,7 @@ def backward_share(
                         drop(keeps, 0, 1, H, mask, np.int64(perm[position]))
                     dots(grad, (task * N + row) * H * D, x, at * D, H, D, products)
                     _score_gradients(
-                        shift(values, here), shift(bend, here), keeps, products, shift(delta, row * H), H,
+                        0, H, shift(values, here), shift(bend, here), keeps, products, shift(delta, row * H),
                         shift(grad_source, at),
                     )  # fmt: skip
                 sum_heads(

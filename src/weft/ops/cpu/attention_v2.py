@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.ops.cpu.attention import drop, sum_heads, task_mask
-from weft.ops.cpu.edges import SOFTMAX_BLOCK, block_end, dots, exponentials, head_sums, scale_heads, subtract_largest
+from weft.ops.cpu.edges import (
+    SOFTMAX_BLOCK,
+    block_end,
+    dots,
+    exponentials,
+    head_sums,
+    in_blocks,
+    scale_heads,
+    subtract_largest,
+)
 from weft.ops.cpu.kernel import first_row, int32s, kernel, part, pointer, shift, widest_row
 from weft.ops.cpu.simd import add, fill, lane_sum, load, madd, mul, store, where_positive, zero, zeros
 
@@ -62,11 +71,11 @@ def _scores(source, target, att, indices, begin, end, H, D, slope, values):
 @part
 def _normalise(values, degree, H, factor, one, log_sum):
     """Divide the exponentials of one row by their sums; ``log_sum [H]`` holds the maxima before."""
-    head_sums(values, degree, H, factor)
+    head_sums(0, H, values, degree, factor)
     for head in range(H):
         log_sum[head] += math.log(factor[head])
         factor[head] = one / factor[head]
-    scale_heads(values, degree, H, factor)
+    scale_heads(0, H, values, degree, factor)
 
 
 @kernel
@@ -99,7 +108,7 @@ def forward_share(
                     shift(values, here),
                 )  # fmt: skip
                 scores = shift(values, here)
-                subtract_largest(scores, scores, end - begin, H, shift(log_sum, at), like.dtype.type(-np.inf))
+                subtract_largest(0, H, scores, scores, end - begin, shift(log_sum, at), like.dtype.type(-np.inf))
             exponentials(values, 0, count)
             for i in range(row, after):
                 degree = np.int64(indptr[i + 1]) - np.int64(indptr[i])
@@ -132,22 +141,25 @@ class Change(NamedTuple):
     end: int
 
 
+FEATURES = (16, 8, 4, 1)  # of a block
+
+
 def _make_target_block(width: int):
-    """``width`` features of a destination's gradient, and its part of the gradient of ``att``."""
+    """``width`` features of a destination's gradient, and its part of the gradient of ``att``, which is added to."""
 
     @part
-    def block(grad_target, at, grad_att, source, base, stride, target, att, at_att, edges, slope, one):
-        here = load(target, at, width)
+    def block(d, D, grad_target, at, grad_att, source, base, stride, target, att, at_att, edges, slope, one):
+        here = load(target, at + d, width)
         total, total_att = zeros(source, width), zeros(source, width)
         high, low = fill(here, one), fill(here, slope)
         for edge in range(edges.begin, edges.end):
-            argument = add(load(source, base + np.int64(edges.indices[edge]) * stride, width), here)
+            argument = add(load(source, base + d + np.int64(edges.indices[edge]) * stride, width), here)
             change = fill(here, edges.d_score[edge * edges.step])
             bent = mul(change, where_positive(argument, high, low))
             total = add(total, bent)
             total_att = madd(total_att, bent, argument)
-        store(grad_target, at, mul(total, load(att, at_att, width)))
-        store(grad_att, at_att, add(load(grad_att, at_att, width), total_att))
+        store(grad_target, at + d, mul(total, load(att, at_att + d, width)))
+        store(grad_att, at_att + d, add(load(grad_att, at_att + d, width), total_att))
 
     return block
 
@@ -156,68 +168,23 @@ def _make_source_block(width: int):
     """``width`` features of a source's gradient; its edges are numbered through ``perm``."""
 
     @part
-    def block(grad_source, at, grad, target, base, stride, source, att, at_att, edges, perm, slope, one):
-        here = load(source, at, width)
+    def block(d, D, grad_source, at, grad, target, base, stride, source, att, at_att, edges, perm, slope, one):
+        here = load(source, at + d, width)
         total, total_grad = zeros(source, width), zeros(source, width)
         high, low = fill(here, one), fill(here, slope)
         for position in range(edges.begin, edges.end):
             edge = np.int64(perm[position]) * edges.step
-            there = base + np.int64(edges.indices[position]) * stride
+            there = base + d + np.int64(edges.indices[position]) * stride
             argument = add(load(target, there, width), here)
             change = fill(here, edges.d_score[edge])
             total = madd(total, change, where_positive(argument, high, low))
             total_grad = madd(total_grad, load(grad, there, width), fill(here, edges.kept[edge]))
-        store(grad_source, at, madd(total_grad, total, load(att, at_att, width)))
+        store(grad_source, at + d, madd(total_grad, total, load(att, at_att + d, width)))
 
     return block
 
 
-_target16, _target8 = _make_target_block(16), _make_target_block(8)
-_target4, _target1 = _make_target_block(4), _make_target_block(1)
-_source16, _source8 = _make_source_block(16), _make_source_block(8)
-_source4, _source1 = _make_source_block(4), _make_source_block(1)
-
-
-@part
-def _target_row(grad_target, at, grad_att, source, base, stride, target, att, at_att, edges, slope, one, D):
-    """All features of one destination and head, in blocks that do not overlap (``grad_att`` is added to)."""
-    d = 0
-    while d < D:
-        args = (grad_target, at + d, grad_att, source, base + d, stride, target, att, at_att + d, edges, slope, one)
-        if d + 16 <= D:
-            _target16(*args)
-            d += 16
-        elif d + 8 <= D:
-            _target8(*args)
-            d += 8
-        elif d + 4 <= D:
-            _target4(*args)
-            d += 4
-        else:
-            _target1(*args)
-            d += 1
-
-
-@part
-def _source_row(grad_source, at, grad, target, base, stride, source, att, at_att, edges, perm, slope, one, D):
-    """All features of one source and head."""
-    d = 0
-    while d < D:
-        args = (
-            grad_source, at + d, grad, target, base + d, stride, source, att, at_att + d, edges, perm, slope, one,
-        )  # fmt: skip
-        if d + 16 <= D:
-            _source16(*args)
-            d += 16
-        elif d + 8 <= D:
-            _source8(*args)
-            d += 8
-        elif d + 4 <= D:
-            _source4(*args)
-            d += 4
-        else:
-            _source1(*args)
-            d += 1
+_target_row, _source_row = in_blocks(_make_target_block, FEATURES), in_blocks(_make_source_block, FEATURES)
 
 
 @kernel
@@ -266,8 +233,8 @@ def target_share(
             for head in range(H):
                 edges = Change(indices, shift(d_score, head), shift(kept, head), H, begin, end)
                 _target_row(
-                    grad_target, (at + head) * D, shift(grad_att, task * H * D), source,
-                    (task * M * H + head) * D, H * D, target, vector, head * D, edges, bend, one, D,
+                    0, D, grad_target, (at + head) * D, shift(grad_att, task * H * D), source,
+                    (task * M * H + head) * D, H * D, target, vector, head * D, edges, bend, one,
                 )  # fmt: skip
     return scratch.size  # a last use: the pointer into the array does not keep it alive
 
@@ -292,6 +259,6 @@ def source_share(
                 at = ((task * M + col) * H + head) * D
                 edges = Change(indices, shift(d_score, head), shift(kept, head), H, begin, end)
                 _source_row(
-                    grad_source, at, grad, target, (task * N * H + head) * D, H * D, source,
-                    shift(att, task * att_stride), head * D, edges, perm, bend, one, D,
+                    0, D, grad_source, at, grad, target, (task * N * H + head) * D, H * D, source,
+                    shift(att, task * att_stride), head * D, edges, perm, bend, one,
                 )  # fmt: skip

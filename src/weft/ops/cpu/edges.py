@@ -282,124 +282,88 @@ def sddmm_share(out_at, a_at, b_at, indptr_at, indices_at, T, N, M, E, H, D, lik
 SOFTMAX_BLOCK = 2048  # edges worked on at once by the attention kernels: their scores stay in the nearest caches
 
 
-def _make_subtract_largest(width: int):
+def in_blocks(make, widths=(8, 4, 1)):
+    """A kernel ``f(at, count, ...)`` that covers heads or features ``at .. count`` in blocks, the widest ones first.
+
+    ``make(width)`` gives the kernel ``block(at, count, ...)`` of the ``width`` of them from ``at`` on.
+    """
+    width, block = widths[0], make(widths[0])
+    if len(widths) == 1:
+
+        @part
+        def rest(at, count, *args):
+            pass
+    else:
+        rest = in_blocks(make, widths[1:])
+
     @part
-    def subtract_block(scores, out, degree, H, largest, lowest):
-        top = fill(zeros(scores, width), lowest)
-        for position in range(0, degree * H, H):
-            top = larger(top, load(scores, position, width))
-        store(largest, 0, top)
-        for position in range(0, degree * H, H):
-            store(out, position, subtract(load(scores, position, width), top))
+    def call(at, count, *args):
+        while at + width <= count:
+            block(at, count, *args)
+            at += width
+        rest(at, count, *args)
 
-    return subtract_block
+    return call
 
 
-def _make_sum(width: int):
-    @part
-    def sum_block(values, degree, H, totals):
-        total = zeros(values, width)
-        for position in range(0, degree * H, H):
-            total = add(total, load(values, position, width))
-        store(totals, 0, total)
-
-    return sum_block
-
-
-def _make_dot(width: int):
-    @part
-    def dot_block(values, others, degree, H, totals):
-        total = zeros(values, width)
-        for position in range(0, degree * H, H):
-            total = madd(total, load(values, position, width), load(others, position, width))
-        store(totals, 0, total)
-
-    return dot_block
-
-
-def _make_scale(width: int):
-    @part
-    def scale_block(values, degree, H, factor):
-        scale = load(factor, 0, width)
-        for position in range(0, degree * H, H):
-            store(values, position, mul(load(values, position, width), scale))
-
-    return scale_block
-
-
-_subtract8, _subtract4, _subtract1 = (_make_subtract_largest(width) for width in (8, 4, 1))
-_sum8, _sum4, _sum1 = (_make_sum(width) for width in (8, 4, 1))
-_dot8, _dot4, _dot1 = (_make_dot(width) for width in (8, 4, 1))
-_scale8, _scale4, _scale1 = (_make_scale(width) for width in (8, 4, 1))
-
-
-@part
-def heads_at_once(head, H):
-    """How many heads the next block takes: eight, four, or one."""
-    return 8 if head + 8 <= H else (4 if head + 4 <= H else 1)
-
-
-@part
-def subtract_largest(scores, out, degree, H, largest, lowest):
+@in_blocks
+def subtract_largest(width: int):
     """``out = scores - maximum of the head`` for ``degree`` edges of a row; ``largest [H]`` gets the maxima.
 
     ``lowest`` is minus infinity in the type of the scores.
     """
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        if count == 8:
-            _subtract8(shift(scores, head), shift(out, head), degree, H, shift(largest, head), lowest)
-        elif count == 4:
-            _subtract4(shift(scores, head), shift(out, head), degree, H, shift(largest, head), lowest)
-        else:
-            _subtract1(shift(scores, head), shift(out, head), degree, H, shift(largest, head), lowest)
-        head += count
+
+    @part
+    def block(head, H, scores, out, degree, largest, lowest):
+        top = fill(zeros(scores, width), lowest)
+        for position in range(head, head + degree * H, H):
+            top = larger(top, load(scores, position, width))
+        store(largest, head, top)
+        for position in range(head, head + degree * H, H):
+            store(out, position, subtract(load(scores, position, width), top))
+
+    return block
 
 
-@part
-def head_sums(values, degree, H, totals):
+@in_blocks
+def head_sums(width: int):
     """Sums over the edges of a row, in order, head by head, into ``totals [H]``."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        if count == 8:
-            _sum8(shift(values, head), degree, H, shift(totals, head))
-        elif count == 4:
-            _sum4(shift(values, head), degree, H, shift(totals, head))
-        else:
-            _sum1(shift(values, head), degree, H, shift(totals, head))
-        head += count
+
+    @part
+    def block(head, H, values, degree, totals):
+        total = zeros(values, width)
+        for position in range(head, head + degree * H, H):
+            total = add(total, load(values, position, width))
+        store(totals, head, total)
+
+    return block
 
 
-@part
-def head_dots(values, others, degree, H, totals):
+@in_blocks
+def head_dots(width: int):
     """Sums of products over the edges of a row, in order, head by head, into ``totals [H]``."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        if count == 8:
-            _dot8(shift(values, head), shift(others, head), degree, H, shift(totals, head))
-        elif count == 4:
-            _dot4(shift(values, head), shift(others, head), degree, H, shift(totals, head))
-        else:
-            _dot1(shift(values, head), shift(others, head), degree, H, shift(totals, head))
-        head += count
+
+    @part
+    def block(head, H, values, others, degree, totals):
+        total = zeros(values, width)
+        for position in range(head, head + degree * H, H):
+            total = madd(total, load(values, position, width), load(others, position, width))
+        store(totals, head, total)
+
+    return block
 
 
-@part
-def scale_heads(values, degree, H, factor):
+@in_blocks
+def scale_heads(width: int):
     """``values *= factor [H]`` for the edges of a row."""
-    head = 0
-    while head < H:
-        count = heads_at_once(head, H)
-        if count == 8:
-            _scale8(shift(values, head), degree, H, shift(factor, head))
-        elif count == 4:
-            _scale4(shift(values, head), degree, H, shift(factor, head))
-        else:
-            _scale1(shift(values, head), degree, H, shift(factor, head))
-        head += count
+
+    @part
+    def block(head, H, values, degree, factor):
+        scale = load(factor, head, width)
+        for position in range(head, head + degree * H, H):
+            store(values, position, mul(load(values, position, width), scale))
+
+    return block
 
 
 @part
@@ -431,15 +395,15 @@ def softmax_share(out_at, scores_at, indptr_at, T, N, E, H, like, like_offset, s
         for row in range(first, last):
             degree = np.int64(indptr[row + 1]) - np.int64(indptr[row])
             at = (task * E + np.int64(indptr[row])) * H
-            subtract_largest(shift(scores, at), shift(out, at), degree, H, largest, lowest)
+            subtract_largest(0, H, shift(scores, at), shift(out, at), degree, largest, lowest)
         exponentials(out, (task * E + np.int64(indptr[first])) * H, (task * E + np.int64(indptr[last])) * H)
         for row in range(first, last):
             degree = np.int64(indptr[row + 1]) - np.int64(indptr[row])
             here = shift(out, (task * E + np.int64(indptr[row])) * H)
-            head_sums(here, degree, H, factor)
+            head_sums(0, H, here, degree, factor)
             for head in range(H):
                 factor[head] = like.dtype.type(1) / factor[head]
-            scale_heads(here, degree, H, factor)
+            scale_heads(0, H, here, degree, factor)
     return heads.size  # a last use: the pointers into the array do not keep it alive
 
 

@@ -48,8 +48,12 @@ class PackedCSR:
         return torch.repeat_interleave(ids, self.indptr.diff().long(), output_size=self.num_edges)
 
 
-def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tensor]:
-    """``adj`` as a packed CSR; ``rows`` adds every edge's destination, ``perm`` a transpose's order of edges."""
+def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False, by_length: bool = False) -> list[Tensor]:
+    """``adj`` as a packed CSR; ``rows`` adds every edge's destination, ``perm`` a transpose's order of edges.
+
+    ``by_length``: rows by length even if clusters are known. For sums over all rows, item by item: with another order
+    of items their last bits would change.
+    """
     empty = adj.indices.new_empty(0)
     order = adj.perm if perm else None
     header = [
@@ -58,17 +62,9 @@ def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[
         empty if order is None else order,
         adj.rows() if rows else empty,
     ]
-    return header + (worklist(adj).tensors() if on_gpu(adj.indices) else [])
-
-
-def pack_csr_by_length(adj: Adjacency) -> list[Tensor]:
-    """``adj`` packed with rows by length, even if clusters are known.
-
-    For sums over all rows, item by item: with another order of items their last bits would change.
-    """
-    empty = adj.indices.new_empty(0)
-    header = [adj.indptr, adj.indices, empty, empty]
-    return header + (worklist_by_length(adj).tensors() if on_gpu(adj.indices) else [])
+    if not on_gpu(adj.indices):
+        return header
+    return header + (worklist_by_length(adj) if by_length else worklist(adj)).tensors()
 
 
 def unpack_csr(tensors: list[Tensor]) -> PackedCSR:

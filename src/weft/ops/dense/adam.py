@@ -77,14 +77,19 @@ HYPER = (
 
 def adam_torch(
     param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None,
-    step: Tensor | None = None,
+    step: Tensor | None = None, rate_scales: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Reference: Adam with L2 decay, or AdamW where ``decoupled`` is 1."""
+    """Reference: Adam with L2 decay, or AdamW where ``decoupled`` is 1.
+
+    With ``rate_scales [..., P]``, factors of the rate, ``decay_mask [..., P]`` holds the decays themselves.
+    """
     hyper = hyper if step is None else hyper.index_select(-2, step).squeeze(-2)
     lr, _, beta2, eps, decay, decoupled, correction1, correction2, rest1, rest2 = (
         column[..., None] for column in hyper.unbind(-1)
     )
-    if decay_mask is not None:
+    if rate_scales is not None:
+        lr, decay = lr * rate_scales, decay_mask
+    elif decay_mask is not None:
         decay = decay * decay_mask
     param.mul_(1.0 - lr * decay * decoupled)
     grad = grad + decay * (1.0 - decoupled) * param
@@ -96,20 +101,16 @@ def adam_torch(
 
 @custom_op(
     "weft::adam_",
+    "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
+    " Tensor? decay_mask, Tensor? step=None) -> ()",
     mutates_args=("param", "exp_avg", "exp_avg_sq"),
-    schema=(
-        "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
-        " Tensor? decay_mask, Tensor? step=None) -> ()"
-    ),
 )
 def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
     serve = adam_triton if use_triton(param) else adam_torch
     serve(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
 
 
-@_op.register_fake
-def _fake(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
-    return None
+_op.register_fake(lambda *arguments: None)
 
 
 def adam_(

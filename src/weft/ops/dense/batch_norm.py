@@ -4,7 +4,7 @@
 
 On a GPU the moments take one pass over ``x`` and everything else another; backward there are two passes over ``x`` and
 the gradient. Only ``x`` and the moments are saved for it: the activation's input is recomputed, and the mask is drawn
-again (``torch_bits.py``). Torch's kernels need the columns of T tasks side by side, ``[N, T F]``, and under ``vmap``
+again (``random_bits.py``). Torch's kernels need the columns of T tasks side by side, ``[N, T F]``, and under ``vmap``
 they copy the activations there and back; its variances take up to eight times the input in buffers of their own.
 ``parts`` is as in ``bias_act_dropout.py``.
 
@@ -19,20 +19,11 @@ import torch
 from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.dense.norm_epilogue import (
-    EPILOGUE,
-    TILE,
-    Epilogue,
-    check_columns,
-    checked_epilogue,
-    drop_key,
-    end,
-    end_backward,
-)
+from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks, results_like
+from weft.ops.random_bits_triton import drop_key
 
 # ---- Triton kernels: the columns' moments, the pass that uses them, and the two of the backward
 #
@@ -316,8 +307,7 @@ def batch_norm_backward_torch(
 
 @custom_op(
     "weft::batch_norm_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
 def _op(x, weight, bias, eps, *epilogue):
     serve = batch_norm_triton if use_triton(x) else batch_norm_torch
@@ -326,8 +316,7 @@ def _op(x, weight, bias, eps, *epilogue):
 
 @custom_op(
     "weft::batch_norm_act_dropout_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
+    "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
     f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
 def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
@@ -337,8 +326,7 @@ def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
 
 @custom_op(
     "weft::normalise_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
+    f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
 )
 def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
     serve = normalise_triton if use_triton(x) else normalise_torch
@@ -380,45 +368,26 @@ def _backward(ctx, grad, *_):
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op)
 batch_tasks(_backward_op, contiguous=range(12))
-results_like(_normalise_op, 0)
-batch_tasks(_normalise_op)
+batch_tasks(_normalise_op, like=(0,))
 
 
 def batch_norm_act_dropout(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float = 1e-5,
-    act: str = "none",
-    p: float | Tensor = 0.0,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *then: Any, **named: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``dropout(act(norm(x)))`` of ``x [..., N, F]`` by its own columns, with ``weight`` and ``bias [..., F]``.
 
     Returns ``(out [..., N, F], mean [..., F], var [..., F])``; the variance is the biased one. Only ``out`` is
-    differentiable. ``act``, ``p``, ``clock``, ``site`` and ``parts`` are those of
-    :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`.
+    differentiable. ``then``: ``act``, ``p``, ``clock``, ``site`` and ``parts`` of
+    :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`, in this order or by name.
     """
-    check_columns("batch_norm_act_dropout", x, x.dim() - 2, weight, bias)
-    return _op(x, weight, bias, eps, *checked_epilogue("batch_norm_act_dropout", weight, act, p, clock, site, parts))
+    ending = checked_epilogue("batch_norm_act_dropout", x, x.dim() - 2, (weight, bias), *then, **named)
+    return _op(x, weight, bias, eps, *ending)
 
 
 def normalise_act_dropout(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float = 1e-5,
-    act: str = "none",
-    p: float | Tensor = 0.0,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *then: Any, **named: Any
 ) -> Tensor:
     """The same with given ``mean`` and ``var [..., F]``. Not differentiable: it serves evaluation."""
-    check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
-    epilogue = checked_epilogue("normalise_act_dropout", weight, act, p, clock, site, parts)
-    return _normalise_op(x, mean, var, weight, bias, eps, *epilogue)
+    columns = mean, var, weight, bias
+    ending = checked_epilogue("normalise_act_dropout", x, weight.dim() - 1, columns, *then, **named)
+    return _normalise_op(x, *columns, eps, *ending)

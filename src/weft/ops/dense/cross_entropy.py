@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks, results_like
 
 # ---- Triton kernels: the softmax of the labelled rows, once for the loss, once for its
 # gradient
@@ -115,25 +114,18 @@ def cross_entropy_rows_backward_torch(grad_loss: Tensor, logits: Tensor, labels:
     return torch.zeros_like(logits).index_copy(-2, rows, slope)
 
 
-@custom_op("weft::cross_entropy_rows", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
+@custom_op("weft::cross_entropy_rows", "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
 def _op(logits, labels, rows):
     serve = cross_entropy_rows_triton if use_triton(logits) else cross_entropy_rows_torch
     return serve(logits, labels, rows)
 
 
 @custom_op(
-    "weft::cross_entropy_rows_backward",
-    mutates_args=(),
-    schema="(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor",
+    "weft::cross_entropy_rows_backward", "(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor"
 )
 def _backward_op(grad_loss, logits, labels, rows):
     serve = cross_entropy_rows_backward_triton if use_triton(logits) else cross_entropy_rows_backward_torch
     return serve(grad_loss, logits, labels, rows)
-
-
-@_op.register_fake
-def _fake(logits, labels, rows):
-    return logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
 
 
 def _setup(ctx, inputs, output):
@@ -144,10 +136,12 @@ def _backward(ctx, grad_loss):
     return _backward_op(grad_loss, *ctx.saved_tensors), None, None
 
 
+_op.register_fake(
+    lambda logits, labels, rows: logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
+)
 _op.register_autograd(_backward, setup_context=_setup)
 batch_tasks(_op, shared=(1, 2))
-results_like(_backward_op, 1)
-batch_tasks(_backward_op, shared=(2, 3))
+batch_tasks(_backward_op, shared=(2, 3), like=(1,))
 
 
 def cross_entropy_rows(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     out[n, f] = keep / (1 - rate) * act((x[n, f] + b[f] - mean[n]) * rstd[n] * weight[f] + shift[f])
 
 mean and rstd = 1 / sqrt(variance + eps) are those of the F numbers ``x[n] + b``. Only they and the inputs are saved for
-the backward pass: it recomputes the activation's input, and draws the mask again (``torch_bits.py``). ``parts`` as in
+the backward pass: it recomputes the activation's input, and draws the mask again (``random_bits.py``). ``parts`` as in
 ``bias_act_dropout.py``.
 
 Shapes: T tasks, N rows, F features; ``b``, ``weight`` and ``shift [..., F]``, ``clock [..., 2]`` and ``rate [...]``
@@ -18,20 +18,11 @@ import torch
 from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.dense.norm_epilogue import (
-    EPILOGUE,
-    TILE,
-    Epilogue,
-    check_columns,
-    checked_epilogue,
-    drop_key,
-    end,
-    end_backward,
-)
+from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, limits_of, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks
+from weft.ops.random_bits_triton import drop_key
 
 # ---- Triton kernels: a tile holds whole rows, so that each direction is one pass
 
@@ -213,8 +204,7 @@ def _serves(x: Tensor) -> bool:
 
 @custom_op(
     "weft::layer_norm_act_dropout",
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
 )
 def _op(x, b, weight, shift, eps, *epilogue):
     serve = layer_norm_triton if _serves(x) else layer_norm_torch
@@ -223,8 +213,7 @@ def _op(x, b, weight, shift, eps, *epilogue):
 
 @custom_op(
     "weft::layer_norm_act_dropout_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "
+    "(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "
     f"{EPILOGUE}) -> (Tensor, Tensor)",
 )
 def _backward_op(grad, x, b, weight, shift, mean, rstd, *epilogue):
@@ -269,22 +258,13 @@ batch_tasks(_backward_op, contiguous=(0,))
 
 
 def layer_norm_act_dropout(
-    x: Tensor,
-    b: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    eps: float = 1e-5,
-    act: str = "none",
-    p: float | Tensor = 0.0,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    x: Tensor, b: Tensor | None, weight: Tensor, shift: Tensor, eps: float = 1e-5, *then: Any, **named: Any
 ) -> Tensor:
     """``dropout(act(norm(x + b)))`` over the rows of ``x [..., N, F]``, in one pass on a GPU up to 1,024 features.
 
-    ``act``, ``p``, ``clock``, ``site`` and ``parts`` are those of
-    :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`.
+    ``then``: ``act``, ``p``, ``clock``, ``site`` and ``parts`` of
+    :func:`~weft.ops.dense.bias_act_dropout.bias_act_dropout`, in this order or by name.
     """
-    check_columns("layer_norm_act_dropout", x, weight.dim() - 1, weight, shift, *(() if b is None else (b,)))
-    epilogue = checked_epilogue("layer_norm_act_dropout", weight, act, p, clock, site, parts)
-    return _op(x, b, weight, shift, eps, *epilogue)[0]
+    columns = (weight, shift) if b is None else (weight, shift, b)
+    ending = checked_epilogue("layer_norm_act_dropout", x, weight.dim() - 1, columns, *then, **named)
+    return _op(x, b, weight, shift, eps, *ending)[0]

@@ -31,9 +31,8 @@ from weft.ops.dense.linear_triton import (
     term_bytes,
     weight_grad_triton,
 )
-from weft.ops.launch.backend import custom_op, limits_of, on_gpu, use_triton
+from weft.ops.launch.backend import batch_tasks, custom_op, lead_task, limits_of, on_gpu, rate_and_clock, use_triton
 from weft.ops.launch.triton_lang import common_lead
-from weft.ops.registration import batch_tasks, lead_task, rate_and_clock
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
     return grad.transpose(-2, -1) @ x
 
 
-@custom_op("weft::weight_grad", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
+@custom_op("weft::weight_grad", "(Tensor grad, Tensor x) -> Tensor")
 def weight_grad(grad, x):
     """``grad [..., N, O]`` and ``x [..., N, I]`` (or ``[N, I]`` for all tasks) to ``[..., O, I]``."""
     if use_triton(x):
@@ -49,9 +48,7 @@ def weight_grad(grad, x):
     return weight_grad_torch(grad, x).contiguous()
 
 
-@weight_grad.register_fake
-def _weight_grad_fake(grad, x):
-    return x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1])
+weight_grad.register_fake(lambda grad, x: x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1]))
 
 
 @weight_grad.register_vmap
@@ -144,7 +141,7 @@ BACKWARD_ARGUMENTS = (
 )
 
 
-@custom_op("weft::linear_backward", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor, Tensor)")
+@custom_op("weft::linear_backward", f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor, Tensor)")
 def linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     """All gradients of a dense layer: ``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``.
 
@@ -178,10 +175,7 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
 
 @custom_op(
     "weft::linear",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str act, Tensor? rate, Tensor? clock, int site) -> Tensor"
-    ),
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str act, Tensor? rate, Tensor? clock, int site) -> Tensor",
 )
 def _linear_op(x, weight, bias, add, act, rate, clock, site):
     if _suits_triton(x, weight, act != "none" or rate is not None):
@@ -248,18 +242,14 @@ def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
     return _linear_op(x, weight, bias, add, act, rate, clock, site), 0
 
 
-@custom_op("weft::product", mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
+@custom_op("weft::product", "(Tensor x, Tensor weight) -> Tensor")
 def product(x, weight):
     """``x [..., N, I]`` times ``weight [..., O, I]`` transposed, ``[..., N, O]``; serves backward passes."""
     # The fastest implementation for the shape; cuBLAS takes a transposed weight as it lies.
     return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
 
 
-@product.register_fake
-def _product_fake(x, weight):
-    return x.new_empty(*x.shape[:-1], weight.shape[-2])
-
-
+product.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[-2]))
 batch_tasks(product)
 
 
@@ -345,16 +335,11 @@ def split_rows_torch(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [part.clone(memory_format=torch.contiguous_format) for part in flat.split(list(sizes), dim=1)]
 
 
-@custom_op("weft::split_rows", mutates_args=(), schema="(Tensor flat, int[] sizes) -> Tensor[]")
+@custom_op("weft::split_rows", "(Tensor flat, int[] sizes) -> Tensor[]")
 def _op(flat, sizes):
     parts = [flat.new_empty(flat.shape[0], size) for size in sizes]
     torch.split_with_sizes_copy(flat.contiguous(), list(sizes), 1, out=parts)  # one kernel on a GPU
     return parts
-
-
-@_op.register_fake
-def _fake(flat, sizes):
-    return [flat.new_empty(flat.shape[0], size) for size in sizes]
 
 
 def _setup(ctx, inputs, output):
@@ -369,6 +354,7 @@ def _backward(ctx, grads):
     return torch.cat([like.new_zeros(ctx.tasks, n) if g is None else g for g, n in pairs], 1), None
 
 
+_op.register_fake(lambda flat, sizes: [flat.new_empty(flat.shape[0], size) for size in sizes])
 _op.register_autograd(_backward, setup_context=_setup)
 
 

@@ -6,6 +6,7 @@ output nor a mask is saved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,9 +14,8 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import ACTIVATIONS
 from weft.ops.dense.tiles_triton import activate, drop_scale
+from weft.ops.launch.backend import rate_and_clock
 from weft.ops.launch.triton_lang import per_task_stride, tl, triton
-from weft.ops.random_bits_triton import mix_key
-from weft.ops.registration import rate_and_clock
 
 EPILOGUE = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
 
@@ -42,41 +42,28 @@ class Epilogue(NamedTuple):
 
 
 def checked_epilogue(
-    operator: str, columns: Tensor, act: str, p: float | Tensor, clock: Tensor | None, site: int, parts: int
-) -> Epilogue:
-    """The epilogue of a call by a user.
+    operator: str, x: Tensor, lead: int, columns: Sequence[Tensor],
+    act: str = "none", p: float | Tensor = 0.0, clock: Tensor | None = None, site: int = 0, parts: int = 1,
+) -> Epilogue:  # fmt: skip
+    """The epilogue of a norm that a user calls: ``act`` and what follows are those of ``bias_act_dropout``.
 
-    ``columns [..., F]`` are a parameter of the norm: a clock is refused unless there is one wherever there are columns.
+    ``columns`` are the parameters of the norm: kernels would read past those that are not ``[..., F]`` with the
+    ``lead`` dimensions of ``x``. A clock is refused unless there is one wherever there are columns.
     """
-    if act not in ACTIVATIONS:
-        raise InputError(f"{operator}: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
-    if clock is not None and clock.shape[:-1] != columns.shape[:-1]:
-        has = f"a clock of shape {list(clock.shape)} for columns of shape {list(columns.shape)}"
-        raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
-    return Epilogue(act, *rate_and_clock(p, clock, columns.device), site, parts)
-
-
-def check_columns(operator: str, x: Tensor, lead: int, *columns: Tensor) -> None:
-    """Refuse columns that are not ``[..., F]`` with the ``lead`` dimensions of ``x``: kernels would read past them."""
     expected = (*x.shape[:lead], x.shape[-1])
     for value in columns:
         if tuple(value.shape) != expected:
             has = f"x {list(x.shape)} takes columns of shape {list(expected)}"
             raise InputError(f"{operator}: {has}, not {list(value.shape)}")
+    if act not in ACTIVATIONS:
+        raise InputError(f"{operator}: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
+    if clock is not None and clock.shape[:-1] != expected[:-1]:
+        has = f"a clock of shape {list(clock.shape)} for columns of shape {list(expected)}"
+        raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
+    return Epilogue(act, *rate_and_clock(p, clock, x.device), site, parts)
 
 
 TILE = 2048  # elements of a norm's tile: 16 per thread
-
-
-@triton.jit
-def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.constexpr):
-    """``(key, rate)`` of a task; zeros without dropout."""
-    key = tl.full([], 0, tl.uint64)
-    fraction = tl.full([], 0.0, tl.float32)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-    return key, fraction
 
 
 @triton.jit

@@ -1,10 +1,10 @@
-"""Choose the implementation for a tensor (Triton or CPU), and helpers that Triton launches share."""
+"""Choose the implementation for a tensor (Triton or CPU), register operators with torch, know the limits of a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from weft.core.errors import InputError
 
 
 @cache
@@ -67,7 +69,7 @@ DYNAMO = "torch._dynamo"
 _DISABLED = "__dynamo_disable"  # where torch keeps the wrapped function, from its first call on
 
 
-def custom_op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def custom_op(name: str, schema: str, mutates_args: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
     """``torch.library.custom_op``, whose implementation imports no compiler."""
 
     def called_plainly(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +84,7 @@ def custom_op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         return call
 
     def register(fn: Callable[..., Any]) -> Any:
-        op = torch.library.custom_op(name, **options)(fn)
+        op = torch.library.custom_op(name, mutates_args=mutates_args, schema=schema)(fn)
         for implementation in getattr(op, "_backend_fns", {}).values():
             inner = getattr(implementation, "__wrapped__", None)
             if inner is not None and getattr(inner, _DISABLED, None) is None:
@@ -90,6 +92,54 @@ def custom_op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         return op
 
     return register
+
+
+def lead_task(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """Bring the batch dimension of a tensor (or None) to the front, adding it if it is missing."""
+    if value is None:
+        return None
+    return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
+
+
+def batch_tasks(
+    op: Any, *, shared: Collection[int] = (), contiguous: Collection[int] = (), like: Sequence[int] = ()
+) -> None:
+    """Register ``op`` with ``vmap``: T tasks are one call whose tensors have a task dimension in front.
+
+    ``shared``: arguments that stay without one if all tasks share them. ``contiguous``: arguments that are copied if
+    the task dimension leaves gaps in them. Lists of tensors (packed matrices) are always shared. ``like``: registers
+    fake results as well, contiguous tensors like these arguments.
+    """
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+        values = list(arguments)
+        for position, (value, dim) in enumerate(zip(arguments, in_dims, strict=True)):
+            if isinstance(value, Tensor) and (dim is not None or position not in shared):
+                value = lead_task(value, dim, info.batch_size)
+                values[position] = value.contiguous() if position in contiguous else value
+        results = op(*values)
+        return results, (0,) * len(results) if isinstance(results, tuple) else 0
+
+    def fake(*arguments: Any) -> Any:
+        results = tuple(torch.empty_like(arguments[at], memory_format=torch.contiguous_format) for at in like)
+        return results if len(results) > 1 else results[0]
+
+    op.register_vmap(rule)
+    if like:
+        op.register_fake(fake)
+
+
+def rate_and_clock(
+    p: float | Tensor, clock: Tensor | None, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """The rate of a dropout as a float32 tensor, and its clock; both are None if nothing is dropped."""
+    if clock is None:
+        return None, None
+    if isinstance(p, Tensor):
+        return p, clock
+    if not 0.0 <= p < 1.0:
+        raise InputError(f"dropout: p={p} must be at least 0 and below 1")
+    return (torch.full((), p, dtype=torch.float32, device=device), clock) if p > 0.0 else (None, None)
 
 
 def once_for_all(value: Tensor, lead: int) -> Tensor:

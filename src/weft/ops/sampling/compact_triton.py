@@ -27,14 +27,6 @@ EMPTY = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class CompactLaunch:
-    """Slots per program and warps of the relabelling kernels."""
-
-    block: int = 1024
-    num_warps: int = 8
-
-
-@dataclass(frozen=True)
 class DeviceHop:
     """One hop on the device, padded to its capacity.
 
@@ -101,11 +93,12 @@ def _label_kernel(table, nodes, num_before, num_after, capacity, RESET: tl.const
 
 
 class Compactor:
-    """The table of one sampler and the launches that use it; one batch at a time, on one stream."""
+    """The table of one sampler and the launches that use it, ``block`` slots per program; one batch at a time, on one
+    stream."""
 
-    def __init__(self, num_nodes: int, device: torch.device, launch: CompactLaunch | None = None) -> None:
-        self.num_nodes, self.launch = num_nodes, launch or CompactLaunch()
-        self._options = {"BLOCK": self.launch.block, "num_warps": self.launch.num_warps}
+    def __init__(self, num_nodes: int, device: torch.device, block: int = 1024, num_warps: int = 8) -> None:
+        self.num_nodes, self.block = num_nodes, block
+        self._options = {"BLOCK": block, "num_warps": num_warps}
         self.table = torch.full((max(num_nodes, 1),), EMPTY, dtype=torch.int32, device=device)
 
     def capacity(self, seeds: int, fanouts: list[int]) -> int:
@@ -116,7 +109,7 @@ class Compactor:
         return count
 
     def _grid(self, size: int) -> tuple[int]:
-        return (triton.cdiv(max(size, 1), self.launch.block),)
+        return (triton.cdiv(max(size, 1), self.block),)
 
     def begin(self, seeds: Tensor) -> None:
         """Enter the seeds ``[S]`` int32; the first of equal seeds counts."""

@@ -203,25 +203,6 @@ class CpuSampler:
         return sample, Relabelled(self.nodes, local)
 
 
-def sample_cpu(
-    indptr: Tensor,
-    indices: Tensor,
-    seeds: Tensor,
-    fanout: int,
-    clock: Tensor,
-    hop: int = 0,
-    *,
-    replace: bool = False,
-    weight: Tensor | None = None,
-    threads: int = 1,
-) -> tuple[HopSample, Relabelled]:
-    """One hop of one batch; see :func:`weft.ops.sampling.reference.sample_torch`. ``sources`` are global ids."""
-    sampler = CpuSampler(indptr, indices, replace=replace, weight=weight, threads=threads)
-    sampler.begin(seeds.to(torch.int32), clock)
-    sample, labels = sampler.hop(fanout, hop)
-    return HopSample(sample.indptr, labels.nodes[labels.indices.long()], sample.edges), labels
-
-
 def transpose_cpu(indptr: Tensor, indices: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """``(indptr [M+1], rows [P], perm [P])`` int32 of the transposed CSR, by counting sort: O(P + M)."""
     indptr, indices = indptr.to(torch.int32).contiguous(), indices.contiguous()

@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 from weft.ops import random_bits as torch_bits
 from weft.ops.cpu.kernel import float32s, int32s, int64s, kernel, part, pointer, shift, uint8s
 from weft.ops.cpu.random_bits import splitmix
+from weft.ops.cpu.simd import prefetch
 from weft.ops.sampling import reference as draws
 
 # ---- The draws of :mod:`weft.ops.sampling.reference` for numba kernels
@@ -74,22 +75,7 @@ def draw_exponential(stream, number):
     return -(np.float64(exponent) * _LOG_2 + series * 2.0)
 
 
-# ---- What numba has no function for: prefetch a cache line, copy bytes, read memory as another type
-
-
-@intrinsic
-def prefetch(typing, array, place):
-    """Start to load the cache line of ``array[place]``."""
-
-    def generate(context, builder, signature, arguments):
-        address = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.IntType(8).as_pointer())
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [address, word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
+# ---- What numba has no function for: copy bytes, read memory as another type
 
 
 @intrinsic

@@ -141,16 +141,27 @@ def _word(x: Tensor) -> torch.dtype:
     return WORDS[next(width for width in WORDS if all(part % width == 0 for part in parts))]
 
 
-def _launch_gather(
+def gather_rows_triton(
     x: Tensor,
     ids: Tensor,
-    out: Tensor,
-    launch: GatherLaunch | None,
+    out: Tensor | None = None,
+    *,
     count: Tensor | None = None,
     cached: tuple[Tensor, Tensor, Tensor] | None = None,
+    launch: GatherLaunch | None = None,
     concurrent: bool = False,
 ) -> Tensor:
-    """Gather into ``out``; ``cached`` is ``(cache, slots, hits)``."""
+    """The rows ``ids [M]`` of ``x [N, F]``, which lies on the device of ``ids`` or in pinned host memory.
+
+    ``count [1]`` on the device: how many ids exist; rows beyond stay unwritten. ``cached``: ``(cache [R, F], slots [N],
+    hits [1])`` on the device. Rows that the cache has are read there: ``slots`` int32 holds the row of each node in the
+    cache or -1, and ``hits`` int64 is increased by the number of rows that it had. ``concurrent``: other work runs on
+    the device at the same time.
+    """
+    check_gather(x, out, ids.numel())
+    if ids.is_cuda and not x.is_cuda and not x.is_pinned():
+        raise InputError("x must lie on the GPU or in pinned host memory to be gathered there; call x.pin_memory()")
+    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
     if out.numel() == 0:
         return out
     word = _word(x)
@@ -167,54 +178,6 @@ def _launch_gather(
         num_warps=launch.num_warps,
     )  # fmt: skip
     return out
-
-
-def _check_reachable(x: Tensor, ids: Tensor) -> None:
-    if ids.is_cuda and not x.is_cuda and not x.is_pinned():
-        raise InputError("x must lie on the GPU or in pinned host memory to be gathered there; call x.pin_memory()")
-
-
-def gather_rows_triton(
-    x: Tensor,
-    ids: Tensor,
-    out: Tensor | None = None,
-    *,
-    count: Tensor | None = None,
-    launch: GatherLaunch | None = None,
-    concurrent: bool = False,
-) -> Tensor:
-    """The rows ``ids [M]`` of ``x [N, F]``, which lies on the device of ``ids`` or in pinned host memory.
-
-    ``count [1]`` on the device: how many ids exist; rows beyond stay unwritten. ``concurrent``: other work
-    runs on the device at the same time.
-    """
-    check_gather(x, out, ids.numel())
-    _check_reachable(x, ids)
-    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
-    return _launch_gather(x, ids, out, launch, count, concurrent=concurrent)
-
-
-def gather_cached_triton(
-    x: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    ids: Tensor,
-    hits: Tensor,
-    out: Tensor | None = None,
-    *,
-    count: Tensor | None = None,
-    launch: GatherLaunch | None = None,
-    concurrent: bool = False,
-) -> Tensor:
-    """The rows ``ids [M]`` of ``x [N, F]`` (pinned host memory), read from ``cache [R, F]`` on the device if cached.
-
-    ``slots [N]`` int32 holds the row of each node in the cache or -1; ``hits [1]`` int64 on the device is increased by
-    the number of rows that it had. ``out``, ``count`` and ``concurrent`` as for :func:`gather_rows_triton`.
-    """
-    check_gather(x, out, ids.numel())
-    _check_reachable(x, ids)
-    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
-    return _launch_gather(x, ids, out, launch, count, cached=(cache, slots, hits), concurrent=concurrent)
 
 
 @jit_any_size("count", "filled", "num_rows")

@@ -24,8 +24,8 @@ from torch import Tensor
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
-from weft.ops.sampling.reservoir_triton import reservoir_in_global_memory, row_bounds
-from weft.ops.sampling.sample_triton import count_picks, draw_below, hop_key, node_streams
+from weft.ops.sampling.reservoir_triton import reservoir_in_global_memory, room_for_picks, row_bounds
+from weft.ops.sampling.sample_triton import draw_below, hop_key, node_streams
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,6 @@ def sort_by_degree(indptr: Tensor, seeds: Tensor, threshold: int) -> tuple[Tenso
     return order, (ordered >= threshold).sum(dtype=torch.int32).reshape(1)
 
 
-def run_partitions(
-    indptr: Tensor, indices: Tensor, seeds: Tensor, order: Tensor, num_high: Tensor, clock: Tensor, hop: int,
-    out_indptr: Tensor, sources: Tensor, fanout: int, launch: PaperLaunch,
-) -> None:  # fmt: skip
-    """Sample the rows in ``order [S]``, of which the first ``num_high [1]`` reach the threshold, into ``sources``."""
-    count, group = seeds.numel(), launch.rows_per_program * launch.warps_per_block
-    grid = (triton.cdiv(count, group) * launch.warps_per_block,)
-    for high, block in ((True, launch.block_edges), (False, launch.block_edges_low)):
-        _partition_kernel[grid](
-            indptr, indices, seeds, order, count, num_high, clock, hop, out_indptr, sources, launch.block_threshold,
-            fanout, next_power_of_2(fanout), block, launch.rows_per_program, launch.warps_per_block, high, num_warps=1,
-        )  # fmt: skip
-
-
 def sample_paper_triton(
     indptr: Tensor,
     indices: Tensor,
@@ -125,16 +111,18 @@ def sample_paper_triton(
     launch: PaperLaunch | None = None,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of ``seeds [S]`` int32; sizes stay on the device."""
-    check_fanout(fanout)
-    check_slots(seeds.numel(), fanout)
+    out_indptr, sources = room_for_picks(indptr, seeds, fanout)
     launch, count = launch or PaperLaunch(), seeds.numel()
-    everyone = torch.full((1,), count, dtype=torch.int32, device=seeds.device)
-    out_indptr = count_picks(indptr, seeds, everyone, fanout, replace=False)
-    sources = torch.empty(count * fanout, dtype=torch.int32, device=seeds.device)
-    if count == 0:
-        return HopSample(out_indptr, sources)
-    order, num_high = sort_by_degree(indptr, seeds, launch.degree_threshold)
-    run_partitions(indptr, indices, seeds, order, num_high, clock, hop, out_indptr, sources, fanout, launch)
+    if count:
+        order, num_high = sort_by_degree(indptr, seeds, launch.degree_threshold)
+        group = launch.rows_per_program * launch.warps_per_block
+        grid = (triton.cdiv(count, group) * launch.warps_per_block,)
+        for high, block in ((True, launch.block_edges), (False, launch.block_edges_low)):
+            _partition_kernel[grid](
+                indptr, indices, seeds, order, count, num_high, clock, hop, out_indptr, sources, launch.block_threshold,
+                fanout, next_power_of_2(fanout), block, launch.rows_per_program, launch.warps_per_block, high,
+                num_warps=1,
+            )  # fmt: skip
     return HopSample(out_indptr, sources)
 
 
@@ -197,78 +185,43 @@ def order_by_class(indptr: Tensor, seeds: Tensor, fanout: int) -> tuple[Tensor, 
     return counts.cumsum(0, dtype=torch.int32), order, sizes
 
 
-# ---- TurboGNN's sampler with rows ordered by degree class instead of sorted by degree
+# ---- TurboGNN's sampler with the work divided otherwise: rows ordered by degree class instead of sorted by degree, and
+# one thread for each row below the threshold
 #
-# Two samplers, both the reservoir's picks bit for bit:
-# - :func:`sample_classes_triton` is Algorithm 2 as in :mod:`weft.ops.sampling.paper_triton`; a counting sort by degree
-#   class (:mod:`weft.ops.sampling.paper_triton`) takes the place of the sort.
-# - :func:`sample_threads_triton` also divides the work differently: a row below the threshold belongs to one thread,
-#
-# or to
-#   a few that take its edges in turn. Each keeps slots in registers and draws for its edges in ascending order, so a
-#   claim
-#   is a move and needs no atomics; the last claim of a slot is the maximum over the row's threads. Rows of one class
-#   are
-#   neighbours in a warp, so its threads end together. A row above the threshold belongs to a block of warps. Both run
-#   in
-#   one launch, the rows of high degree first.
+# A thread keeps the slots of its row in registers and draws for the row's edges in ascending order, so a claim is a
+# move and needs no atomics. Rows of one class are neighbours in a warp, so its threads end together. A row above the
+# threshold belongs to a block of warps. Both run in one launch, the rows of high degree first. Picks are the
+# reservoir's, bit for bit.
 
 
 @dataclass(frozen=True)
 class ThreadsLaunch:
     """``degree_threshold`` (a power of two): rows from here on have a block of their own, at most ``high_programs`` at
-    a time; ``num_warps`` per program; ``threads_per_row`` (a power of two) of the rows below it."""
+    a time; ``num_warps`` per program."""
 
     degree_threshold: int = 256
-    threads_per_row: int = 1
     high_programs: int = 1056
     num_warps: int = 4
 
 
 @triton.jit
-def _last_claims(stream, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr):
-    """Offsets ``[KP, BLOCK]`` of the picks of rows, one per thread."""
-    slot = tl.arange(0, KP)[:, None]
-    chosen = slot + tl.zeros([KP, BLOCK], tl.int32)
-    for neighbour in range(K, tl.max(degree, 0)):
-        number = tl.full([BLOCK], neighbour, tl.int32)
-        draw = tl.where(neighbour < degree, draw_below(stream, number, number + 1), K)
-        chosen = tl.where(slot == draw[None, :], neighbour, chosen)
-    return chosen
-
-
-@triton.jit
-def _last_claims_shared(
-    stream, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr
-):  # fmt: skip
-    """The same with EACH threads per row: a tile is ``[KP, BLOCK, EACH]``, the last two dimensions the threads."""
-    slot = tl.arange(0, KP)[:, None, None]
-    chosen = slot + tl.zeros([KP, BLOCK, EACH], tl.int32)
-    turn = tl.arange(0, EACH)[None, :] + tl.zeros([BLOCK, EACH], tl.int32)
-    for lowest in range(K, tl.max(degree, 0), EACH):
-        neighbour = lowest + turn
-        draw = tl.where(neighbour < degree[:, None], draw_below(stream[:, None], neighbour, neighbour + 1), K)
-        chosen = tl.where(slot == draw[None, :, :], neighbour[None, :, :], chosen)
-    return tl.max(chosen, 2)
-
-
-@triton.jit
 def _rows_of_low_degree(
     key, indptr, indices, rows, order, first, num_rows, out_indptr, sources,
-    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The rows at ``first .. first + BLOCK`` of the order."""
+    """The rows at ``first .. first + BLOCK`` of the order, one per thread."""
     place = first + tl.arange(0, BLOCK)
     there = place < num_rows
     row = tl.load(order + place, mask=there, other=0)
     node, start, degree = row_bounds(indptr, rows, row, there)
     begin = tl.load(out_indptr + row, mask=there, other=0)
     stream = node_streams(key, node)
-    if EACH == 1:
-        chosen = _last_claims(stream, degree, K, KP, BLOCK)
-    else:
-        chosen = _last_claims_shared(stream, degree, K, KP, BLOCK, EACH)
     slot = tl.arange(0, KP)[:, None]
+    chosen = slot + tl.zeros([KP, BLOCK], tl.int32)
+    for neighbour in range(K, tl.max(degree, 0)):
+        number = tl.full([BLOCK], neighbour, tl.int32)
+        draw = tl.where(neighbour < degree, draw_below(stream, number, number + 1), K)
+        chosen = tl.where(slot == draw[None, :], neighbour, chosen)
     filled = there[None, :] & (slot < tl.minimum(degree, K)[None, :])
     source = tl.load(indices + start[None, :] + chosen, mask=filled, other=0)
     tl.store(sources + begin[None, :] + slot, source, mask=filled)
@@ -277,8 +230,7 @@ def _rows_of_low_degree(
 @jit_any_size("num_rows", "hop")
 def _threads_kernel(
     indptr, indices, rows, order, num_rows, sizes, clock, hop, out_indptr, sources,
-    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr, EDGES: tl.constexpr,
-    HIGH: tl.constexpr, LOW: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, EDGES: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
     """The first HIGH programs take rows of the classes below LOW in turn, the others BLOCK rows of the rest each."""
     kind = tl.arange(0, 32)
@@ -294,9 +246,7 @@ def _threads_kernel(
     else:
         first = high + (program - HIGH) * BLOCK
         if first < num_rows:
-            _rows_of_low_degree(
-                key, indptr, indices, rows, order, first, num_rows, out_indptr, sources, K, KP, BLOCK, EACH
-            )  # fmt: skip
+            _rows_of_low_degree(key, indptr, indices, rows, order, first, num_rows, out_indptr, sources, K, KP, BLOCK)
 
 
 def sample_threads_triton(
@@ -310,49 +260,17 @@ def sample_threads_triton(
     launch: ThreadsLaunch | None = None,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of ``seeds [S]`` int32; sizes stay on the device."""
-    sources = _room(seeds, fanout)
     if seeds.numel() == 0:
-        return _nothing(indptr, seeds, fanout, sources)
+        return sample_paper_triton(indptr, indices, seeds, fanout, clock, hop)
+    check_fanout(fanout)
+    check_slots(seeds.numel(), fanout)
     launch, width = launch or ThreadsLaunch(), next_power_of_2(fanout)
+    sources = torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
     out_indptr, order, sizes = order_by_class(indptr, seeds, fanout)
     threads, high = 32 * launch.num_warps, min(launch.high_programs, seeds.numel())
-    block = threads // launch.threads_per_row
-    _threads_kernel[(high + triton.cdiv(seeds.numel(), block),)](
+    _threads_kernel[(high + triton.cdiv(seeds.numel(), threads),)](
         indptr, indices, seeds, order, seeds.numel(), sizes, clock, hop, out_indptr, sources,
-        fanout, width, block, launch.threads_per_row, max(threads, 8192 // width), high,
-        first_low_class(launch.degree_threshold),
+        fanout, width, threads, max(threads, 8192 // width), high, first_low_class(launch.degree_threshold),
         num_warps=launch.num_warps,
     )  # fmt: skip
     return HopSample(out_indptr, sources)
-
-
-def sample_classes_triton(
-    indptr: Tensor,
-    indices: Tensor,
-    seeds: Tensor,
-    fanout: int,
-    clock: Tensor,
-    hop: int = 0,
-    *,
-    launch: PaperLaunch | None = None,
-) -> HopSample:
-    """As :func:`weft.ops.sampling.paper_triton.sample_paper_triton`; its threshold must be a power of two."""
-    sources = _room(seeds, fanout)
-    if seeds.numel() == 0:
-        return _nothing(indptr, seeds, fanout, sources)
-    launch = launch or PaperLaunch()
-    out_indptr, order, sizes = order_by_class(indptr, seeds, fanout)
-    num_high = sizes[: first_low_class(launch.degree_threshold)].sum(dtype=torch.int32).reshape(1)
-    run_partitions(indptr, indices, seeds, order, num_high, clock, hop, out_indptr, sources, fanout, launch)
-    return HopSample(out_indptr, sources)
-
-
-def _room(seeds: Tensor, fanout: int) -> Tensor:
-    check_fanout(fanout)
-    check_slots(seeds.numel(), fanout)
-    return torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
-
-
-def _nothing(indptr: Tensor, seeds: Tensor, fanout: int, sources: Tensor) -> HopSample:
-    none = torch.zeros(1, dtype=torch.int32, device=seeds.device)
-    return HopSample(count_picks(indptr, seeds, none, fanout, replace=False), sources)

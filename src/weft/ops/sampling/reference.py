@@ -26,8 +26,7 @@ from weft.ops.random_bits import GOLDEN64, LOW32, shift_right, signed64, splitmi
 # A draw below ``bound`` is the upper half of a 64 x 32 bit product. Its probabilities differ from ``1 / bound`` by
 # less than 2^-64, and it needs no rejection. Bounds are degrees, so they stay below 2^31.
 #
-# The same arithmetic is in ``cpu_kernels/draws.py`` for numba and in ``draws_triton.py`` for Triton; tests compare
-# bits.
+# The same arithmetic is in ``cpu_kernels.py`` for numba and in ``sample_triton.py`` for Triton; tests compare bits.
 
 LOG_2 = 0.6931471805599453
 SQRT_HALF = 0.7071067811865476

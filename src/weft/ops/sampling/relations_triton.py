@@ -14,7 +14,7 @@ from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.reference import HopSample, check_slots
 from weft.ops.sampling.relations import RelationRows
-from weft.ops.sampling.sample_triton import choose_launch, draw_below, hop_key, node_streams
+from weft.ops.sampling.sample_triton import choose_launch, floyd_step, hop_key, node_streams
 
 COUNT_BLOCK = 256
 
@@ -58,10 +58,7 @@ def _sample_relations_kernel(
     slot = tl.arange(0, KP)[:, None]
     chosen = tl.full([KP, BLOCK], -1, tl.int32)
     for j in range(K):
-        last = tl.maximum(degree - fanout + j, 0)
-        draw = draw_below(streams, tl.full([BLOCK], j, tl.int32), last + 1)
-        repeated = tl.max((chosen == draw[None, :]).to(tl.int32), 0) > 0
-        chosen = tl.where(slot == j, tl.where(repeated, last, draw)[None, :], chosen)
+        chosen = floyd_step(chosen, slot, streams, degree, j, fanout, BLOCK)
     offset = tl.where((degree <= fanout)[None, :], slot, chosen)
     valid = slot < picks[None, :]
     edge = start[None, :] + offset

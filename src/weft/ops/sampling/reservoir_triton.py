@@ -90,6 +90,15 @@ def _reservoir_kernel(
             )  # fmt: skip
 
 
+def room_for_picks(indptr: Tensor, seeds: Tensor, fanout: int) -> tuple[Tensor, Tensor]:
+    """``(indptr [S+1], sources [S K])`` int32 of a sample of ``seeds [S]``: where picks begin, and memory for them."""
+    check_fanout(fanout)
+    check_slots(seeds.numel(), fanout)
+    everyone = torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
+    sources = torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
+    return count_picks(indptr, seeds, everyone, fanout, replace=False), sources
+
+
 def sample_reservoir_triton(
     indptr: Tensor,
     indices: Tensor,
@@ -102,12 +111,8 @@ def sample_reservoir_triton(
     launch: ReservoirLaunch | None = None,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of ``seeds [S]`` int32; sizes stay on the device."""
-    check_fanout(fanout)
-    check_slots(seeds.numel(), fanout)
     launch = launch or ReservoirLaunch()
-    everyone = torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
-    out_indptr = count_picks(indptr, seeds, everyone, fanout, replace=False)
-    sources = torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
+    out_indptr, sources = room_for_picks(indptr, seeds, fanout)
     where = torch.empty(sources.numel() if edges else 1, dtype=torch.int64, device=seeds.device)
     if seeds.numel():
         grid = (triton.cdiv(seeds.numel(), launch.rows_per_program),)

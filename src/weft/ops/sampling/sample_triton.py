@@ -101,9 +101,9 @@ def _count_kernel(
 
 
 @triton.jit
-def _floyd_step(chosen, slot, streams, degree, j, K: tl.constexpr, BLOCK: tl.constexpr):
+def floyd_step(chosen, slot, streams, degree, j, fanout, BLOCK: tl.constexpr):
     """Fill slot ``j``: a draw from ``[0, d - K + j]``, or that end itself if the draw was taken before."""
-    last = tl.maximum(degree - K + j, 0)
+    last = tl.maximum(degree - fanout + j, 0)
     draw = draw_below(streams, tl.full([BLOCK], j, tl.int32), last + 1)
     repeated = tl.max((chosen == draw[None, :]).to(tl.int32), 0) > 0
     return tl.where(slot == j, tl.where(repeated, last, draw)[None, :], chosen)
@@ -119,10 +119,10 @@ def _pick(streams, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexp
     if KP <= 32:
         # Unrolled, a slot number is known at compile time and writing it is a move, not a selection.
         for j in tl.static_range(K):
-            chosen = _floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
+            chosen = floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
     else:
         for j in range(K):
-            chosen = _floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
+            chosen = floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
     return tl.where(degree[None, :] <= K, slot, chosen)
 
 

@@ -114,41 +114,6 @@ def pairs_kernel(
         tl.store(partial + place_r[:, None] * F + f[None, :], tl.sum(arrived, 1), mask=far[:, None] & in_f[None, :])
 
 
-@jit_any_size("num_local", "num_halo", "num_slots", "N")
-def fetch_kernel(
-    x, local_start, local_length, local_indices, local_weight,
-    table, counts, halo_owner, halo_row, staging, partial, num_local, num_halo, num_slots, N,
-    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr,
-    W: tl.constexpr, DIST: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    """DIST times W local pieces and W PS remote rows, which are copied to ``staging``."""
-    task = tl.program_id(2).to(tl.int64)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    in_f = f < F
-    x += task * N * F
-    partial += task * num_slots * F
-    staging += task * num_halo * F
-    for step in range(DIST):
-        unit = (tl.program_id(0) * DIST + step) * W
-        place_r = unit * PS + tl.arange(0, W * PS)
-        far = place_r < num_halo
-        owner = tl.load(halo_owner + place_r, mask=far, other=0)
-        row_r = tl.load(halo_row + place_r, mask=far, other=0).to(tl.int64)
-        base = tl.load(table + owner, mask=far, other=0)
-        row_r += task * tl.load(counts + owner, mask=far, other=0)
-        address = base.to(tl.pointer_type(x.dtype.element_ty), bitcast=True)
-        remote = tl.load(
-            address[:, None] + row_r[:, None] * F + f[None, :], mask=far[:, None] & in_f[None, :], other=0.0
-        )
-        piece = unit + tl.arange(0, W)
-        near = piece < num_local
-        start = tl.load(local_start + piece, mask=near, other=0)
-        length = tl.load(local_length + piece, mask=near, other=0)
-        total = _sum_pieces(x, local_indices, local_weight, start, length, f, in_f, F, HAS_W, ACC, W, PS, BF)
-        tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :])
-        tl.store(staging + place_r.to(tl.int64)[:, None] * F + f[None, :], remote, mask=far[:, None] & in_f[None, :])
-
-
 @jit_any_size("num_local", "num_remote", "N")
 def add_pieces_kernel(
     partial, local_ptr, remote_ptr, row_scale, out, num_local, num_remote, N,

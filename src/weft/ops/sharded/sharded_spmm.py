@@ -8,17 +8,15 @@ order. So nothing is atomic, and a run has the same bits as the next.
 Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
 No rank may write there meanwhile; the caller's barriers ensure that.
 
-Five schedules. Two read a remote row once per edge, as the paper does:
+Four schedules. Two read a remote row once per edge, as the paper does:
 
 - ``interleaved``: pairs of pieces, as above.
 - ``apart``: all local pieces by one launch, all remote ones by the next.
 
-Three read every remote row once, into a staging area, which moves fewer bytes if a remote node has several edges here:
+Two read every remote row once, into a staging area, which moves fewer bytes if a remote node has several edges here:
 
 - ``pipelined``: remote rows arrive in chunks, copied by few programs on a stream of their own, while local pieces and
   then the remote pieces of chunks that have arrived are summed.
-- ``fetch_interleaved``: a program issues the reads of some remote rows, accumulates local pieces meanwhile, and stores
-  the rows to the staging area; a second launch sums remote pieces from there.
 - ``fetch_first``: all remote rows are fetched, then local pieces are summed, then remote ones.
 
 Shapes: T tasks, n own rows, h remote rows, F features, P local and Q remote pieces, G peers.
@@ -44,7 +42,6 @@ from weft.ops.sharded.pieces_triton import (
     add_pieces_kernel,
     copy_rows_triton,
     copying_stream,
-    fetch_kernel,
     near_kernel,
     pairs_kernel,
 )
@@ -149,7 +146,7 @@ def address_table(peers: Sequence[Tensor], device: torch.device) -> tuple[Tensor
     return addresses.to(device), rows.to(device)
 
 
-# ---- Tiles of remote rows: how large each is, and what a pipeline of them takes by the roofline
+# ---- Tiles of remote rows: how large each is
 #
 # While a tile crosses the link, local edges and the tiles before it are summed. The last tile has nothing to hide
 # behind, so tiles shrink: their shares fall evenly, to 2 / (k (k + 1)) of the rows.
@@ -178,20 +175,7 @@ def tile_ends(rows: int, count: int) -> list[int]:
     return [*ends[:-1], rows]
 
 
-def pipelined_seconds(link: float, local: float, sums: Sequence[float], shares: Sequence[float]) -> float:
-    """Seconds until the last tile is summed.
-
-    ``link``: of all remote rows, of which a tile has its share; ``local`` and ``sums``: of summing the local edges, and
-    those of each tile, with reading and writing the sums so far.
-    """
-    arrived, done = 0.0, local
-    for share, summed in zip(shares, sums, strict=True):
-        arrived += link * share
-        done = max(done, arrived) + summed
-    return done
-
-
-SCHEDULES = ("pipelined", "fetch_interleaved", "interleaved", "fetch_first", "apart")
+SCHEDULES = ("pipelined", "interleaved", "fetch_first", "apart")
 PER_EDGE = ("interleaved", "apart")  # schedules that read a remote row once per edge
 REMOTE_TILE = 4096  # numbers of remote rows that a warp keeps in flight, ps times features: 128 registers per thread
 
@@ -262,16 +246,6 @@ class _Call:
                 *self._local(), self.table, self.counts, csr.remote_start, csr.remote_length, csr.remote_owner,
                 csr.remote_row, csr.remote_weight if self.weighted else self.x,
                 partial, self.num_local, self.num_remote, self.own, HAS_LOCAL=with_local, **constants,
-            )  # fmt: skip
-
-    def fetch_during_local(self, staging: Tensor, partial: Tensor) -> None:
-        """Remote rows to the staging area, and local pieces while they are on their way."""
-        units = max(cdiv(self.num_halo, self.ps), self.num_local)
-        if units:
-            tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
-            fetch_kernel[cdiv(units, self.warps * self.launch.dist), tiles, self.tasks](
-                *self._local(), self.table, self.counts, self.csr.halo_owner, self.csr.halo_row, staging, partial,
-                self.num_local, self.num_halo, self.num_local + self.num_remote, self.own, **constants,
             )  # fmt: skip
 
     def copy_rows(self, staging: Tensor, first: int, last: int) -> None:
@@ -346,12 +320,9 @@ def sharded_spmm_triton(
             rows = x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
             if schedule == "pipelined":
                 call.pipeline(rows, partial)
-            elif schedule == "fetch_first":
+            else:
                 call.copy_rows(rows, 0, call.num_halo)
                 call.sum_local(partial)
-                call.sum_staged(rows, partial)
-            else:
-                call.fetch_during_local(rows, partial)
                 call.sum_staged(rows, partial)
         call.add(partial, row_scale, out)
     return out.reshape(*lead, csr.num_rows, num_features)

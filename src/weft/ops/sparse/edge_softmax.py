@@ -13,33 +13,31 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
-from weft.ops.csr.packed import PackedCSR, pack_csr, scatter_extreme, segment_softmax, segment_sum, unpack_csr
-from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
-from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks, results_like
+from weft.ops.csr.packed import PackedCSR, pack_csr, segment_softmax, segment_sum, unpack_csr
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.triton_lang import flatten_tasks, tl, triton, triton_acc
 
-# ---- Triton kernels: statistics of the rows, then one pass over the edges
+# ---- Triton kernels: whole rows
+#
+# A row that is no hub is finished by one program: its edges are read once for the maximum and the sum, and once more,
+# from the cache, to be normalised. Chunks of hubs write their maximum and sum, and a second launch normalises them by
+# the totals of their row. Tiles are ``[rows, edges, heads]``; a heavy row has a tile of its own.
+
+LIGHT_ROWS, LIGHT_EDGES, HEAVY_EDGES = 32, 4, 256
 
 
 @triton.jit
-def _row_stats_kernel(
-    scores, other, start, length, maximum, total, num_items, heads, stride_values, stride_stats,
+def _gather_stats(
+    scores, other, first, count, h, heads,
     DOT: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Per work item: the maximum and the sum of exponentials, or (DOT) the sum of products."""
-    task = tl.program_id(1).to(tl.int64)
-    item = tl.program_id(0) * BR + tl.arange(0, BR)
-    valid = item < num_items
-    first = tl.load(start + item, mask=valid, other=0).to(tl.int64)
-    count = tl.load(length + item, mask=valid, other=0)
-    h = tl.arange(0, BH)
+    """Of BR rows that start at ``first [BR]``: maximum and sum of exponentials, or (DOT) 0 and the sum of products."""
     lane = tl.arange(0, BE)
     best = tl.full([BR, BE, BH], float("-inf"), ACC)
     added = tl.zeros([BR, BE, BH], ACC)
     for base in range(0, tl.max(count, 0), BE):
         inside = ((base + lane)[None, :] < count[:, None])[:, :, None] & (h < heads)[None, None, :]
-        edge = first[:, None] + (base + lane)[None, :]
-        at = task * stride_values + edge[:, :, None] * heads + h[None, None, :]
+        at = (first[:, None] + (base + lane)[None, :])[:, :, None] * heads + h[None, None, :]
         value = tl.load(scores + at, mask=inside, other=0.0).to(ACC)
         if DOT:
             added += value * tl.load(other + at, mask=inside, other=0.0).to(ACC)
@@ -50,108 +48,130 @@ def _row_stats_kernel(
             shift = tl.where(higher == float("-inf"), 0.0, higher)
             added = added * tl.exp(best - shift) + tl.exp(value - shift)
             best = higher
-    at_stats = task * stride_stats + item.to(tl.int64)[:, None] * heads + h[None, :]
-    mask = valid[:, None] & (h < heads)[None, :]
     if DOT:
-        tl.store(total + at_stats, tl.sum(added, 1), mask=mask)
-    else:
-        top = tl.max(best, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(maximum + at_stats, top, mask=mask)
-        tl.store(total + at_stats, tl.sum(added * tl.exp(best - shift[:, None, :]), 1), mask=mask)
+        return tl.zeros([BR, BH], ACC), tl.sum(added, 1)
+    top = tl.max(best, 1)
+    shift_top = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.sum(added * tl.exp(best - shift_top[:, None, :]), 1)
 
 
 @triton.jit
-def _normalise_kernel(
-    scores, other, rows, maximum, total, out, count, heads, stride_values, stride_stats,
-    DOT: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+def _normalise(
+    scores, other, out, first, count, h, heads, top, total,
+    DOT: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Edge by edge: ``exp(s - max) / sum``, or (DOT) ``out * (grad - sum of products)``."""
-    task = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    row = tl.load(rows + at // heads, mask=inside, other=0).to(tl.int64)
-    stat = task * stride_stats + row * heads + at % heads
-    value = tl.load(scores + task * stride_values + at, mask=inside, other=0.0).to(ACC)
-    summed = tl.load(total + stat, mask=inside, other=1.0)
-    if DOT:
-        result = value * (tl.load(other + task * stride_values + at, mask=inside, other=0.0).to(ACC) - summed)
+    """Of the same rows: ``exp(s - max) / sum``, or (DOT) ``out * (grad - sum of products)``."""
+    lane = tl.arange(0, BE)
+    for base in range(0, tl.max(count, 0), BE):
+        inside = ((base + lane)[None, :] < count[:, None])[:, :, None] & (h < heads)[None, None, :]
+        at = (first[:, None] + (base + lane)[None, :])[:, :, None] * heads + h[None, None, :]
+        value = tl.load(scores + at, mask=inside, other=0.0).to(ACC)
+        if DOT:
+            result = value * (tl.load(other + at, mask=inside, other=0.0).to(ACC) - total[:, None, :])
+        else:
+            result = tl.exp(value - top[:, None, :]) / total[:, None, :]
+        tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _softmax_kernel(
+    scores, other, heavy_start, heavy_len, light_start, light_len, out, part_top, part_sum,
+    num_heavy, num_light, num_partial, E, heads,
+    DOT: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BL: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """One heavy row, one chunk of a hub, or BR light rows; all heads of one task."""
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    h = tl.arange(0, BH)
+    scores += task * E * heads
+    other += task * E * heads
+    out += task * E * heads
+    if piece < num_heavy:
+        one = tl.zeros([1], tl.int64)
+        first_one = one + tl.load(heavy_start + piece).to(tl.int64)
+        count_one = (one + tl.load(heavy_len + piece)).to(tl.int32)
+        top_one, sum_one = _gather_stats(scores, other, first_one, count_one, h, heads, DOT, ACC, 1, BE, BH)
+        if piece < num_partial:
+            at = (task * num_partial + piece) * heads + (one[:, None] + h[None, :])
+            tl.store(part_top + at, top_one, mask=(h < heads)[None, :])
+            tl.store(part_sum + at, sum_one, mask=(h < heads)[None, :])
+        else:
+            _normalise(scores, other, out, first_one, count_one, h, heads, top_one, sum_one, DOT, ACC, 1, BE, BH)
     else:
-        result = tl.exp(value - tl.load(maximum + stat, mask=inside, other=0.0)) / summed
-    tl.store(out + task * stride_values + at, result.to(out.dtype.element_ty), mask=inside)
+        item = (piece - num_heavy) * BR + tl.arange(0, BR)
+        valid = item < num_light
+        first = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
+        count = tl.load(light_len + item, mask=valid, other=0)
+        top, total = _gather_stats(scores, other, first, count, h, heads, DOT, ACC, BR, BL, BH)
+        _normalise(scores, other, out, first, count, h, heads, top, total, DOT, ACC, BR, BL, BH)
 
 
-def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, csr: PackedCSR) -> tuple[Tensor, Tensor]:
-    """Maximum and sum of exponentials (or sum of products with ``other``) of every row ``[T, N, H]``."""
+@triton.jit
+def _hub_softmax_kernel(
+    scores, other, heavy_start, heavy_len, hub_ptr, hub_of_partial, out, part_top, part_sum,
+    num_partial, E, heads,
+    DOT: tl.constexpr, ACC: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Normalise one chunk of a hub by the maximum and the sum of all its hub's chunks, always in the same order."""
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    h = tl.arange(0, BH)
+    hub = tl.load(hub_of_partial + piece)
+    last = tl.load(hub_ptr + hub + 1)
+    best = tl.full([BP, BH], float("-inf"), ACC)
+    added = tl.zeros([BP, BH], ACC)
+    for base in range(tl.load(hub_ptr + hub), last, BP):
+        slot = base + tl.arange(0, BP)
+        mask = (slot < last)[:, None] & (h < heads)[None, :]
+        at = (task * num_partial + slot)[:, None] * heads + h[None, :]
+        value = tl.load(part_sum + at, mask=mask, other=0.0)
+        if DOT:
+            added += value
+        else:
+            top = tl.load(part_top + at, mask=mask, other=float("-inf"))
+            higher = tl.maximum(best, top)
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            added = added * tl.exp(best - shift) + value * tl.exp(top - shift)
+            best = higher
+    hub_top = tl.max(best, 0)
+    total = tl.sum(added, 0)
+    if not DOT:
+        shift_top = tl.where(hub_top == float("-inf"), 0.0, hub_top)
+        total = tl.sum(added * tl.exp(best - shift_top[None, :]), 0)
+    one = tl.zeros([1], tl.int64)
+    first = one + tl.load(heavy_start + piece).to(tl.int64)
+    count = (one + tl.load(heavy_len + piece)).to(tl.int32)
+    start = task * E * heads
+    _normalise(
+        scores + start, other + start, out + start, first, count, h, heads, hub_top[None, :], total[None, :],
+        DOT, ACC, 1, BE, BH,
+    )  # fmt: skip
+
+
+def edge_softmax_triton(scores: Tensor, csr: PackedCSR, grad: Tensor | None = None) -> Tensor:
+    """Launch over ``scores [..., E, H]``; with ``grad``, the gradient of a softmax that gave ``scores``: backward."""
     work = csr.work
-    assert work is not None
-    tasks, _, heads = scores_TEH.shape
-    acc = accumulate_dtype(scores_TEH.dtype)
-    pieces = []
-    for start, length, block_rows, block_edges in (
-        (work.heavy_start, work.heavy_len, 1, 256),
-        (work.light_start, work.light_len, 32, 4),
-    ):
-        maximum = scores_TEH.new_empty(tasks, start.numel(), heads, dtype=acc)
-        total = torch.empty_like(maximum)
-        if start.numel():
-            _row_stats_kernel[(-(-start.numel() // block_rows), tasks)](
-                scores_TEH, scores_TEH if other_TEH is None else other_TEH, start, length, maximum, total,
-                start.numel(), heads, scores_TEH.stride(0), maximum.stride(0),
-                DOT=other_TEH is not None, ACC=triton_acc(acc),
-                BR=block_rows, BE=block_edges, BH=next_power_of_2(heads), num_warps=4,
-            )  # fmt: skip
-        pieces.append((maximum, total))
-    # Scatter the items' results to their rows; those of a hub are merged in a fixed order.
-    (heavy_max, heavy_sum), (light_max, light_sum) = pieces
-    partials, softmax = work.hub_of_partial.numel(), other_TEH is None
-    maximum = heavy_sum.new_empty(tasks, csr.num_rows, heads)
-    total = torch.empty_like(maximum)
-    if softmax:
-        maximum[:, work.light_row.long()] = light_max
-        maximum[:, work.heavy_row[partials:].long()] = heavy_max[:, partials:]
-    total[:, work.light_row.long()] = light_sum
-    total[:, work.heavy_row[partials:].long()] = heavy_sum[:, partials:]
-    if partials:
-        hub, part_sum = work.hub_of_partial.long(), heavy_sum[:, :partials]
-        if softmax:
-            part_max = heavy_max[:, :partials]
-            hub_max = part_max.new_full((tasks, work.hub_row.numel(), heads), -torch.inf)
-            hub_max = scatter_extreme(hub_max, hub, part_max, "amax")
-            maximum[:, work.hub_row.long()] = hub_max
-            part_sum = part_sum * (part_max - hub_max[:, hub]).exp()
-        parts, offsets = part_sum.movedim(1, 0).contiguous(), work.hub_ptr.long()
-        summed = torch.segment_reduce(parts, "sum", offsets=offsets, axis=0, unsafe=True)  # without atomics
-        total[:, work.hub_row.long()] = summed.movedim(0, 1)
-    return maximum, total
-
-
-def _edge_softmax_triton(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
-    lead, (num_edges, heads) = scores.shape[:-2], scores.shape[-2:]
-    tasks = lead.numel()
-    scores_TEH = scores.reshape(tasks, num_edges, heads).contiguous()
-    other_TEH = None if other is None else other.reshape(tasks, num_edges, heads).contiguous()
+    scores_TEH = flatten_tasks(scores, 2)
+    other_TEH = scores_TEH if grad is None else flatten_tasks(grad, 2)
+    tasks, E, heads = scores_TEH.shape
     out = torch.empty_like(scores_TEH)
-    if out.numel():
-        maximum, total = _row_stats_triton(scores_TEH, other_TEH, csr)
-        rows = csr.row_of_edge if csr.row_of_edge.numel() else csr.rows()
-        acc = triton_acc(scores.dtype)
-        _normalise_kernel[(-(-num_edges * heads // 1024), out.shape[0])](
-            scores_TEH, scores_TEH if other_TEH is None else other_TEH, rows, maximum, total, out,
-            num_edges * heads, heads, scores_TEH.stride(0), total.stride(0),
-            DOT=other is not None, ACC=acc, BLOCK=1024, num_warps=4,
+    if out.numel() == 0:
+        return out.reshape(scores.shape)
+    num_heavy, num_light, partials = work.heavy_row.numel(), work.light_row.numel(), work.hub_of_partial.numel()
+    part_top = scores.new_empty(tasks, max(partials, 1), heads, dtype=accumulate_dtype(scores.dtype))
+    part_sum = torch.empty_like(part_top)
+    fixed = {"DOT": grad is not None, "ACC": triton_acc(scores.dtype), "BE": HEAVY_EDGES, "BH": next_power_of_2(heads)}
+    _softmax_kernel[(num_heavy + -(-num_light // LIGHT_ROWS), 1, tasks)](
+        scores_TEH, other_TEH, work.heavy_start, work.heavy_len, work.light_start, work.light_len,
+        out, part_top, part_sum, num_heavy, num_light, partials, E, heads,
+        BR=LIGHT_ROWS, BL=LIGHT_EDGES, num_warps=4, **fixed,
+    )  # fmt: skip
+    if partials:
+        _hub_softmax_kernel[(partials, 1, tasks)](
+            scores_TEH, other_TEH, work.heavy_start, work.heavy_len, work.hub_ptr, work.hub_of_partial,
+            out, part_top, part_sum, partials, E, heads, BP=16, num_warps=4, **fixed,
         )  # fmt: skip
-    return out.reshape(*lead, num_edges, heads)
-
-
-def edge_softmax_triton(scores: Tensor, csr: PackedCSR) -> Tensor:
-    """Launch the forward over ``scores [..., E, H]``."""
-    return _edge_softmax_triton(scores, None, csr)
-
-
-def edge_softmax_backward_triton(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
-    """Launch the backward."""
-    return _edge_softmax_triton(out, grad, csr)
+    return out.reshape(scores.shape)
 
 
 def edge_softmax_torch(scores: Tensor, csr: PackedCSR) -> Tensor:
@@ -166,28 +186,18 @@ def edge_softmax_backward_torch(grad: Tensor, out: Tensor, csr: PackedCSR) -> Te
     return (product - out.to(acc) * segment_sum(product, csr).index_select(-2, csr.rows())).to(out.dtype)
 
 
-@custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] csr) -> Tensor")
+@custom_op("weft::edge_softmax", "(Tensor scores, Tensor[] csr) -> Tensor")
 def _edge_softmax_op(scores, csr):
-    opened = unpack_csr(csr)
-    if use_triton(scores):
-        return edge_softmax_triton(scores, opened)
-    if cpu.serves(scores):
-        return cpu.edge_softmax(scores, opened)
-    return edge_softmax_torch(scores, opened)
+    run = edge_softmax_triton if use_triton(scores) else cpu.edge_softmax if cpu.serves(scores) else edge_softmax_torch
+    return run(scores, unpack_csr(csr))
 
 
-@custom_op(
-    "weft::edge_softmax_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor out, Tensor[] csr) -> Tensor",
-)
+@custom_op("weft::edge_softmax_backward", "(Tensor grad, Tensor out, Tensor[] csr) -> Tensor")
 def _edge_softmax_backward_op(grad, out, csr):
-    opened = unpack_csr(csr)
     if use_triton(out):
-        return edge_softmax_backward_triton(grad, out, opened)
-    if cpu.serves(grad, out):
-        return cpu.edge_softmax_backward(grad, out, opened)
-    return edge_softmax_backward_torch(grad, out, opened)
+        return edge_softmax_triton(out, unpack_csr(csr), grad)
+    run = cpu.edge_softmax_backward if cpu.serves(grad, out) else edge_softmax_backward_torch
+    return run(grad, out, unpack_csr(csr))
 
 
 def _setup(ctx, inputs, output):
@@ -201,10 +211,8 @@ def _backward(ctx, grad):
 
 
 _edge_softmax_op.register_autograd(_backward, setup_context=_setup)
-results_like(_edge_softmax_op, 0)
-batch_tasks(_edge_softmax_op)
-results_like(_edge_softmax_backward_op, 1)
-batch_tasks(_edge_softmax_backward_op)
+batch_tasks(_edge_softmax_op, like=(0,))
+batch_tasks(_edge_softmax_backward_op, like=(1,))
 
 
 @supplied_by_adjacency
@@ -214,4 +222,4 @@ def edge_softmax(adj: Adjacency, scores: Tensor) -> Tensor:
         raise InputError(
             f"edge_softmax: scores of shape {tuple(scores.shape)} must be [..., {adj.num_edges} edges, heads]"
         )
-    return _edge_softmax_op(scores, pack_csr(adj, rows=True))
+    return _edge_softmax_op(scores, pack_csr(adj))

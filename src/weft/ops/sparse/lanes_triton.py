@@ -79,21 +79,31 @@ def merge_hubs_kernel(
 
 @triton.jit
 def _add_hub_parts_kernel(
-    part, hub_ptr, hub_row, out, num_partial, N,
-    F: tl.constexpr, ROW: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
+    partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
+    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """``out[row of the hub] = sum of its parts [P, F]``, in a fixed order; rows of ``out`` are ROW elements apart."""
+    """``out[row of the hub] = sum of its parts [P, F]``, BP at a time and always in the same order.
+
+    ADD: onto what is in ``out``.
+    """
     hub = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
-    total = tl.zeros([L, BF], ACC)
+    in_f = f < F
+    first = tl.load(hub_ptr + hub)
     last = tl.load(hub_ptr + hub + 1)
-    for first in range(tl.load(hub_ptr + hub), last, L):
-        slot = first + tl.arange(0, L)
-        at = (task * num_partial + slot)[:, None] * F + f[None, :]
-        total += tl.load(part + at, mask=(slot < last)[:, None] & (f < F)[None, :], other=0.0)
     row = tl.load(hub_row + hub).to(tl.int64)
-    tl.store(out + (task * N + row) * ROW + f, tl.sum(total, 0).to(out.dtype.element_ty), mask=f < F)
+    total = tl.zeros([BP, BF], ACC)
+    for base in range(first, last, BP):
+        slot = base + tl.arange(0, BP)
+        at = partial + (task * num_partial + slot)[:, None] * F + f[None, :]
+        total += tl.load(at, mask=(slot < last)[:, None] & in_f[None, :], other=0.0)
+    sum_f = tl.sum(total, 0)
+    if HAS_RS:
+        sum_f *= tl.load(row_scale + row).to(ACC)
+    if ADD:
+        sum_f += tl.load(out + (task * N + row) * F + f, mask=in_f, other=0.0).to(ACC)
+    tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
 
 
 @dataclass(frozen=True)
@@ -143,11 +153,14 @@ def spaced_rows(value: Tensor, keep: int) -> tuple[Tensor, int]:
     return value.contiguous(), row.numel()
 
 
-def add_hub_parts(part: Tensor, work: WorkList, out: Tensor, num_rows: int, spacing: int) -> None:
-    """Add the parts ``[T, P, F]`` of every hub into its row of ``out``, whose rows are ``spacing`` elements apart."""
+def add_hub_parts(
+    part: Tensor, work: WorkList, out: Tensor, num_rows: int, row_scale: Tensor | None = None, add: bool = False,
+    block: int = 0,
+) -> None:  # fmt: skip
+    """Add the parts ``[T, P, F]`` of every hub into its row of ``out``; ``block``: features of a tile, if chosen."""
     tasks, num_partial, width = part.shape
-    block = min(128, next_power_of_2(width))
+    block = block or min(128, next_power_of_2(width))
     _add_hub_parts_kernel[(work.hub_row.numel(), -(-width // block), tasks)](
-        part, work.hub_ptr, work.hub_row, out, num_partial, num_rows,
-        F=width, ROW=spacing, ACC=triton_acc(part.dtype), L=16, BF=block, num_warps=4,
+        part, work.hub_ptr, work.hub_row, part if row_scale is None else row_scale, out, num_partial, num_rows,
+        F=width, HAS_RS=row_scale is not None, ACC=triton_acc(part.dtype), BP=16, BF=block, ADD=add, num_warps=4,
     )  # fmt: skip

@@ -14,9 +14,8 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
-from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
-from weft.ops.registration import batch_tasks
 
 # ---- Triton kernel
 
@@ -73,24 +72,11 @@ def sddmm_torch(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     return (at_destination * at_source).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
 
 
-@custom_op(
-    "weft::sddmm",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, int heads, Tensor[] csr, Tensor[] back) -> Tensor",
-)
+@custom_op("weft::sddmm", "(Tensor a, Tensor b, int heads, Tensor[] csr, Tensor[] back) -> Tensor")
 def edge_dot(a, b, heads, csr, back):
     """The operator under :func:`sddmm`, on packed CSRs."""
-    opened = unpack_csr(csr)
-    if use_triton(a):
-        return sddmm_triton(a, b, heads, opened)
-    if cpu.serves(a, b):
-        return cpu.sddmm(a, b, heads, opened)
-    return sddmm_torch(a, b, heads, opened)
-
-
-@edge_dot.register_fake
-def _sddmm_fake(a, b, heads, csr, back):
-    return a.new_empty(*a.shape[:-2], csr[1].shape[0], heads)
+    serve = sddmm_triton if use_triton(a) else cpu.sddmm if cpu.serves(a, b) else sddmm_torch
+    return serve(a, b, heads, unpack_csr(csr))
 
 
 def _sddmm_setup(ctx, inputs, output):
@@ -118,6 +104,7 @@ def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, csr: list[Tensor], bac
     return out.movedim(0, -2).flatten(-2)
 
 
+edge_dot.register_fake(lambda a, b, heads, csr, back: a.new_empty(*a.shape[:-2], csr[1].shape[0], heads))
 edge_dot.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
 batch_tasks(edge_dot)
 

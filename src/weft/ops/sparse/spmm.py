@@ -27,6 +27,7 @@ from weft.ops.launch.backend import (
     use_triton,
 )
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
+from weft.ops.sparse.lanes_triton import add_hub_parts
 from weft.ops.sparse.sddmm import edge_dot
 
 # ---- Triton kernels: bounded work items, partial sums for hubs, no atomics
@@ -34,18 +35,7 @@ from weft.ops.sparse.sddmm import edge_dot
 
 @triton.jit
 def _row_sum(
-    x,
-    w,
-    col_scale,
-    indices,
-    edge,
-    inside,
-    f,
-    in_f,
-    F,
-    HAS_W: tl.constexpr,
-    HAS_CS: tl.constexpr,
-    ACC: tl.constexpr,
+    x, w, col_scale, indices, edge, inside, f, in_f, F, HAS_W: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr
 ):
     """Rows of x at the sources of a vector of edges, scaled: [len(edge), BF]."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
@@ -104,21 +94,10 @@ def _spmm_kernel(
         start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         longest = tl.max(length, 0)
         total = tl.zeros([BR, BF], ACC)
-        for first in range(0, longest, UNROLL):
+        for base in range(0, longest, UNROLL):
             for step in tl.static_range(UNROLL):
                 total += _row_sum(
-                    x,
-                    w,
-                    col_scale,
-                    indices,
-                    start + first + step,
-                    first + step < length,
-                    f,
-                    in_f,
-                    F,
-                    HAS_W,
-                    HAS_CS,
-                    ACC,
+                    x, w, col_scale, indices, start + base + step, base + step < length, f, in_f, F, HAS_W, HAS_CS, ACC
                 )
         if HAS_RS:
             total *= tl.load(row_scale + row, mask=valid, other=0.0).to(ACC)[:, None]
@@ -126,32 +105,6 @@ def _spmm_kernel(
         if ADD:
             total += tl.load(at, mask=there, other=0.0).to(ACC)
         tl.store(at, total.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _add_partials_kernel(
-    partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
-    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Add the partial rows of one hub, BP at a time and always in the same order; ADD: onto what is in ``out``."""
-    hub = tl.program_id(0)
-    task = tl.program_id(2).to(tl.int64)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
-    in_f = f < F
-    first = tl.load(hub_ptr + hub)
-    last = tl.load(hub_ptr + hub + 1)
-    row = tl.load(hub_row + hub).to(tl.int64)
-    total = tl.zeros([BP, BF], ACC)
-    for base in range(first, last, BP):
-        slot = base + tl.arange(0, BP)
-        at = partial + (task * num_partial + slot)[:, None] * F + f[None, :]
-        total += tl.load(at, mask=(slot < last)[:, None] & in_f[None, :], other=0.0)
-    sum_f = tl.sum(total, 0)
-    if HAS_RS:
-        sum_f *= tl.load(row_scale + row).to(ACC)
-    if ADD:
-        sum_f += tl.load(out + (task * N + row) * F + f, mask=in_f, other=0.0).to(ACC)
-    tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
 
 
 @dataclass(frozen=True)
@@ -239,12 +192,7 @@ def spmm_triton(
         ADD=add, num_warps=launch.num_warps,
     )  # fmt: skip
     if num_partial:
-        _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
-            partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
-            num_partial, csr.num_rows,
-            F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, ADD=add,
-            num_warps=4,
-        )  # fmt: skip
+        add_hub_parts(partial, work, out_TNF, csr.num_rows, row_scale, add, launch.block_features)
     return out_TNF.reshape(*lead, csr.num_rows, num_features)
 
 
@@ -264,19 +212,12 @@ def spmm_torch(
 
 @custom_op(
     "weft::spmm",
-    mutates_args=(),
-    schema=(
-        "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, Tensor[] back,"
-        " Tensor? weight_back) -> Tensor"
-    ),
+    "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, Tensor[] back,"
+    " Tensor? weight_back) -> Tensor",
 )
 def _spmm_op(x, weight, row_scale, col_scale, csr, back, weight_back):
-    opened = unpack_csr(csr)
-    if use_triton(x):
-        return spmm_triton(x, weight, row_scale, col_scale, opened)
-    if cpu.serves(x, weight):
-        return cpu.spmm(x, weight, row_scale, col_scale, opened)
-    return spmm_torch(x, weight, row_scale, col_scale, opened)
+    serve = spmm_triton if use_triton(x) else cpu.spmm if cpu.serves(x, weight) else spmm_torch
+    return serve(x, weight, row_scale, col_scale, unpack_csr(csr))
 
 
 @_spmm_op.register_fake

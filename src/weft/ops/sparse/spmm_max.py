@@ -15,9 +15,8 @@ from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, scatter_extreme, unpack_csr
 from weft.ops.csr.worklist import heavy_piece, light_rows
-from weft.ops.launch.backend import accumulate_dtype, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import constant, flatten_tasks, tl, triton, triton_acc
-from weft.ops.registration import batch_tasks
 from weft.ops.sparse.lanes_triton import add_hub_parts
 
 # ---- Triton kernels: maximum with its winning edge, and the gather of its backward
@@ -77,18 +76,7 @@ def _forward_kernel(
         start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
         for first in range(0, length_one, L):
             best, winner = _meet_edge(
-                x,
-                w,
-                indices,
-                start_one + first + lane,
-                first + lane < length_one,
-                f,
-                in_f,
-                F,
-                best,
-                winner,
-                HAS_W,
-                ACC,
+                x, w, indices, start_one + first + lane, first + lane < length_one, f, in_f, F, best, winner, HAS_W, ACC
             )
         top, top_winner = _merge_lanes(best, winner)
         if piece < num_partial:
@@ -243,7 +231,7 @@ def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None
             F=F, HAS_W=weight is not None, ACC=triton_acc(grad.dtype), L=lanes, BF=block, num_warps=4,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part, work, grad_x, M, F)
+            add_hub_parts(part, work, grad_x, M)
     return grad_x.reshape(*grad.shape[:-2], M, F)
 
 
@@ -279,32 +267,20 @@ def spmm_max_backward_torch(
     return out.scatter_add(-2, csr.indices.long()[edge], value).to(grad.dtype)
 
 
-@custom_op(
-    "weft::spmm_max",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? weight, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)",
-)
+@custom_op("weft::spmm_max", "(Tensor x, Tensor? weight, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)")
 def _spmm_max_op(x, weight, csr, back):
-    opened = unpack_csr(csr)
-    if use_triton(x):
-        return spmm_max_triton(x, weight, opened)
-    if cpu.serves(x, weight):
-        return cpu.spmm_max(x, weight, opened)
-    return spmm_max_torch(x, weight, opened)
+    serve = spmm_max_triton if use_triton(x) else cpu.spmm_max if cpu.serves(x, weight) else spmm_max_torch
+    return serve(x, weight, unpack_csr(csr))
 
 
 @custom_op(
-    "weft::spmm_max_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor winner, Tensor? weight, Tensor[] csr, Tensor[] back) -> Tensor",
+    "weft::spmm_max_backward", "(Tensor grad, Tensor winner, Tensor? weight, Tensor[] csr, Tensor[] back) -> Tensor"
 )
 def _spmm_max_backward_op(grad, winner, weight, csr, back):
-    opened, opened_back = unpack_csr(csr), unpack_csr(back)
     if use_triton(grad):
-        return spmm_max_backward_triton(grad, winner, weight, opened_back)
-    if cpu.serves(grad, weight):
-        return cpu.spmm_max_backward(grad, winner, weight, opened, opened_back.num_rows)
-    return spmm_max_backward_torch(grad, winner, weight, opened, opened_back.num_rows)
+        return spmm_max_backward_triton(grad, winner, weight, unpack_csr(back))
+    serve = cpu.spmm_max_backward if cpu.serves(grad, weight) else spmm_max_backward_torch
+    return serve(grad, winner, weight, unpack_csr(csr), unpack_csr(back).num_rows)
 
 
 @_spmm_max_op.register_fake

@@ -1,32 +1,19 @@
-"""Fit correction factors per family of operator for a machine's roofline, from measured runs.
+"""Correct a machine's roofline by a factor per family of operator, fitted to measured runs (weft.engine.learning).
 
 An observation is one run: the seconds an epoch was predicted to take, by family of operator and uncorrected, and the
-seconds it took. The factors ``f`` are those for which ``sum_k f_k s_ik`` comes nearest to ``t_i`` in ratio, not in
-difference (a millisecond matters to a short epoch and not to a long one), with a limit on what one odd run can do
-(Huber), and held near one common factor if the runs do not separate the families.
-
-Short runs are many and say little of long ones: runs of about the same length count together like a few, they are
-forgotten before rarer ones, and an epoch far longer than any that was measured is hardly corrected.
+seconds it took. An epoch far longer than any that was measured is hardly corrected.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from operator import mul
 from typing import Any
 
 from weft.core.division import PhaseTimes
 
-FAMILIES = ("spmm", "attention", "scatter", "matmul", "pointwise", "launch")
 MAX_PROFILES = 100  # kinds of sampled batches
-MAX_OBSERVATIONS = 400  # the newest ones stay in a calibration file
-OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
-LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
-ROUNDS, NEAR_ENOUGH = 60, 1e-6  # of Newton's method; as a log ratio
-MOST_ALIKE = 10  # runs of one decade of seconds count together like so many
 REACH = 10.0  # times the longest epoch measured: what is longer is corrected less
 
 
@@ -75,11 +62,6 @@ class Calibration:
         """By how much the operators of a family take longer than predicted."""
         return self.factors.get(name, 1.0)
 
-    def with_observations(self, new: Iterable[Observation]) -> Calibration:
-        """Fitted anew with more runs; of too many the oldest of the commonest length are forgotten."""
-        usable = _remembered([run for run in (*self.observations, *new) if run.usable])
-        return Calibration(fit(usable, self.factors), tuple(usable), self.phases)
-
     def for_epoch(self, seconds: float) -> Calibration:
         """The corrections of an epoch that is predicted to take ``seconds``, uncorrected.
 
@@ -99,93 +81,11 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        """The inverse of :meth:`to_dict`; factors that it lacks are fitted anew, which takes 0.3 s for 400 runs."""
+        """The inverse of :meth:`to_dict`."""
         phases = {key: PhaseTimes.from_dict(times) for key, times in data.get("phases", {}).items()}
         runs = [
             Observation(dict(run["families"]), float(run["measured"]), str(run.get("label", "")))
             for run in data.get("observations", ())
         ]
-        usable = tuple(run for run in runs if run.usable)[-MAX_OBSERVATIONS:]
-        factors = {str(name): float(value) for name, value in data.get("factors", {}).items()}
-        if set(factors) != set(_present(usable)) or not all(0 < value < math.inf for value in factors.values()):
-            factors = fit(usable)
-        return cls(factors, usable, phases)
-
-
-def _remembered(observations: list[Observation]) -> list[Observation]:
-    """At most as many as a file holds; many runs of one length do not displace runs of other lengths."""
-    excess = len(observations) - MAX_OBSERVATIONS
-    if excess <= 0:
-        return observations
-    counts = Counter(run.decade for run in observations)
-    forgotten: Counter[int] = Counter()
-    for _ in range(excess):
-        decade = max(counts, key=lambda each: counts[each] - forgotten[each])
-        forgotten[decade] += 1
-    remembered = []
-    for run in observations:  # the oldest come first
-        if forgotten[run.decade]:
-            forgotten[run.decade] -= 1
-        else:
-            remembered.append(run)
-    return remembered
-
-
-def _present(observations: Sequence[Observation]) -> list[str]:
-    return [name for name in FAMILIES if any(run.families.get(name, 0.0) > 0 for run in observations)]
-
-
-def fit(observations: Sequence[Observation], near: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The factor of every family that the observations have; the search begins at the factors ``near``."""
-    present = _present(observations)
-    if not present:
-        return {}
-    logs = [math.log((near or {}).get(name, 1.0)) for name in present]
-    common = sum(logs) / len(logs)
-    logs = [common, *(value - common for value in logs)]  # the common factor, then each family's deviation from it
-    for _ in range(ROUNDS):
-        step = _newton_step(observations, present, logs)
-        logs = [value + max(-1.0, min(1.0, change)) for value, change in zip(logs, step, strict=True)]
-        if max(abs(change) for change in step) < NEAR_ENOUGH:
-            break
-    return {name: math.exp(logs[0] + deviation) for name, deviation in zip(present, logs[1:], strict=True)}
-
-
-def _newton_step(observations: Sequence[Observation], present: Sequence[str], logs: Sequence[float]) -> list[float]:
-    """One weighted Gauss-Newton step on the log ratios."""
-    size = len(logs)
-    held = [LOOSE] + [TIGHT] * (size - 1)
-    factors = [math.exp(logs[0] + deviation) for deviation in logs[1:]]
-    rows, residuals = [], []
-    alike = Counter(run.decade for run in observations)
-    for run in observations:
-        parts = [factor * run.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
-        total = sum(parts)
-        residual = math.log(run.measured / total)
-        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12)) * min(1.0, MOST_ALIKE / alike[run.decade])
-        root = math.sqrt(weight)  # on both sides of a product
-        rows.append([root, *(root * part / total for part in parts)])
-        residuals.append(root * residual)
-    columns = list(zip(*rows, strict=True))
-    matrix = [[sum(map(mul, row, column)) for column in columns] for row in columns]
-    right = [sum(map(mul, column, residuals)) - held[i] * logs[i] for i, column in enumerate(columns)]
-    for i in range(size):
-        matrix[i][i] += held[i]
-    return solve(matrix, right)
-
-
-def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """The solution of a small symmetric positive system, by elimination with pivots."""
-    size = len(right)
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for r in range(i + 1, size):
-            factor = rows[r][i] / rows[i][i]
-            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
-    result = [0.0] * size
-    for i in range(size - 1, -1, -1):
-        solved = sum(rows[i][j] * result[j] for j in range(i + 1, size))
-        result[i] = (rows[i][size] - solved) / rows[i][i]
-    return result
+        factors = {str(name): float(value) for name, value in data["factors"].items()}
+        return cls(factors, tuple(run for run in runs if run.usable), phases)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from weft.core.plan import GAIN
 from weft.core.program import Operator, Program
-from weft.planner.cost.roofline import OperatorSeconds
+from weft.planner.cost.roofline import EpochClock
 
 TORCH = "aten."
 # Results that are whole only once everything was read: they are written, whatever reads them.
@@ -38,32 +38,31 @@ class Compiling:
         return self.saved >= SHARE * self.epoch and self.saved * epochs > GAIN * self.seconds
 
 
-def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) -> Compiling:
-    """What compiling ``program`` would save and take.
-
-    ``waiting``: seconds of an epoch in which the device waits for the host.
-    """
+def compiling(program: Program, clock: EpochClock) -> Compiling:
+    """What compiling ``program`` would save and take."""
     varying = {number for number, value in enumerate(program.values) if value.kind in ("weight", "state")}
     for op in program.operators:
         if varying & (set(op.reads) | set(op.writes)):
             varying |= set(op.writes)
     constant = set(range(len(program.values))) - varying  # values that depend on the graph and its features alone
     inside = _inside(program)
-    saved, fused = waiting, 0
+    saved, fused = clock.waiting, 0
     for op in program.operators:
         if not _is_torchs(op):
             continue
         fused += 1
-        if constant >= set(op.reads) and constant >= set(op.writes):
-            saved += costs.work(op) + costs.fixed(op)
-            continue
+        work, fixed = clock.seconds_of(op, op.phase)
         touched = set(op.reads) | set(op.writes)
+        if constant >= touched:
+            saved += work + fixed
+            continue
         total = sum(program.values[value].bytes for value in touched)
         gone = sum(program.values[value].bytes for value in touched & inside)
-        saved += costs.work(op) * gone / max(total, 1)
-        saved += costs.fixed(op) if set(op.writes) and set(op.writes) <= inside else 0.0
-    device = costs.device
-    return Compiling(saved, costs.epoch, BEGIN_SECONDS[device] + fused * OPERATOR_SECONDS[device])
+        saved += work * gone / max(total, 1)
+        saved += fixed if set(op.writes) and set(op.writes) <= inside else 0.0
+    device = clock.machine.device
+    epoch = sum(clock.resources.values())
+    return Compiling(saved, epoch, BEGIN_SECONDS[device] + fused * OPERATOR_SECONDS[device])
 
 
 def whether_to_compile(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
-from typing import Any
 
 from weft.core.machine import Machine
 from weft.core.program import MARKER_KEPT, Program
@@ -66,12 +65,14 @@ class AllocatorBlock:
 
 
 class Allocator:
-    """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far.
+    """One pool of blocks, for allocations on ``stream``; the ``private`` pool of a capture keeps what it has.
 
-    ``idle``: bytes of segments with nothing in them, which are returned to the device when it runs short.
+    ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far. ``idle``: bytes of segments
+    with nothing in them, which are returned to the device when it runs short.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: int = 0, private: bool = False) -> None:
+        self.stream, self.private = stream, private
         self.allocated = self.reserved = self.peak = self.most = self.idle = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), ascending
         self._blocks: dict[int, AllocatorBlock] = {}
@@ -193,25 +194,11 @@ class Execution:
     alone: bool = False
 
 
-@dataclass(frozen=True)
-class PeakBytes:
-    """Most bytes at any time of a run: that were allocated, and that the allocator held.
-
-    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
-    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
-    """
-
-    allocated: int
-    reserved: int
-    needed: int
-    library: int = 0
-
-
 def replay_allocations(
     program: Program, preparation: Program | None, workspace: int, execution: Execution
-) -> PeakBytes:
+) -> PoolsOfRun:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
-    run, replay = _Run(workspace), execution.replay
+    run, replay = PoolsOfRun(workspace), execution.replay
     default = run.pool(DEFAULT)
     run.evaluating = default if execution.stepped else None
     side = run.pool(SIDE) if replay else default
@@ -222,7 +209,9 @@ def replay_allocations(
                 run.keep_workspace(pool, engine, workspace)
         for _ in range(execution.tried):
             run.play(program, default, default)
-        run.release_left()
+        for owner, block in run.left:  # by the last step for the next: there is none
+            owner.free(block)
+        run.left = []
         run.trim()
 
     if preparation is None:
@@ -243,28 +232,28 @@ def replay_allocations(
     elif replay:
         for _ in range(EAGER):
             run.play(program, default, default)
-    return PeakBytes(run.allocated, run.reserved, run.needed, run.library)
+    return run
 
 
-class _Run:
-    """The pools of one run, and the most of them together."""
+class PoolsOfRun:
+    """The pools of one run, and the most bytes of them together: that were allocated, and that the allocator held.
 
-    def __init__(self, workspace: int) -> None:
+    ``needed``: what the device must have at least, since the allocator returns idle segments before it fails, except
+    those of a capture. ``library``: bytes of the workspaces that libraries keep, in all.
+    """
+
+    def __init__(self, workspace: int = 0) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
-        self._streams: list[int] = []  # of the pools
-        self._private: list[bool] = []
-        self._shares: dict[tuple[int, int], Allocator] = {}
+        self._shares: dict[tuple[Allocator, int], Allocator] = {}
         self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
-        self._left: list[tuple[Allocator, AllocatorBlock | None]] = []  # by the last step, for the next to release
+        self.left: list[tuple[Allocator, AllocatorBlock | None]] = []  # by the last step, for the next to release
         self.allocated = self.reserved = self.needed = self.library = 0
         self.evaluating: Allocator | None = None  # the pool of evaluations; None: that of the step
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
-        """A new one, for allocations on ``stream``; a ``private`` pool of a capture keeps what it has."""
-        self._pools.append(Allocator())
-        self._streams.append(stream)
-        self._private.append(private)
+        """A new one."""
+        self._pools.append(Allocator(stream, private))
         return self._pools[-1]
 
     def trim(self) -> None:
@@ -276,8 +265,8 @@ class _Run:
         self, program: Program, setup: Allocator, steps: Allocator, between: Callable[[], None] | None = None
     ) -> None:
         """Run the operators, those of the set-up in one pool and the others in another; ``between`` the two."""
-        if len(self._left) == len(program.carried):  # what the step before left for this one to release
-            held = dict(zip(program.carried, self._left, strict=True))
+        if len(self.left) == len(program.carried):  # what the step before left for this one to release
+            held = dict(zip(program.carried, self.left, strict=True))
         else:
             held = {value: (steps, self.allocate(steps, program.values[value].bytes)) for value in program.carried}
         resident, ends, carried_on = set(program.resident), program.ends(), set(program.left)
@@ -290,7 +279,10 @@ class _Run:
             pool = setup if op.phase == SETUP else steps
             if op.phase == EVALUATION and self.evaluating is not None:
                 pool = self.evaluating
-            pool = self._share(pool, op.stream)
+            if op.stream != 0:  # a side stream has a part of the pool; the caller's stream has the pool as such
+                if (pool, op.stream) not in self._shares:
+                    self._shares[pool, op.stream] = self.pool(op.stream, pool.private)
+                pool = self._shares[pool, op.stream]
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.allocate(pool, program.values[value].bytes)
@@ -305,26 +297,11 @@ class _Run:
                 if value not in carried_on:
                     owner, dead = held.get(value, (pool, None))
                     owner.free(dead)
-        self._left = [held[value] for value in program.left if value in held]
-
-    def release_left(self) -> None:
-        """Free what the last step left for the next: there is none."""
-        for owner, block in self._left:
-            owner.free(block)
-        self._left = []
-
-    def _share(self, pool: Allocator, stream: int) -> Allocator:
-        """The part of ``pool`` that a side stream has; the caller's stream, 0, has the pool as such."""
-        if stream == 0:
-            return pool
-        key = (self._pools.index(pool), stream)
-        if key not in self._shares:
-            self._shares[key] = self.pool(stream, self._private[key[0]])
-        return self._shares[key]
+        self.left = [held[value] for value in program.left if value in held]
 
     def keep_workspace(self, pool: Allocator, engine: bool, size: int) -> None:
         """Allocate the workspace of a library for good, once per stream and thread (autograd's is ``engine``)."""
-        key = (self._streams[self._pools.index(pool)], engine, size)
+        key = (pool.stream, engine, size)
         if self._workspace and key not in self._called:
             self._called.add(key)
             self.allocate(pool, size)
@@ -334,7 +311,7 @@ class _Run:
         """Allocate a block, and update the most that there has been."""
         block = pool.allocate(size)
         reserved = sum(each.reserved for each in self._pools)
-        idle = sum(each.idle for each, private in zip(self._pools, self._private, strict=True) if not private)
+        idle = sum(each.idle for each in self._pools if not each.private)
         self.allocated = max(self.allocated, sum(each.allocated for each in self._pools))
         self.reserved = max(self.reserved, reserved)
         self.needed = max(self.needed, reserved - idle)
@@ -343,7 +320,7 @@ class _Run:
 
 # ---- The estimate
 
-SHOWN = 8  # of the largest Values at the peak
+SHOWN = 4  # of the largest Values at the peak
 MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
 SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound
 
@@ -354,22 +331,6 @@ def upper_bound(estimate: int) -> int:
 
 
 @dataclass(frozen=True)
-class LiveValue:
-    """A Value at the peak: its bytes, its kind, and the operator that made it (``""``: there before the step)."""
-
-    bytes: int
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    maker: str = ""
-
-    def __str__(self) -> str:
-        shape = " x ".join(f"{size:,}" for size in self.shape) or "one number"
-        origin = f" of {self.maker}" if self.maker else ""
-        return f"{show_bytes(self.bytes)} {self.kind}{origin} ({shape} {self.dtype})"
-
-
-@dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of one group of tasks.
 
@@ -377,8 +338,7 @@ class MemoryEstimate:
     the most it holds at any time of the run, if memory is not short; ``needed``: what it cannot do without;
     ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of Value, with ``"workspace"`` for what
     operators and libraries need inside, ``"rounding"`` for what the allocator adds, and ``"setup"`` for what the set-up
-    takes beyond the step. ``position``: the operator of the step's peak. ``training``: the most that tensors take in a
-    step without its evaluation.
+    takes beyond the step. ``training``: the most that tensors take in a step without its evaluation.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
     """
 
@@ -387,27 +347,16 @@ class MemoryEstimate:
     needed: int = 0
     context: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
-    position: int = 0
-    operator: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
-    alive: tuple[LiveValue, ...] = ()
+    alive: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     training: int = 0
 
     @property
-    def total(self) -> int:
-        """What the device must have free: the bytes that are needed, and the context."""
-        return self.needed + self.context
-
-    @property
     def safe(self) -> int:
-        """The total with the margin that makes it an upper bound."""
+        """What the device must have free: the bytes that are needed, with a margin, and the context."""
         return upper_bound(self.needed) + self.context
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "total": self.total, "safe": self.safe}
 
 
 def memory(
@@ -422,7 +371,8 @@ def memory(
     if machine.device == "cuda":
         held = replay_allocations(program, preparation, machine.workspace_bytes, execution or Execution())
     else:  # allocated exactly as requested
-        held = PeakBytes(*[max(*alive, before) if alive else max(program.resident_bytes, before)] * 3)
+        held, most = PoolsOfRun(), max(*alive, before) if alive else max(program.resident_bytes, before)
+        held.allocated = held.reserved = held.needed = most
     # What the kinds lack to make up the peak: the set-up, as far as it takes more than the step, libraries, rounding.
     lacking = held.allocated - sum(kinds.values())
     setup = min(max(before - max(alive, default=0), 0), lacking)
@@ -436,8 +386,6 @@ def memory(
         needed=held.needed,
         context=machine.context_bytes,
         kinds={kind: size for kind, size in kinds.items() if size},
-        position=position,
-        operator=program.operators[position].name if program.operators else "",
         timeline=timeline,
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),
@@ -465,17 +413,17 @@ def live_bytes(program: Program) -> list[int]:
     return [sum(sizes) for sizes in zip(*timeline_of(program).values(), strict=True)]
 
 
-def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
-    """The largest Values that are alive at an operator, each with its maker."""
-    lives, values = program.lifetimes(), program.values
+def largest(program: Program, position: int) -> tuple[str, ...]:
+    """The largest Values that are alive at an operator in words, each with the operator that made it in the step."""
+    lives, words = program.lifetimes(), []
     alive = [number for number, (first, last) in lives.items() if first <= position <= last]
-    alive = sorted((*program.resident, *alive), key=lambda number: -values[number].bytes)[:SHOWN]
-    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in alive}
-    return tuple(
-        LiveValue(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
-        for number in alive
-        if values[number].bytes
-    )
+    for number in sorted((*program.resident, *alive), key=lambda number: -program.values[number].bytes)[:SHOWN]:
+        value = program.values[number]
+        shape = " x ".join(f"{size:,}" for size in value.shape) or "one number"
+        origin = f" of {program.operators[lives[number][0]].name}" if number in lives else ""
+        if value.bytes:
+            words.append(f"{show_bytes(value.bytes)} {value.kind}{origin} ({shape} {value.dtype})")
+    return tuple(words)
 
 
 def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = True) -> tuple[str, ...]:

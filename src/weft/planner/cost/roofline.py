@@ -18,7 +18,7 @@ from weft.core.machine import Machine
 from weft.core.program import Operator, Program, Value
 from weft.core.task import Task
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.rule import gathered_bytes
+from weft.planner.cost.rule import BYTES, edges_and_loops
 
 # ---- Rows gathered by index, by their width and the share of cache hits
 #
@@ -140,10 +140,6 @@ class RunMode:
         """How often a phase runs per epoch."""
         return self.chunks / self.eval_every if phase == "evaluation" else float(self.steps)
 
-    def worked(self, phase: str) -> float:
-        """How much of the work that was captured of a phase is done each time it runs."""
-        return self.chunk_padding_share if phase == "evaluation" else 1.0
-
 
 def family(op: Operator) -> str:
     """Which operators are off by the same factor.
@@ -167,8 +163,7 @@ def seconds(
     ``stats`` has the skew of the degrees. The evaluation counts once in ``eval_every`` epochs; a program
     without one is taken to evaluate by another forward pass.
     """
-    plain = _Clock(program, machine, Calibration(), stats, mode or RunMode())
-    clock = plain if calibration is None else _corrected(plain, calibration)
+    plain, clock = epoch_clocks(program, machine, calibration, stats, mode or RunMode())
     return Cost(
         seconds=clock.resources,
         families=clock.families,
@@ -179,37 +174,22 @@ def seconds(
     )
 
 
-class OperatorSeconds:
-    """Seconds of single operators of ``program``, as :func:`seconds` adds them up.
+def epoch_clocks(
+    program: Program, machine: Machine, calibration: Calibration | None, stats: GraphStats | None, mode: RunMode
+) -> tuple[EpochClock, EpochClock]:
+    """An epoch of ``program``: uncorrected, and with the corrections that hold for one of its length."""
+    plain = EpochClock(program, machine, Calibration(), stats, mode)
+    if calibration is None:
+        return plain, plain
+    corrections = calibration.for_epoch(sum(plain.families.values()))
+    return plain, EpochClock(program, machine, corrections, stats, mode)
 
-    ``epoch``: all of them; ``waiting``: the part of it in which the device waits for the host.
+
+class EpochClock:
+    """Adds up the operators of one epoch.
+
+    ``resources``: seconds by resource; ``waiting``: those in which the device waits for the host.
     """
-
-    def __init__(
-        self,
-        program: Program,
-        machine: Machine,
-        calibration: Calibration | None,
-        stats: GraphStats | None,
-        mode: RunMode,
-    ) -> None:
-        plain = _Clock(program, machine, Calibration(), stats, mode)
-        self._clock = plain if calibration is None else _corrected(plain, calibration)
-        self.device = machine.device
-        self.epoch = sum(self._clock.resources.values())
-        self.waiting = self._clock.waiting
-
-    def work(self, op: Operator) -> float:
-        """Seconds of an operator per epoch, without its launches."""
-        return self._clock.work_of(op) * self._clock.mode.runs(op.phase) * self._clock.mode.worked(op.phase)
-
-    def fixed(self, op: Operator) -> float:
-        """What its launches take."""
-        return self._clock.fixed_of(op) * self._clock.mode.runs(op.phase)
-
-
-class _Clock:
-    """Adds up the operators of one epoch."""
 
     def __init__(
         self,
@@ -225,11 +205,18 @@ class _Clock:
         self.phases: dict[str, float] = {}
         self.device = self.host = self.waiting = self.launches = 0.0
         self._cpu, self._launch_factor = machine.device == "cpu", calibration.factor("launch")
+        # One thread of a CPU has less than all of the machine's rates.
+        self._speed = machine.host.one_thread if self._cpu and mode.threads == 1 else 1.0
         has_evaluation = any(op.phase == "evaluation" for op in program.operators)
         for op in program.operators:
-            self._add(op, op.phase)
-            if op.phase == "forward" and not has_evaluation:
-                self._add(op, "evaluation")
+            as_evaluation = ("evaluation",) if op.phase == "forward" and not has_evaluation else ()
+            for phase in (op.phase, *as_evaluation):
+                runs, (work, fixed) = mode.runs(phase), self.seconds_of(op, phase)
+                self._count(family(op), phase, work)
+                self._count("launch", phase, fixed)
+                self.device += work + fixed
+                self.launches += op.launches * runs
+                self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
             self.device += machine.launch_seconds * self._launch_factor
@@ -239,26 +226,15 @@ class _Clock:
             self._count("launch", "forward", self.waiting)
             self.resources["cpu"] = self.waiting
 
-    def _add(self, op: Operator, phase: str) -> None:
-        """Add an operator; evaluations count for the share of epochs that have one."""
-        runs = self.mode.runs(phase)
-        work, fixed = self.work_of(op) * runs * self.mode.worked(phase), self.fixed_of(op) * runs
-        self._count(family(op), phase, work)
-        self._count("launch", phase, fixed)
-        self.device += work + fixed
-        self.launches += op.launches * runs
-        if op.launches:
-            self.host += self._call(op) * self._launch_factor * runs
-
-    def work_of(self, op: Operator) -> float:
-        """Seconds of one call without its launches, corrected."""
-        return self._work(op) * self.calibration.factor(family(op))
-
-    def fixed_of(self, op: Operator) -> float:
-        """Seconds of its launches, corrected."""
+    def seconds_of(self, op: Operator, phase: str) -> tuple[float, float]:
+        """Corrected seconds of an operator per epoch, in a phase: without its launches, and of its launches."""
+        runs, launch = self.mode.runs(phase), op.launches * self.machine.replay_seconds
         if self._cpu:
-            return (self._call(op) if op.launches else 0.0) * self._launch_factor
-        return op.launches * self.machine.replay_seconds * self._launch_factor
+            launch = self._call(op) if op.launches else 0.0
+        # What was captured of an evaluation is the largest of its chunks.
+        share = self.mode.chunk_padding_share if phase == "evaluation" else 1.0
+        work = self._work(op) * self.calibration.factor(family(op)) * runs * share
+        return work, launch * self._launch_factor * runs
 
     def _count(self, name: str, phase: str, amount: float) -> None:
         if amount <= 0:
@@ -284,7 +260,7 @@ class _Clock:
                 touched = table_bytes(op, self.program) / self.machine.copy_bandwidth * share.nodes
                 gathered += moved + touched
             parts.append(gathered)
-        return max(parts) * self._efficiency(op) / self._speed()
+        return max(parts) * self._efficiency(op) / self._speed
 
     def _efficiency(self, op: Operator) -> float:
         """By how much a kernel stays behind the rates of the machine."""
@@ -302,10 +278,6 @@ class _Clock:
         fetched = UNALIGNED if width * size % VECTOR_BYTES else 1.0
         return fetched + (factor - 1.0) * padded * 4 / size
 
-    def _speed(self) -> float:
-        """Share of the machine's rates: one thread of a CPU has less than all of them."""
-        return self.machine.one_thread if self._cpu and self.mode.threads == 1 else 1.0
-
     def _gather(self, op: Operator) -> float:
         rows, width = table_of(op, self.program, self.stats)
         together = gather_seconds(op.gather_bytes, width, rows, self.machine, self.stats)
@@ -313,8 +285,8 @@ class _Clock:
             return together  # hubs are cut into pieces, so no program waits for one
         # A row is summed by one thread of a CPU: the largest hub is a floor.
         hub = op.gather_bytes * self.stats.max_degree / max(self.stats.num_edges, 1)
-        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
-        return max(together, alone * self._speed())
+        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.host.one_thread
+        return max(together, alone * self._speed)
 
     def _low(self, op: Operator) -> bool:
         return any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
@@ -369,12 +341,6 @@ def _tables(op: Operator, program: Program) -> list[Value]:
     return [v for v in read if v.kind != "graph" and len(v.shape) >= 2 and v.dtype not in INDICES]
 
 
-def _corrected(plain: _Clock, calibration: Calibration) -> _Clock:
-    """The same epoch with the corrections that hold for one of its length."""
-    corrections = calibration.for_epoch(sum(plain.families.values()))
-    return _Clock(plain.program, plain.machine, corrections, plain.stats, plain.mode)
-
-
 # ---- Rows by cluster: seconds saved in an epoch, and seconds to find the clusters
 #
 # Measured on an H200 (suites spmm, multi_kernels): of the time of sparse products nothing is gained on the pubmed shape
@@ -389,7 +355,8 @@ CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
 
 def seconds_saved(tasks: Sequence[Task], stats: GraphStats, epochs: int, beyond_cache: bool) -> float:
     """What ``epochs`` epochs gain; ``beyond_cache``: the hidden rows of all nodes do not fit in the cache."""
-    seconds = gathered_bytes(tasks, stats) / GATHERED
+    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
+    seconds = 2.0 * layers * edges_and_loops(stats) / GATHERED  # rows that sparse products gather, and their gradients
     return epochs * seconds * (GAIN_BEYOND if beyond_cache else GAIN_IN_CACHE)
 
 

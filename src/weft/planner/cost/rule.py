@@ -6,7 +6,6 @@ captured program. Shapes: N nodes, E edges, F features in, H hidden, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,30 +84,14 @@ def edges_and_loops(stats: GraphStats) -> int:
     return stats.num_edges + stats.num_nodes
 
 
-def dense_values(stats: GraphStats) -> int:
-    """Values of the features if all are stored, as many as the first aggregation has."""
-    return stats.num_nodes * stats.num_features
-
-
 def feature_values(stats: GraphStats) -> int:
     """Values of the features that are stored."""
-    return dense_values(stats) if stats.feature_nnz is None else stats.feature_nnz
+    return stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
 
 
 def hidden_bytes(task: Task, stats: GraphStats) -> int:
     """Bytes of the hidden rows of all nodes, which a sparse product gathers from."""
     return stats.num_nodes * task.hidden * BYTES[task.precision]
-
-
-def gathered_bytes(tasks: Sequence[Task], stats: GraphStats) -> float:
-    """Bytes of hidden rows that the sparse products of an epoch gather, forward and backward."""
-    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
-    return 2.0 * layers * edges_and_loops(stats)
-
-
-def forward_multiply_adds(tasks: Sequence[Task], stats: GraphStats) -> int:
-    """Multiply-adds of a forward pass: sparse products of every layer, and the first product with the features."""
-    return sum(task.hidden * (task.layers * edges_and_loops(stats) + feature_values(stats)) for task in tasks)
 
 
 def _traits(task: Task) -> ModelTraits:

@@ -45,7 +45,6 @@ class RankLink:
 NVLINK4 = RankLink("nvlink", 450e9 * 0.8, 1.5e-5, "data sheet of NVLink 4 (450 GB/s each way), 80 % of it assumed")
 INFINIBAND = RankLink("infiniband", 50e9 * 0.8, 3e-5, "data sheet of NDR InfiniBand (400 Gbit/s), 80 % of it assumed")
 HOST_MEMORY = RankLink("host memory", 8e9, 1e-4, "assumed for CPU ranks of one host")
-LINKS = {link.name: link for link in (NVLINK4, INFINIBAND, HOST_MEMORY)}
 
 
 HOST_GPUS = 8  # of one host; more ranks than that reach each other over the network

@@ -33,45 +33,28 @@ def predicted_times(
     task: Task, stats: GraphStats, machine: Machine, placement: DataPlacement, training: Cost, steps: int
 ) -> PhaseTimes:
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
-    traffic = BatchTraffic.of(task, stats, placement)
-    rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
-    near = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those over the bus
-    whole = rows * traffic.row_bytes * (1.0 - near)
+    traffic, device = BatchTraffic.of(task, stats, placement), machine.copy_bandwidth
+    link = machine.link("pcie", "host", "gpu:0")
+    bus = link.bytes_per_second if link is not None else device
+    rows, edges, hops = traffic.batch.nodes, sum(traffic.batch.edges), len(task.fanouts)
+    cached = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those by bus
+    read = rows * traffic.row_bytes
+    whole = read * (1.0 - cached)
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
-    hops = len(task.fanouts)
-    sampled = _sampling(traffic, placement, machine, hops)
+    # The GPU adds the rows of its cache to a batch of the host's.
+    completing = COMPLETED + cached * rows * traffic.row_bytes / (ON_DEVICE * device) if cached else 0.0
+    sampled = edges * SAMPLED_BYTES / device + batch_launches(hops) * machine.replay_seconds
+    sampled += traffic.edges_by_gpu(OVER_PCIE * bus) if placement.topology != "gpu" else 0.0
+    near = 1.0 if placement.features == "gpu" else cached
+    reading = near * read / (ON_DEVICE * device)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
-        "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine) + COPIED + _completing(traffic, near, machine),
+        "transfer_pcie": (whole + edges * INDEX_BYTES) / bus + COPIED + completing,
         "batching_gpu": sampled + hops * LAUNCHED,
-        "transfer_gpu": _reading(traffic, placement, machine),
+        "transfer_gpu": reading + (traffic.features_by_gpu(OVER_PCIE * bus) if near < 1.0 else 0.0),
         "training_gpu": trained,
     }
     times = {key: PhaseTime(seconds) for key, seconds in phases.items()}
     captured = times | {"batching_gpu": PhaseTime(sampled)}
     captured = {key: time for key, time in captured.items() if key.endswith("_gpu")}
     return PhaseTimes(times, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured, MEASURED_WITH, INSIDE)
-
-
-def _completing(traffic: BatchTraffic, near: float, machine: Machine) -> float:
-    """Seconds in which the GPU adds the rows of its cache to a batch of the host's."""
-    held = near * traffic.batch.nodes * traffic.row_bytes
-    return COMPLETED + held / (ON_DEVICE * machine.copy_bandwidth) if near else 0.0
-
-
-def _bus(machine: Machine) -> float:
-    link = machine.link("pcie", "host", "gpu:0")
-    return link.bytes_per_second if link is not None else machine.copy_bandwidth
-
-
-def _sampling(traffic: BatchTraffic, placement: DataPlacement, machine: Machine, hops: int) -> float:
-    edges = sum(traffic.batch.edges)
-    over_bus = traffic.edges_by_gpu(OVER_PCIE * _bus(machine)) if placement.topology != "gpu" else 0.0
-    return edges * SAMPLED_BYTES / machine.copy_bandwidth + batch_launches(hops) * machine.replay_seconds + over_bus
-
-
-def _reading(traffic: BatchTraffic, placement: DataPlacement, machine: Machine) -> float:
-    whole = traffic.batch.nodes * traffic.row_bytes
-    near = {"gpu": 1.0, "cached": traffic.hits}.get(placement.features, 0.0)
-    on_device = near * whole / (ON_DEVICE * machine.copy_bandwidth)
-    return on_device + (traffic.features_by_gpu(OVER_PCIE * _bus(machine)) if near < 1.0 else 0.0)

@@ -91,7 +91,7 @@ class Simulation:
     """A simulated epoch of ``batches`` batches: seconds, busy seconds by resource, and which side waited.
 
     ``activities``: all of a short epoch, the beginning of a long one; those that began while the epoch before ended
-    begin before 0. ``host_late``, ``device_late`` and ``taken_over``: see :class:`DualBuffer`.
+    begin before 0.
     """
 
     division: Division
@@ -101,9 +101,6 @@ class Simulation:
     activities: tuple[Activity, ...]
     device_waited: float = 0.0
     host_waited: float = 0.0
-    host_late: int = 0
-    device_late: int = 0
-    taken_over: int = 0
 
     @property
     def seconds_per_batch(self) -> float:
@@ -148,13 +145,9 @@ def simulate(
         return b + more * max(b - a, 0.0)
 
     waited = {name: grown(getattr(first, name), getattr(second, name)) for name in ("device_waited", "host_waited")}
-    counts = {
-        name: round(grown(getattr(first, name), getattr(second, name)))
-        for name in ("host_late", "device_late", "taken_over")
-    }
     busy = {name: grown(first.busy.get(name, 0.0), used) for name, used in second.busy.items()}
     seconds = grown(first.seconds, second.seconds)
-    return replace(second, batches=batches, seconds=seconds, busy=busy, **waited, **counts)  # type: ignore[arg-type]
+    return replace(second, batches=batches, seconds=seconds, busy=busy, **waited)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -223,9 +216,6 @@ class _Run:
             tuple(activity for activity in done if activity.batch < self._batches),
             waited[0] / self._epochs,
             waited[1] / self._epochs,
-            self._schedule.host_late,
-            self._schedule.device_late,
-            self._schedule.taken_over,
         )
 
     def _run(self) -> None:

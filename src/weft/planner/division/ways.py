@@ -114,6 +114,11 @@ def without_cache(placement: DataPlacement) -> DataPlacement:
     return replace(placement, features=features, topology=topology, cache_bytes=0)
 
 
+def host_workers(machine: Machine) -> int:
+    """Threads of the host that prepare batches."""
+    return max(1, min(machine.host.cores - RESERVED_CORES, MOST_WORKERS))
+
+
 def strategy_of(options: Placement) -> tuple[str, float | None]:
     """The strategy of divisions that the option ``division`` selects, and the share of the device if it is given."""
     if options.division is None or isinstance(options.division, str):
@@ -154,7 +159,7 @@ class Pricing:
 
     @property
     def _workers(self) -> int:
-        return max(1, min(self.machine.cores - RESERVED_CORES, MOST_WORKERS))
+        return host_workers(self.machine)
 
     def _divides(self, way: Way) -> bool:
         """Whether two sides can prepare its batches."""

@@ -24,7 +24,7 @@ from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
 from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, size_in_words
-from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stack_draft, stacks_of
+from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 
 # Weaving pays by running matched operators as one; so similarity counts operators by kind and how many of them could be
@@ -91,7 +91,12 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
         for joined, why, score, words in _candidates(bundle, groups, limits) if alone is None else ():
             names = _name(bundle), _name(joined[0])
             obstacle = f"similarity {score:.2f} is below {ALIKE} ({words})" if score < ALIKE else None
-            obstacle = obstacle or _no_room([*joined, bundle], limits)
+            load = sum(each.load for each in (*joined, bundle))
+            tasks = [task for each in (*joined, bundle) for task in each.tasks]
+            if obstacle is None and load > 1.0:
+                obstacle = f"together they would be {load:.1f} times what fills the device"
+            if obstacle is None and limits.room is not None and not limits.fits(tasks):
+                obstacle = f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
             if obstacle is None:
                 reason = f"similarity {score:.2f} ({words})" if limits.weave else "neither fills the device"
                 why.append(f"{names[0]} {how} {names[1]}: {reason}")
@@ -133,18 +138,6 @@ def _candidates(
     return sorted(candidates, key=lambda candidate: -candidate[2])
 
 
-def _no_room(bundles: list[StackDraft], limits: GroupLimits) -> str | None:
-    """Why ``bundles`` cannot be one group, by load or by memory; None if they can."""
-    load = sum(bundle.load for bundle in bundles)
-    if load > 1.0:
-        return f"together they would be {load:.1f} times what fills the device"
-    tasks = [task for bundle in bundles for task in bundle.tasks]
-    if not limits.fits(tasks):
-        assert limits.room is not None
-        return f"together {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"
-    return None
-
-
 def _name(bundle: StackDraft) -> str:
     task = bundle.tasks[0]
     depth = f" of {task.layers} layers" if task.traits is not None else ""
@@ -177,7 +170,8 @@ def group(
     for positions in _by_group_key(listed, stats):
         graph = stats if isinstance(stats, GraphStats) else stats(listed[positions[0]])
         limits = GroupLimits(graph, device, machine, memory_of, budget, weave)
-        bundles = [b for alike in by_structure(listed, positions) for b in stacks_of(listed, alike, limits)]
+        padding = (run for alike in by_structure(listed, positions) for run in padded(listed, alike, limits))
+        bundles = [bundle for inside, why in padding for bundle in cut_stacks(listed, inside, why, limits)]
         for joined, why in shared_groups(bundles, limits):
             members = sorted(position for bundle in joined for position in bundle.positions)
             plans.append((members[0], _plan(listed, members, joined, why if len(listed) > 1 else [], limits)))
@@ -200,8 +194,9 @@ def plan_as_one_group(
     bundles = []
     for alike in by_structure(listed, positions):
         for inside, why in padded(listed, alike, limits):
-            reasons = [*why, *padding_reason([listed[position] for position in inside], limits)]
-            bundles.append(stack_draft(listed, inside, Size(len(inside), ""), reasons))
+            members = [listed[position] for position in inside]
+            reasons = [*why, *padding_reason(members, limits)]
+            bundles.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
     return _plan(listed, positions, bundles, [], limits)
 
 

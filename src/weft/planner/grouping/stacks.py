@@ -78,28 +78,19 @@ def padded(tasks: list[Task], positions: list[int], limits: GroupLimits) -> list
     if len(counts) > 1 and obstacle is not None:
         runs, why = [[size] for size in sorted(counts)], [f"widths {_listed(counts)} apart: {obstacle}"]
     elif len(counts) > 1:
-        cost = _cost(sample, limits)
-        runs = cut_widths(counts, cost, _overhead(sample, limits))
+        cost, overhead = _prices(sample, limits)
+        runs = cut_widths(counts, cost, overhead)
         if len(runs) > 1:
             zeros = f"{waste(counts, cost):.0%} of the work would be zeros"
             why = [f"widths {_listed(counts)} not all padded to {max(counts)}: {zeros}"]
     return [([position for position in positions if width(tasks[position]) in run], why) for run in runs]
 
 
-def stack_draft(tasks: list[Task], positions: list[int], size: Size, why: list[str]) -> StackDraft:
-    """The tasks at ``positions`` as one stack."""
-    chosen = sorted(positions)
-    return StackDraft([tasks[position] for position in chosen], chosen, size, list(why))
-
-
-def _cost(sample: Task, limits: GroupLimits) -> Callable[[int], float]:
+def _prices(sample: Task, limits: GroupLimits) -> tuple[Callable[[int], float], float]:
+    """Seconds of an epoch of one such task by its width, and of the launches of one more stack."""
     rates = rates_of(limits.device, limits.machine, sample.precision)
-    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates)
-
-
-def _overhead(sample: Task, limits: GroupLimits) -> float:
-    rates = rates_of(limits.device, limits.machine, sample.precision)
-    return work(sample, limits.stats).launches * rates.launch
+    overhead = work(sample, limits.stats).launches * rates.launch
+    return lambda hidden: work(sample, limits.stats, hidden).seconds(rates), overhead
 
 
 def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
@@ -107,9 +98,9 @@ def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
     counts, sample = Counter(width(task) for task in tasks), tasks[0]
     if len(counts) < 2:
         return []
-    cost = _cost(sample, limits)
+    cost, overhead = _prices(sample, limits)
     extra = sum(counts.values()) * cost(max(counts)) * waste(counts, cost)
-    saved = (len(counts) - 1) * _overhead(sample, limits)
+    saved = (len(counts) - 1) * overhead
     more = "1 more stack" if len(counts) == 2 else f"{len(counts) - 1} more stacks"
     return [
         f"widths {_listed(counts)} padded with zeros to {max(counts)}: {waste(counts, cost):.0%} of the work is zeros, "
@@ -117,16 +108,19 @@ def padding_reason(tasks: list[Task], limits: GroupLimits) -> list[str]:
     ]
 
 
-def stacks_of(tasks: list[Task], positions: list[int], limits: GroupLimits) -> list[StackDraft]:
-    """The stacks of tasks with one structure: widths padded or apart, then cut to size, each with its reasons."""
-    return [b for inside, why in padded(tasks, positions, limits) for b in _cut(tasks, inside, why, limits)]
-
-
-def _cut(tasks: list[Task], positions: list[int], why: list[str], limits: GroupLimits) -> list[StackDraft]:
+def cut_stacks(tasks: list[Task], positions: list[int], why: list[str], limits: GroupLimits) -> list[StackDraft]:
     """One stack, or as many equal ones as its limits require; wide tasks stay together, so that less is padded."""
     order = sorted(positions, key=lambda position: (-width(tasks[position]), position))
     size = fitting_size(tasks[order[0]], limits)
-    most, memory_reason = _most_that_fit([tasks[position] for position in order], limits)
+    ordered, most, memory_reason = [tasks[position] for position in order], len(order), ""
+    if not limits.fits(ordered):  # at least one, which is then alone
+        most, high = 1, len(order)  # so many fit, and so many do not
+        while high - most > 1:
+            middle = (most + high) // 2
+            most, high = (middle, high) if limits.fits(ordered[:middle]) else (most, middle)
+        assert limits.room is not None
+        sizes = f"{size_in_words(limits.bytes(ordered[:high]))} of {size_in_words(limits.room)}"
+        memory_reason = f"{high} of them need {sizes}"
     largest = min(size.tasks, most)
     cut = []
     if len(order) > largest:
@@ -138,33 +132,21 @@ def _cut(tasks: list[Task], positions: list[int], why: list[str], limits: GroupL
     bundles, begin = [], 0
     for number in range(count):
         end = begin + shorter + (number < longer)
-        members = [tasks[position] for position in sorted(order[begin:end])]
-        reasons = [*why, *padding_reason(members, limits), *_stack_reason(members), *cut]
-        bundles.append(stack_draft(tasks, order[begin:end], size, reasons))
+        chosen = sorted(order[begin:end])
+        members = [tasks[position] for position in chosen]
+        first = members[0]
+        reasons = [*why, *padding_reason(members, limits)]
+        if len(members) > 1:
+            names = [f.name for f in fields(Task) if f.name not in ("graph", "model", "model_args", "name")]
+            varied = [name for name in names if len({identity(getattr(task, name)) for task in members}) > 1]
+            what = f"they differ only in {', '.join(varied)}" if varied else "they are equal"
+            reasons.append(f"{first.model_name}: {len(members)} tasks stacked, {what}")
+        elif alone_reason(first) is not None:
+            reasons.append(f"{first.label} in a stack of its own: {alone_reason(first)}")
+        reasons += cut
+        bundles.append(StackDraft(members, chosen, size, reasons))
         begin = end
     return bundles
-
-
-def _most_that_fit(tasks: list[Task], limits: GroupLimits) -> tuple[int, str]:
-    """How many of ``tasks`` (widest first) fit into the budget together; at least one."""
-    if limits.fits(tasks):
-        return len(tasks), ""
-    low, high = 1, len(tasks)  # low fits or is alone, high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if limits.fits(tasks[:middle]) else (low, middle)
-    assert limits.room is not None
-    return low, f"{high} of them need {size_in_words(limits.bytes(tasks[:high]))} of {size_in_words(limits.room)}"
-
-
-def _stack_reason(tasks: list[Task]) -> list[str]:
-    if len(tasks) < 2:
-        why = alone_reason(tasks[0])
-        return [] if why is None else [f"{tasks[0].label} in a stack of its own: {why}"]
-    names = [f.name for f in fields(Task) if f.name not in ("graph", "model", "model_args", "name")]
-    varied = [name for name in names if len({identity(getattr(task, name)) for task in tasks}) > 1]
-    what = f"they differ only in {', '.join(varied)}" if varied else "they are equal"
-    return [f"{tasks[0].model_name}: {len(tasks)} tasks stacked, {what}"]
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, GAIN
 from weft.core.task import Task
 from weft.planner.cost.roofline import seconds_saved, seconds_to_find
-from weft.planner.cost.rule import dense_values, forward_multiply_adds, hidden_bytes
+from weft.planner.cost.rule import edges_and_loops, feature_values, hidden_bytes
 
 # Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
 # and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
@@ -44,7 +44,7 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
     if stats.sparse_features:
         return False, "first layer per step: the features are sparse, and their aggregate would be dense"
     relational = traits is not None and traits.relational
-    values = stats.relation_rows * stats.num_features if relational else dense_values(stats)
+    values = stats.relation_rows * stats.num_features if relational else stats.num_nodes * stats.num_features
     megabytes = values * 4 / 1e6
     if traits is None:
         return True, "first layer once if the model offers first_aggregate: the features do not change"
@@ -93,7 +93,8 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
     """How many threads a CPU run gets: one where an epoch of the whole group is too short to share."""
     if device != "cpu":
         return None, ()
-    work = forward_multiply_adds(tasks, stats)
+    # Of a forward pass: sparse products of every layer, and the first product with the features.
+    work = sum(task.hidden * (task.layers * edges_and_loops(stats) + feature_values(stats)) for task in tasks)
     if work >= WORK_FOR_THREADS:
         return None, ()
     if any(task.traits is None for task in tasks):
@@ -113,7 +114,7 @@ def free_threads(most: int, cores: int, busy: float) -> int:
 
 def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
     """Whether the features stay sparse, in words."""
-    cells = max(dense_values(stats), 1)
+    cells = max(stats.num_nodes * stats.num_features, 1)
     if stats.feature_nnz is None:
         return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
     share = stats.feature_nnz / cells

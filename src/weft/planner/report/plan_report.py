@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -17,6 +17,7 @@ from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.plain_data import PlainData
 from weft.core.plan import Plan, object_obstacle, read_task
 from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
@@ -31,7 +32,7 @@ NOT_EXECUTED = ("why", "cost", "measured")  # fields of a plan that say somethin
 
 
 @dataclass(frozen=True)
-class TaskEstimate:
+class TaskEstimate(PlainData):
     """One task: what it would take alone, and in which group it trains (counted from 0).
 
     ``parameters`` and ``cost`` are None if not predicted: for thousands of tasks with many structures.
@@ -45,20 +46,9 @@ class TaskEstimate:
     cost: Cost | None
     group: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**data, "cost": None if self.cost is None else self.cost.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TaskEstimate:
-        """The inverse of :meth:`to_dict`."""
-        cost = None if data["cost"] is None else Cost.from_dict(data["cost"])
-        return cls(**{**{each.name: data[each.name] for each in fields(cls)}, "cost": cost})
-
 
 @dataclass(frozen=True)
-class GroupEstimate:
+class GroupEstimate(PlainData):
     """One group: its plan with the reason for every decision, and what it takes while it trains.
 
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
@@ -86,57 +76,17 @@ class GroupEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {
-            "plan": self.plan.to_dict(),
-            "cost": self.cost.to_dict(),
-            "epochs": self.epochs,
-            "run_seconds": self.run_seconds,
-            "fits": self.fits,
-            "at_peak": list(self.at_peak),
-            "advice": list(self.advice),
-            "unknown": list(self.unknown),
-            "note": self.note,
-            "extrapolated": self.extrapolated,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupEstimate:
-        """The inverse of :meth:`to_dict`."""
-        return cls(
-            plan=Plan.from_dict(data["plan"]),
-            cost=Cost.from_dict(data["cost"]),
-            epochs=data["epochs"],
-            fits=data["fits"],
-            at_peak=tuple(data["at_peak"]),
-            advice=tuple(data["advice"]),
-            unknown=tuple(data["unknown"]),
-            note=data["note"],
-            extrapolated=data.get("extrapolated", False),
-        )
+        return {**super().to_dict(), "run_seconds": self.run_seconds}
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Suggestion(PlainData):
     """The nearest plan that fits: what to change, as settings, and what it then takes."""
 
     changes: Mapping[str, Any]
     words: str
     cost: Cost
     tasks: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "changes": dict(self.changes),
-            "words": self.words,
-            "tasks": list(self.tasks),
-            "cost": self.cost.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Suggestion:
-        """The inverse of :meth:`to_dict`."""
-        return cls(data["changes"], data["words"], Cost.from_dict(data["cost"]), tuple(data["tasks"]))
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,9 @@ from torch import Tensor
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's, Python's and NumPy's generators start at ``seed`` inside, and are restored outside."""
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            seed_all(seed)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with same_draws(device):
+        seed_all(seed)
+        yield
 
 
 def seed_all(seed: int) -> None:

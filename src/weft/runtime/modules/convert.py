@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from weft.core.plain_data import PlainData
 from weft.nn.pyg.convert import drawing, possible_swaps, swap
 from weft.nn.pyg.layers import TEMPLATES
 
@@ -28,7 +29,7 @@ STACKS = "stacks"  # the name in a checkpoint
 
 
 @dataclass(frozen=True)
-class Converted:
+class Converted(PlainData):
     """The ``layers`` of PyG in a module that compute with Weft's operators: names with kinds, none if none do.
 
     ``sparse``: whether features need not become dense. ``note``: one sentence for the user.
@@ -38,18 +39,9 @@ class Converted:
     sparse: bool = False
     note: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"layers": dict(self.layers), "sparse": self.sparse, "note": self.note}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Converted:
-        """The inverse of :meth:`to_dict`."""
-        return cls(dict(data["layers"]), bool(data["sparse"]), data["note"])
-
 
 @dataclass(frozen=True)
-class BuiltStack:
+class BuiltStack(PlainData):
     """Tasks that train in one step: ``members``, their places among the tasks of the group, row by row.
 
     ``converted``: None for built-in models and over ranks; ``unsaved``: what keeps its training from being resumed,
@@ -60,22 +52,10 @@ class BuiltStack:
     converted: Converted | None = None
     unsaved: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        converted = None if self.converted is None else self.converted.to_dict()
-        return {"members": list(self.members), "converted": converted, "unsaved": self.unsaved}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> BuiltStack:
-        """The inverse of :meth:`to_dict`."""
-        converted = data.get("converted")
-        decided = None if converted is None else Converted.from_dict(converted)
-        return cls(tuple(data["members"]), decided, data.get("unsaved", ""))
-
 
 def stacks_of(saved: Mapping[str, Any]) -> tuple[BuiltStack, ...]:
     """Those that a checkpoint holds; none in one that is older than they are."""
-    return tuple(BuiltStack.from_dict(stack) for stack in saved.get(STACKS, ()))
+    return tuple(map(BuiltStack.from_dict, saved.get(STACKS, ())))
 
 
 def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
@@ -85,7 +65,7 @@ def described(stacks: Sequence[BuiltStack]) -> dict[str, Any]:
 
 def stack_of_one(saved: Mapping[str, Any], member: int) -> dict[str, Any]:
     """The same entry for a member of the group that continues alone; empty if there is none."""
-    stacks = [BuiltStack((0,), stack.converted, stack.unsaved) for stack in stacks_of(saved) if member in stack.members]
+    stacks = [replace(stack, members=(0,)) for stack in stacks_of(saved) if member in stack.members]
     return described(stacks) if stacks else {}
 
 

@@ -290,7 +290,11 @@ def _linear_serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int,
     operands = (x, weight) if bias is None else (x, weight, bias)
     if not on_gpu(x) or x.dtype not in TYPES or any((t.dtype, t.device) != (x.dtype, x.device) for t in operands):
         return False
-    if x.shape[-1] != inputs or not (bias is None or bias.shape == (outputs,)) or _linear_watched(x):
+    if x.shape[-1] != inputs or not (bias is None or bias.shape == (outputs,)):
+        return False
+    device = "cuda" if x.is_meta else x.device.type  # a meta tensor stands for a GPU's
+    # ``torch.utils.checkpoint`` repeats the layer outside of this mode and compares what is saved.
+    if torch.is_autocast_enabled(device) or has_forward_derivatives() or saved_tensors_are_hooked():
         return False
     batches = [batch for tensor in operands if (batch := vmap_sizes(tensor)) is not None]
     if len(batches) < len(operands):
@@ -301,12 +305,3 @@ def _linear_serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int,
     if x.dim() > 2 and not batches[1]:  # one matrix for all rows: torch's product is one as well
         return False
     return is_tall(x.shape[:-1].numel(), inputs, outputs, tasks, shared=tasks > 1 and not batches[0])
-
-
-def _linear_watched(x: Tensor) -> bool:
-    """Whether the replacement would be observable: autocast, forward-mode AD, or saved-tensor hooks.
-
-    ``torch.utils.checkpoint`` is such a hook: it repeats the layer outside of this mode and compares what is saved.
-    """
-    device = "cuda" if x.is_meta else x.device.type  # a meta tensor stands for a GPU's
-    return torch.is_autocast_enabled(device) or has_forward_derivatives() or saved_tensors_are_hooked()

@@ -40,12 +40,6 @@ from weft.ops.csr.adjacency import Adjacency
 # ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.
 
 
-def import_callable(task: Task) -> Callable[..., nn.Module]:
-    """The model of ``task``, where it names one."""
-    factory: Callable[..., nn.Module] = import_from(task.label, "model", task.model)
-    return factory
-
-
 def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
     """What ``"package.module:name"`` or ``"path/file.py:name"``, the value of ``setting``, points to."""
     module_name, _, name = reference.rpartition(":")
@@ -76,7 +70,10 @@ def _load_file(path: Path) -> Any:
     """The module of a file; one that was loaded before is loaded again if the file has changed since."""
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    name, stamp = _module_name(path), _stamp(path)
+    # A name of its own for every file: two users' ``net.py`` are two modules, and a ``numpy.py`` is not NumPy.
+    name = f"weft_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}_{path.stem}"
+    status = path.stat()
+    stamp = status.st_mtime_ns, status.st_size
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, STAMP, None) == stamp:
         return loaded
@@ -92,17 +89,6 @@ def _load_file(path: Path) -> Any:
         raise
     setattr(module, STAMP, stamp)
     return module
-
-
-def _module_name(path: Path) -> str:
-    """A name of its own for every file: two users' ``net.py`` are two modules, and a ``numpy.py`` is not NumPy."""
-    resolved = str(path.resolve())
-    return f"weft_file_{hashlib.sha256(resolved.encode()).hexdigest()[:16]}_{path.stem}"
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
 
 
 SIZES = ("in_features", "out_features")
@@ -176,42 +162,40 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         key = identity(task.model)
         if key not in signatures:
             signatures[key] = _signature(task)
-        _check_second(task, signatures[key])
         _check_arguments(task, signatures[key])
         if task.has_own("optimizer"):
             _check_optimizer(task)
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert"):
-        read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
+    named = (*OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert")
+    for name in (*model_settings(), *named):
+        read = []
+        for task in tasks:
+            signature = signatures[identity(task.model)]
+            by_name = name in named or task.traits is not None
+            takes_it = signature is not None and signature.takes(name)
+            read.append(not task.ignores(name) if by_name else takes_it)
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
-            if not is_read and not shared and getattr(task, name) != DEFAULTS[name]:
-                signature = signatures[identity(task.model)]
-                elsewhere = any(read)
-                value = getattr(task, name)
-                start = f"task {task.label!r}: {name}={value!r} would have no effect: "
-                if name in LOOP_SETTINGS:
-                    why = task.why_ignored(name) or ""
-                elif name in OPTIMIZER_SETTINGS:
-                    users = OPTIMIZER_SETTINGS[name]
-                    why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
-                elif name in SAMPLING_SETTINGS:
-                    why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
-                elif name == "convert":
-                    why = f"{task.model} has no layers of PyG; leave it out"
-                elif signature is not None:
-                    why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
-                elif task.traits is not None:
-                    why = f"{task.model} has no {name}; leave it out"
-                else:
-                    why = (
-                        f"the model is a {task.model_name} that is already built; give its class, "
-                        "or a function that builds it"
-                    )
-                unread = (
-                    start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
+            if is_read or shared or getattr(task, name) == DEFAULTS[name]:
+                continue
+            signature = signatures[identity(task.model)]
+            why = task.why_ignored(name)
+            if why is None and signature is not None:
+                why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
+            elif why is None:
+                why = f"the model is a {task.model_name} that is already built; give its class, "
+                why += "or a function that builds it"
+            why += "; give it only to those that read it, with tasks=[{...}, ...]" if any(read) else ""
+            value = getattr(task, name)
+            raise SpecError(f"task {task.label!r}: {name}={value!r} would have no effect: {why}")
+    seeds: dict[int, Task] = {}
+    for task in tasks:  # seeds of one module, which would all begin with the weights that it has
+        if isinstance(task.model, nn.Module) and task.init != "fresh":
+            first = seeds.setdefault(id(task.model), task)
+            if task.seed != first.seed:
+                raise SpecError(
+                    f"task {task.label!r}: seed={task.seed} and seed={first.seed} of one {task.model_name} object "
+                    'would begin with the same weights; give its class, or init="fresh" to draw new ones for every seed'
                 )
-                raise SpecError(unread)
-    _check_seeds(tasks)
 
 
 def _signature(task: Task) -> Signature | None:
@@ -221,7 +205,7 @@ def _signature(task: Task) -> Signature | None:
     if not isinstance(task.model, str):
         return signature_of(task.model)
     try:
-        return signature_of(import_callable(task))
+        return signature_of(import_from(task.label, "model", task.model))
     except SpecError:  # the task fails when its model is built, and costs the others nothing
         return Signature((), (), True, False, task.model_name)
 
@@ -258,24 +242,14 @@ def _check_optimizer(task: Task) -> None:
         )
 
 
-def _reads(task: Task, name: str, signature: Signature | None) -> bool:
-    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS, "convert")
-    if name in named or task.traits is not None:
-        return not task.ignores(name)
-    return signature is not None and signature.takes(name)
-
-
-def _check_second(task: Task, signature: Signature | None) -> None:
-    """A width where the number of classes is given: ``GCN(in_channels, hidden_channels, num_layers, out_channels)``."""
+def _check_arguments(task: Task, signature: Signature | None) -> None:
+    """Names of ``model_args`` that the model does not have, and a width where the number of classes is given."""
     if signature is not None and "hid" in signature.second.lower():
+        # GCN(in_channels, hidden_channels, num_layers, out_channels)
         raise SpecError(
             f"task {task.label!r}: {signature.shown} would get out_features as {signature.second!r}: a model is called "
             "with (in_features, out_features); give a function of these two that builds it, or call its parameters so"
         )
-
-
-def _check_arguments(task: Task, signature: Signature | None) -> None:
-    """Names of ``model_args`` that the model does not have."""
     if not task.model_args:
         return
     where = f"task {task.label!r}: model_args"
@@ -291,19 +265,6 @@ def _check_arguments(task: Task, signature: Signature | None) -> None:
             if not signature.takes(name):
                 hint = nearest_names(name, signature.names)
                 raise SpecError(f"{where}: {signature.shown} has no parameter {name!r}{hint}")
-
-
-def _check_seeds(tasks: Sequence[Task]) -> None:
-    """Several seeds of one module, all of which would begin with the weights that it has."""
-    seeds: dict[int, Task] = {}
-    for task in tasks:
-        if isinstance(task.model, nn.Module) and task.init != "fresh":
-            first = seeds.setdefault(id(task.model), task)
-            if task.seed != first.seed:
-                raise SpecError(
-                    f"task {task.label!r}: seed={task.seed} and seed={first.seed} of one {task.model_name} object "
-                    'would begin with the same weights; give its class, or init="fresh" to draw new ones for every seed'
-                )
 
 
 # ---- Errors of a user's module in one sentence, with the line of the user's code that they come from.
@@ -341,23 +302,18 @@ def place_of(error: BaseException, model: Any) -> str:
     for candidates in (users, outside):
         if candidates:
             return f"line {candidates[-1].lineno} of {candidates[-1].filename}"
-    return defined_at(model) or "no line of it is on the way, as in a backward pass"
-
-
-def is_own_file(name: str) -> bool:
-    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
-    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
-
-
-def defined_at(model: Any) -> str:
-    """Where a model is defined; empty if that cannot be found."""
     if isinstance(model, str):
         return f"model {model!r}"
     thing = model if inspect.isclass(model) or inspect.isroutine(model) else type(model)
     with suppress(OSError, TypeError):
         kind = "class" if inspect.isclass(thing) else "function"
         return f"its {kind} is at line {inspect.getsourcelines(thing)[1]} of {inspect.getsourcefile(thing)}"
-    return ""
+    return "no line of it is on the way, as in a backward pass"
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is of the user's own code: not Weft's, nor one of Python's or of an installed library."""
+    return not name.startswith((_WEFT, _TORCH, *_INSTALLED)) and Path(name).is_file()
 
 
 # ---- How a user's module is called, by the names of the parameters of its ``forward``.
@@ -395,28 +351,27 @@ def call_style(model: nn.Module) -> str:
     return {EDGES: "edges", TRANSPOSED: "transposed"}.get(names[1], "adjacency")
 
 
-def check_call(task: Task, model: nn.Module, per_edge: tuple[str, ...]) -> None:
-    """A :class:`SpecError` if ``forward`` needs more than Weft gives; ``per_edge``: what the graph has of OF_EDGES."""
+def edge_values(adj: Adjacency) -> list[str]:
+    """Which of :data:`OF_EDGES` the edges have."""
+    values = zip(OF_EDGES, (adj.weight, adj.relation, adj.edge_attr), strict=True)
+    return [name for name, value in values if value is not None]
+
+
+def check_call(task: Task, model: nn.Module, adj: Adjacency) -> None:
+    """A :class:`SpecError` if ``forward`` needs more than Weft gives."""
     style, parameters = call_style(model), parameters_of(model)
     fixed = 1 if style in ("features", "data") else 2
-    possible = {"edges": per_edge, "adjacency": OF_ADJACENCY}.get(style, ())
+    possible = {"edges": edge_values(adj), "adjacency": OF_ADJACENCY}.get(style, ())
     for name, parameter in list(parameters.items())[fixed:]:
         needed = parameter.default is inspect.Parameter.empty and parameter.kind not in STARS
         if needed and name not in possible:
-            raise SpecError(f"task {task.label!r}: {_forward(model)} needs {name!r}: {_why(name, style)}")
-
-
-def _why(name: str, style: str) -> str:
-    if style == "edges" and name in OF_EDGES:
-        return "the edges of this graph have none; give the graph one, or the parameter a default"
-    return f"it is called with {GIVEN[style]}; give the parameter a default"
-
-
-def _forward(model: nn.Module) -> str:
-    """``forward(x, edge_index) of Net (line 3 of net.py)``."""
-    code = getattr(model.forward, "__code__", None)
-    where = "" if code is None else f" (line {code.co_firstlineno} of {code.co_filename})"
-    return f"forward({', '.join(parameters_of(model))}) of {type(model).__name__}{where}"
+            code = getattr(model.forward, "__code__", None)
+            where = "" if code is None else f" (line {code.co_firstlineno} of {code.co_filename})"
+            why = f"it is called with {GIVEN[style]}; give the parameter a default"
+            if style == "edges" and name in OF_EDGES:
+                why = "the edges of this graph have none; give the graph one, or the parameter a default"
+            forward = f"forward({', '.join(parameters)}) of {type(model).__name__}{where}"
+            raise SpecError(f"task {task.label!r}: {forward} needs {name!r}: {why}")
 
 
 # ---- Say what a model does not read of a graph's edges, and refuse what it cannot do with them.
@@ -443,20 +398,11 @@ def reads_edges(task: Task, model: nn.Module, name: str) -> bool | None:
 
 def given_of_edges(task: Task, model: nn.Module, adj: Adjacency) -> tuple[str, ...]:
     """What the model is given per edge, of what the edges have."""
-    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
     if task.traits is not None:
         return ()
     style, parameters = call_style(model), parameters_of(model)
-    return tuple(
-        name
-        for name, value in had.items()
-        if value is not None
-        and (
-            style == "data"
-            or (style == "edges" and name in parameters)
-            or (style, name) == ("transposed", "edge_weight")
-        )
-    )
+    taken = {"data": OF_EDGES, "edges": tuple(parameters), "transposed": ("edge_weight",)}.get(style, ())
+    return tuple(name for name in edge_values(adj) if name in taken)
 
 
 def check_edges(task: Task, graph: Graph) -> None:

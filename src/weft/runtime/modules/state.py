@@ -14,10 +14,13 @@ import pickle
 import random
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -49,10 +52,12 @@ TEXT = "module_state"  # the name in a file; tensors are called "module_state.NA
 # ---- Tensors: whether two are equal, where their memory is, and which of them lie in that of a weight.
 
 
-def same_numbers(now: Tensor, before: Tensor) -> bool:
-    """True if all numbers are equal; a NaN equals a NaN."""
+def same_numbers(now: Tensor, before: Tensor, near: float = 0.0) -> bool:
+    """True if all numbers are equal, up to ``near`` of each if they are no whole numbers; a NaN equals a NaN."""
     if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
         return False
+    if near and (now.is_floating_point() or now.is_complex()):
+        return torch.allclose(now, before, rtol=near, atol=1e-7, equal_nan=True)
     return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
 
 
@@ -84,15 +89,15 @@ class WeightMemory:
 
     def __init__(self, model: nn.Module, names: Collection[str] | None = None) -> None:
         registered = (*model.named_parameters(), *model.named_buffers())
-        self._tensors = {name: tensor for name, tensor in registered if names is None or name in names}
+        self.tensors = {name: tensor for name, tensor in registered if names is None or name in names}
         self._by_storage: dict[int, list[str]] = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in self.tensors.items():
             self._by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(name)
 
     def owner(self, tensor: Tensor) -> str | None:
         """The name of the parameter or buffer that ``tensor`` is, or whose numbers it shares."""
         for name in self._by_storage.get(memory_of(tensor) or -id(tensor), ()):
-            registered = self._tensors[name]
+            registered = self.tensors[name]
             if registered is tensor:
                 return name
             (first, end), (start, last) = _bytes_of(registered), _bytes_of(tensor)
@@ -104,26 +109,18 @@ class WeightMemory:
         """Pairs of names whose tensors lie in one memory."""
         for names in self._by_storage.values():
             for index, name in enumerate(names):
-                (first, end) = _bytes_of(self._tensors[name]) if len(names) > 1 else (0, 0)
+                (first, end) = _bytes_of(self.tensors[name]) if len(names) > 1 else (0, 0)
                 for other in names[index + 1 :]:
-                    start, last = _bytes_of(self._tensors[other])
+                    start, last = _bytes_of(self.tensors[other])
                     if first < last and start < end:
                         yield name, other
 
     def view(self, name: str, tensor: Tensor) -> list[Any] | None:
         """Shape, strides and offset of ``tensor`` in the memory of ``name``; None if it is that parameter itself."""
-        registered = self._tensors[name]
+        registered = self.tensors[name]
         if registered is tensor and isinstance(tensor, nn.Parameter):
             return None
         return [list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - registered.storage_offset()]
-
-    def referred(self, name: str, view: list[Any] | None) -> Tensor:
-        """The inverse of :meth:`view`."""
-        registered = self._tensors[name]
-        if view is None:
-            return registered
-        shape, stride, start = view
-        return registered.detach().as_strided(shape, stride, registered.storage_offset() + start)
 
 
 @dataclass(frozen=True)
@@ -141,9 +138,14 @@ class Follower:
 
     def follow(self, owner: Tensor) -> None:
         """Move to the same part of the memory of ``owner``."""
-        shape, stride, start = self.view
         with torch.no_grad():
-            self.tensor.data = owner.detach().as_strided(shape, stride, owner.storage_offset() + start)
+            self.tensor.data = part_of(owner, self.view)
+
+
+def part_of(owner: Tensor, view: list[Any]) -> Tensor:
+    """The inverse of :meth:`WeightMemory.view`: shape, strides and offset in the memory of ``owner``."""
+    shape, stride, start = view
+    return owner.detach().as_strided(shape, stride, owner.storage_offset() + start)
 
 
 def followers(model: nn.Module, held: Collection[str]) -> list[Follower]:
@@ -152,46 +154,51 @@ def followers(model: nn.Module, held: Collection[str]) -> list[Follower]:
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     result = []
     for name, _, _, value in attributes(model):
-        for tensor in tensors_in(value, modules):
-            owner = memory.owner(tensor) if id(tensor) not in trained and tensor.layout is torch.strided else None
+        for tensor in reachable(value, modules):
+            if not isinstance(tensor, Tensor) or id(tensor) in trained or tensor.layout is not torch.strided:
+                continue
+            owner = memory.owner(tensor)
             if owner is not None:
                 view = memory.view(owner, tensor) or [list(tensor.shape), list(tensor.stride()), 0]
                 result.append(Follower(name, owner, tensor, view))
     return result
 
 
-def tensors_in(value: Any, skipped: Collection[int] = ()) -> Iterator[Tensor]:
-    """The tensors in containers, objects and variables of functions, each once; ids in ``skipped`` are not entered."""
+def reachable(value: Any, skipped: Collection[int] = ()) -> Iterator[Any]:
+    """Values in containers, objects and variables of functions, each once; ids in ``skipped`` are not entered."""
     seen, waiting = set(skipped), [value]
     while waiting and len(seen) < MOST_VALUES:
         value = waiting.pop()
         if type(value) in SCALARS or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield value
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
             waiting += value
         elif isinstance(value, Mapping):
             waiting += value.values()
         elif isinstance(value, FunctionType):
-            waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            waiting += variables_of(value).values()
         elif isinstance(value, MethodType):
-            waiting.append(value.__self__)
+            waiting += [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
         elif (
             hasattr(value, "__dict__")
-            and not isinstance(value, type)
+            and not isinstance(value, (type, ModuleType, Tensor))
             and not type(value).__module__.startswith(("weft.ops", "weft.graph", "weft.batches"))
         ):
             waiting += vars(value).values()
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def variables_of(function: FunctionType) -> dict[str, Any]:
+    """The variables that a function has from outside of it, and its defaults, by name."""
+    variables: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it has no value yet
+            variables[name] = cell.cell_contents
+    defaults, names = function.__defaults__ or (), function.__code__.co_varnames[: function.__code__.co_argcount]
+    return variables | dict(zip(reversed(names), reversed(defaults), strict=False)) | (function.__kwdefaults__ or {})
 
 
 # ---- Attributes: where a module has its own data, and what is plain among it.
@@ -226,8 +233,7 @@ class _Marker(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-            return tuple, ((value.__code__.co_code, cells, value.__defaults__, value.__kwdefaults__),)
+            return tuple, ((value.__code__.co_code, variables_of(value)),)
         if isinstance(value, torch.Generator):
             return bytes, (value.get_state().numpy().tobytes(),)
         if isinstance(value, UNCOMPARED):
@@ -269,15 +275,13 @@ class ModuleState:
 
     def differences(self, other: ModuleState, near: float = 0.0) -> list[str]:
         """Names of attributes whose values differ, by more than ``near`` of the largest if they are tensors."""
-        names = [name for name in {**self.trees, **other.trees} if self._tree(name) != other._tree(name)]
+        mine, its = self.trees, other.trees
+        names = [name for name in {**mine, **its} if mine.get(name, NotPlain) != its.get(name, NotPlain)]
         for label in self.tensors.keys() & other.tensors.keys():
-            mine, its = self.tensors[label], other.tensors[label]
-            if mine is not its and not same_numbers(mine, its) and not _is_near(mine, its, near):
+            tensor, other_tensor = self.tensors[label], other.tensors[label]
+            if tensor is not other_tensor and not same_numbers(tensor, other_tensor, near):
                 names.append(label.rpartition(":")[0])
         return sorted(set(names))
-
-    def _tree(self, name: str) -> Any:
-        return self.trees.get(name, NotPlain)
 
     def to_tensors(self, more: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """The contents of a file; ``more``: JSON to save with it."""
@@ -301,14 +305,6 @@ def saved_text(saved: Mapping[str, Tensor]) -> dict[str, Any]:
     return text
 
 
-def _is_near(mine: Tensor, other: Tensor, near: float) -> bool:
-    if not near or mine.shape != other.shape or mine.dtype != other.dtype:
-        return False
-    if not mine.is_floating_point() and not mine.is_complex():
-        return False
-    return torch.allclose(mine, other, rtol=near, atol=1e-7, equal_nan=True)
-
-
 # ---- Encode: plain data as JSON and tensors, again only where storage, version or numbers changed.
 
 
@@ -324,66 +320,50 @@ class StateReader:
 
     def __call__(self) -> ModuleState:
         """The state now."""
-        encoder = _Encoder(self._model, self._last)
+        self._memory: WeightMemory | None = None
+        self._seen: dict[int, tuple[int, Any]] = {}  # number and value of what is encoded already
+        self._tensors: dict[str, tuple[Tensor, dict[str, Any]]] = {}
         opaque: dict[str, str] = {}
         trees: dict[str, Any] = {}
-        for name, value in (*self._registered(), *((n, value) for n, _, _, value in attributes(self._model))):
+        own_attributes = ((name, value) for name, _, _, value in attributes(self._model))
+        for name, value in (*self._registered(), *own_attributes):
             if type(value) in SCALARS:
                 trees[name] = value
                 continue
-            seen = len(encoder.seen)
+            seen = len(self._seen)
             try:
-                trees[name] = encoder.encode(name, value)
+                registered = name.startswith(("_parameters:", "_buffers:"))
+                trees[name] = self._tensor(name, value, True) if registered else self._encode(name, value)
             except NotPlain as error:
                 # What it shares with later attributes is encoded with those.
-                encoder.seen = {key: entry for key, entry in encoder.seen.items() if entry[0] < seen}
+                self._seen = {key: entry for key, entry in self._seen.items() if entry[0] < seen}
                 if name.startswith(f"{EXTRA}:"):
                     raise SpecError(
                         f"get_extra_state of model {type(self._model).__name__} returns a {error}; return numbers, "
                         "strings, tensors, arrays, and lists, tuples, dicts and sets of them"
                     ) from None
                 opaque[name] = str(error)
-                encoder.tensors = {n: t for n, t in encoder.tensors.items() if n.rpartition(":")[0] != name}
-        self._last = encoder.copied
-        return ModuleState(trees, encoder.stored(), opaque)
+                self._tensors = {n: t for n, t in self._tensors.items() if n.rpartition(":")[0] != name}
+        return ModuleState(trees, self._stored(), opaque)
 
     def _registered(self) -> Iterator[tuple[str, Any]]:
         """Parameters that do not train, buffers that calls made, and what ``get_extra_state`` returns."""
         registered = (*self._model.named_parameters(), *self._model.named_buffers())
         held = {id(tensor) for name, tensor in registered if name in self._held}  # under all of their names
         for prefix, module in self._model.named_modules():
-            start = f"{prefix}." if prefix else ""
             for kind in ("_parameters", "_buffers"):
                 for key, tensor in getattr(module, kind).items() if CLOCK not in module._buffers else ():
                     if tensor is not None and id(tensor) not in held:
-                        yield f"{kind}:{start}{key}", _Registered(tensor)
+                        yield f"{kind}:{prefix}.{key}" if prefix else f"{kind}:{key}", tensor
             scripted = isinstance(module, torch.jit.ScriptModule)
             if type(module).get_extra_state is not nn.Module.get_extra_state and not scripted:
                 yield f"{EXTRA}:{prefix}", module.get_extra_state()
 
-
-class _Registered:
-    """A registered tensor, whose own numbers are saved though its memory is that of a weight."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class _Encoder:
-    def __init__(self, model: nn.Module, last: Mapping[str, tuple[tuple[Any, ...], Tensor]]) -> None:
-        self._model, self._last = model, last
-        self._memory: WeightMemory | None = None
-        self.seen: dict[int, tuple[int, Any]] = {}  # number and value of what is encoded already
-        self.tensors: dict[str, tuple[Tensor, dict[str, Any]]] = {}
-        self.copied: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
-
-    def encode(self, name: str, value: Any) -> Any:
+    def _encode(self, name: str, value: Any) -> Any:
         """``value`` as a tree; a :class:`NotPlain` if it is none."""
         kind = type(value)
         if kind in SCALARS:
             return value
-        if kind is _Registered:
-            return self._tensor(name, value.tensor, registered=True)
         if isinstance(value, np.generic):
             return {"is": "scalar", **self._array(name, np.asarray(value))}
         if kind is complex:
@@ -392,10 +372,10 @@ class _Encoder:
             return {"is": "bytes", "hex": value.hex()}
         if kind in (torch.dtype, torch.device):
             return {"is": kind.__name__, "text": str(value).removeprefix("torch.")}
-        if id(value) in self.seen:
-            return {"is": "again", "number": self.seen[id(value)][0]}
-        number = len(self.seen)
-        self.seen[id(value)] = number, value  # kept alive, so that no other value has its id
+        if id(value) in self._seen:
+            return {"is": "again", "number": self._seen[id(value)][0]}
+        number = len(self._seen)
+        self._seen[id(value)] = number, value  # kept alive, so that no other value has its id
         if isinstance(value, Tensor):
             tree = self._tensor(name, value)
             tree["number"] = number
@@ -406,10 +386,10 @@ class _Encoder:
             return {"is": "tuple", "number": number, "items": list(value)}
         if kind in SEQUENCES.values():
             more = {"maxlen": value.maxlen} if kind is deque else {}
-            items = [self.encode(name, item) for item in value]
+            items = [self._encode(name, item) for item in value]
             return {"is": kind.__name__, "number": number, "items": items, **more}
         if kind in MAPPINGS.values():
-            pairs = [[self.encode(name, key), self.encode(name, item)] for key, item in value.items()]
+            pairs = [[self._encode(name, key), self._encode(name, item)] for key, item in value.items()]
             return {"is": kind.__name__, "number": number, "pairs": pairs}
         raise NotPlain(kind.__name__)
 
@@ -442,40 +422,42 @@ class _Encoder:
             raise NotPlain(f"array of {value.dtype}") from None
 
     def _add(self, name: str, value: Tensor, tree: dict[str, Any]) -> dict[str, Any]:
-        tree["at"] = f"{name}:{len(self.tensors)}"
-        self.tensors[tree["at"]] = value, tree
+        tree["at"] = f"{name}:{len(self._tensors)}"
+        self._tensors[tree["at"]] = value, tree
         return tree
 
-    def stored(self) -> dict[str, Tensor]:
+    def _stored(self) -> dict[str, Tensor]:
         """The tensors to save: one per storage, of which tensors that share it are views."""
         by_storage: dict[int, list[str]] = {}
-        for label, (tensor, _) in self.tensors.items():
+        for label, (tensor, _) in self._tensors.items():
             by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(label)
-        stored_tensors = {}
+        stored_tensors, last, self._last = {}, self._last, {}
         for labels in by_storage.values():
-            first = self.tensors[labels[0]][0]
-            if len(labels) > 1 and len({self.tensors[label][0].dtype for label in labels}) == 1:
+            first = self._tensors[labels[0]][0]
+            if len(labels) > 1 and len({self._tensors[label][0].dtype for label in labels}) == 1:
                 whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
                 for label in labels:
-                    tensor, tree = self.tensors[label]
+                    tensor, tree = self._tensors[label]
                     tree |= {
                         "at": labels[0],
                         "view": [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()],
                     }
-                stored_tensors[labels[0]] = self._copy(labels[0], whole, first._version)
+                stored_tensors[labels[0]] = self._copy(labels[0], whole, first._version, last)
             else:
                 for label in labels:
-                    tensor = self.tensors[label][0]
-                    stored_tensors[label] = self._copy(label, tensor, 0 if tensor.is_inference() else tensor._version)
+                    tensor = self._tensors[label][0]
+                    stored_tensors[label] = self._copy(
+                        label, tensor, 0 if tensor.is_inference() else tensor._version, last
+                    )
         return stored_tensors
 
-    def _copy(self, label: str, tensor: Tensor, version: int) -> Tensor:
+    def _copy(self, label: str, tensor: Tensor, version: int, last: Mapping[str, tuple[Any, Tensor]]) -> Tensor:
         mark = memory_of(tensor), version, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
-        before, copy = self._last.get(label, (None, None))
+        before, copy = last.get(label, (None, None))
         unwritten = before == mark and tensor.numel() > COMPARED
         if copy is None or not (unwritten or same_numbers(tensor.detach(), copy)):
             copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        self.copied[label] = mark, copy
+        self._last[label] = mark, copy
         return copy
 
 
@@ -573,7 +555,8 @@ class _Decoder:
     def _tensor(self, kind: str, tree: dict[str, Any], template: Any) -> Tensor:
         if kind == "weight":
             there = isinstance(template, Tensor) and self._memory.owner(template) == tree["name"]
-            return template if there else self._memory.referred(tree["name"], tree["view"])
+            owner, view = self._memory.tensors[tree["name"]], tree["view"]
+            return template if there else owner if view is None else part_of(owner, view)
         device = torch.device("cpu") if tree["host"] else self._device
         if kind == "sparse":
             parts, layout = (
@@ -629,3 +612,184 @@ def with_tensors(state: ModuleState, tensors: Mapping[str, Tensor]) -> ModuleSta
     }
     named = {f"_buffers:{name}:": tensor.detach().clone() for name, tensor in tensors.items()}
     return replace(state, trees={**state.trees, **trees}, tensors={**state.tensors, **named})
+
+
+# ---- GlobalsSnapshot: what the code of a user's module keeps outside of it, and how to restore that.
+#
+# All copies of a module share the attributes of its classes, the global variables that its methods name, what these
+# methods have in closures and defaults, and the caches of ``functools``. A dry run and a preflight call copies: the
+# training that follows must find all of it as it was.
+
+LIBRARIES = ("torch", "torch_geometric", "weft", "numpy", "builtins")  # whose state is not a user's
+DEPTH = 3  # functions that functions call, and containers in containers
+MOST_ITEMS = 1000  # of a container that are looked into
+COPIED = 1 << 18  # numbers of a tensor: writes to larger ones through .data are not noticed
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+CACHED = type(lru_cache(lambda: None))
+WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+CONTAINERS = (list, deque, set, dict, OrderedDict, defaultdict, Counter, *WEAK)
+
+Variables = dict[tuple[int, str], tuple[Any, Any]]  # table and value by the table's id and the name
+
+
+class GlobalsSnapshot:
+    """Variables outside of ``model`` now: which values they have, and what is in containers and objects of the user's.
+
+    Objects of libraries, as a graph that builds a form of itself when it is first read, are not looked into.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        kinds = {kind: None for module in model.modules() for kind in type(module).__mro__ if not is_library(kind)}
+        self._classes = list(kinds)
+        self._files = {kind.__module__ for kind in self._classes}
+        self._variables = self._found()
+        self._contents: dict[int, tuple[str, Any, Any]] = {}  # by the id of a thing: a name, the thing, what is in it
+        for (_, key), (table, value) in self._variables.items():
+            self._note(f"{table.__name__}.{key}" if isinstance(table, type) else key, value, DEPTH)
+
+    def changed(self) -> list[str]:
+        """Names of variables with another value or content than in the snapshot; caches do not count."""
+        names = []
+        for key, (table, value) in self._found().items():
+            old = self._variables.get(key, (None, NotPlain))[1]
+            same = type(old) is type(value) and isinstance(value, (int, float, str)) and old == value
+            if _function_in(value)[1] is None and old is not value and not same:
+                names.append(f"{table.__name__}.{key[1]}" if isinstance(table, type) else key[1])
+        names += [name for name, thing, content in self._contents.values() if not _has_content(thing, content)]
+        return list(dict.fromkeys(names))
+
+    def restore(self) -> None:
+        """Give variables and containers what they had; variables that have come since are removed."""
+        for key, (table, value) in self._found().items():
+            if _function_in(value)[1] is not None:
+                continue  # see fresh_caches
+            if key not in self._variables:
+                delattr(table, key[1]) if isinstance(table, type) else table.pop(key[1])
+            elif self._variables[key][1] is not value:
+                _assign(table, key[1], self._variables[key][1])
+        for _, thing, content in self._contents.values():
+            if _has_content(thing, content):
+                continue
+            if isinstance(thing, np.random.Generator):
+                thing.bit_generator.state = content
+            elif isinstance(thing, random.Random):
+                thing.setstate(content)
+            elif isinstance(thing, GENERATORS):
+                thing.set_state(content)
+            elif not isinstance(thing, Tensor):
+                table = thing if isinstance(thing, CONTAINERS) else thing.__dict__
+                table.clear()
+                (table.extend if isinstance(table, (list, deque)) else table.update)(content)
+            elif isinstance(content, Tensor):
+                thing.data.copy_(content)
+
+    @contextmanager
+    def fresh_caches(self) -> Iterator[None]:
+        """Inside, functions with a cache of ``functools`` have an empty one; afterwards each has its own again."""
+        cached = [(table, key, value) for (_, key), (table, value) in self._found().items() if _function_in(value)[1]]
+        for table, key, value in cached:
+            function, cache = _function_in(value)
+            fresh: Any = lru_cache(**cache.cache_parameters())(function)
+            if isinstance(value, property):
+                fresh = property(fresh, value.fset, value.fdel)
+            elif isinstance(value, (staticmethod, classmethod)):
+                fresh = type(value)(fresh)
+            _assign(table, key, fresh)
+        try:
+            yield
+        finally:
+            for table, key, value in cached:
+                _assign(table, key, value)
+
+    def _found(self) -> Variables:
+        """Table and value of every variable that the classes have or their code names, by table and name."""
+        variables: Variables = {}
+        for kind in self._classes:
+            for key, value in list(vars(kind).items()):
+                function, cache = _function_in(value)
+                if function is not None:
+                    variables |= _globals_of(function, DEPTH)
+                    variables |= {(id(function), name): ({}, held) for name, held in variables_of(function).items()}
+                if (function is None or cache is not None) and not key.startswith("__"):
+                    variables[id(kind), key] = kind, value
+        return variables
+
+    def _note(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, GENERATORS) or (
+            isinstance(value, Tensor) and has_values(value) and not value.is_inference()
+        ):
+            self._contents[id(value)] = name, value, _content(value)
+        is_users = type(value) in CONTAINERS or (hasattr(value, "__dict__") and type(value).__module__ in self._files)
+        if not is_users or not depth or id(value) in self._contents or isinstance(value, (type, nn.Module)):
+            return
+        content = _content(value)
+        self._contents[id(value)] = name, value, content
+        for item in list(content.values() if isinstance(content, dict) else content)[:MOST_ITEMS]:
+            self._note(name, item, depth - 1)
+
+
+def is_library(thing: Any) -> bool:
+    """Whether a class or function comes from a library, whose state is not a user's."""
+    return (getattr(thing, "__module__", None) or "builtins").split(".")[0] in LIBRARIES
+
+
+def _function_in(value: Any) -> tuple[FunctionType | None, Any]:
+    """The function behind a method, a static one, a property or a cache of ``functools``, and that cache."""
+    inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    cache = inner if isinstance(inner, CACHED) else None
+    inner = inner if cache is None else cache.__wrapped__
+    return inner if isinstance(inner, FunctionType) else None, cache
+
+
+def _globals_of(function: FunctionType, depth: int) -> Variables:
+    """Global variables that ``function`` names, and those of functions that it names."""
+    codes, names = [function.__code__], []
+    while codes:
+        code = codes.pop()
+        names += code.co_names
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    variables: Variables = {}
+    for name in dict.fromkeys(names):
+        value = function.__globals__.get(name, function)
+        called, cache = _function_in(value)
+        if value is function or isinstance(value, ModuleType):
+            continue
+        if called is not None and depth and not is_library(called):
+            variables |= _globals_of(called, depth - 1)
+        if called is None or cache is not None:
+            variables[id(function.__globals__), name] = function.__globals__, value
+    return variables
+
+
+def _content(thing: Any) -> Any:
+    """A copy of what is directly in a container or an object, of a tensor, or of the state of a generator."""
+    if isinstance(thing, Tensor):
+        return thing.detach().clone() if thing.numel() <= COPIED else thing._version
+    if isinstance(thing, np.random.Generator):
+        return deepcopy(thing.bit_generator.state)
+    if isinstance(thing, GENERATORS):
+        return thing.getstate() if isinstance(thing, random.Random) else thing.get_state()
+    if isinstance(thing, (list, deque, set)):
+        return list(thing)
+    return dict(thing if isinstance(thing, CONTAINERS) else vars(thing))
+
+
+def _has_content(thing: Any, content: Any) -> bool:
+    """Whether what is in ``thing`` is still what :func:`_content` returned."""
+    now = _content(thing)
+    if isinstance(thing, GENERATORS):
+        return pickle.dumps(now) == pickle.dumps(content)
+    if isinstance(now, Tensor):
+        return same_numbers(now, content)
+    if isinstance(now, dict):
+        return now.keys() == content.keys() and all(now[key] is content[key] for key in now)
+    if isinstance(now, int):
+        return bool(now == content)
+    return len(now) == len(content) and all(first is second for first, second in zip(now, content, strict=True))
+
+
+def _assign(table: Any, key: str, value: Any) -> None:
+    if isinstance(table, type):
+        setattr(table, key, value)
+    else:
+        table[key] = value

@@ -1,70 +1,286 @@
 """Forward: a model as a function of the flat parameters of one member, or of many under ``vmap``.
 
-Shapes: T members, P parameters, N nodes, C classes.
+All trainable parameters of a model are one flat float32 buffer, so that an update is one operation.
+
+Shapes: T members, P parameters in all, N nodes, C classes; a leading ``...`` is for tasks that share a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from weft.batches.source import Batch
 from weft.core.errors import SpecError, TrainingError
 from weft.nn.models import is_named_model
+from weft.ops.dense.linear import split_rows
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
-from weft.runtime.modules.copying import copy_module
+from weft.runtime.modules.build import copy_module
 from weft.runtime.modules.layers import CountedDropout, StackedRows, TallLinear, has_own_products
 from weft.runtime.modules.state import followers
+from weft.runtime.step.inputs import bind
 from weft.runtime.step.losses import with_member
-from weft.runtime.step.parameters import BufferSlots, ClockSlots, Layout, Slots, drawing_modules, take_buffers
 from weft.runtime.step.state import State
 
-# ---- Differentiate losses with given slopes, without what ``torch.autograd.grad`` imports on the way.
+# ---- The flat buffer: where each parameter is in it, and the slots of a model that its parts are bound to.
 
 
-def gradient(losses: Tensor, leaf: Tensor, slopes: Tensor) -> Tensor:
-    """The gradient of ``losses [T]`` in ``leaf``, each loss with its slope.
+@dataclass(frozen=True)
+class Layout:
+    """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it.
 
-    ``torch.autograd.grad`` compares the shapes of losses and slopes with torch's symbolic shapes, which imports sympy:
-    half a second. They are equal here, and the engine is called as it calls it.
+    A ``turned`` parameter ``[O, I]`` lies there transposed, for kernels that read it so: its view is transposed back,
+    and neither its use nor its gradient needs a copy. Checkpoints have all in their own order (:meth:`in_order`).
     """
-    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
-    if run is None:  # another version of torch
-        return torch.autograd.grad(losses, leaf, slopes)[0]
-    if losses.shape != slopes.shape:
-        raise RuntimeError(f"losses of shape {list(losses.shape)} need slopes of that shape, not {list(slopes.shape)}")
-    gradients: Tensor = run((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)[0]
-    return gradients
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    decayed: tuple[bool, ...]
+
+    kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 unless given
+    turned: tuple[bool, ...] = ()  # of each; none unless given
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers of each parameter: a complex one has two per element."""
+        kinds = self.kinds or (torch.float32,) * len(self.shapes)
+        return [prod(shape) * (2 if kind.is_complex else 1) for shape, kind in zip(self.shapes, kinds, strict=True)]
+
+    @property
+    def turned_names(self) -> tuple[str, ...]:
+        """The parameters that lie transposed."""
+        return tuple(name for name, turned in zip(self.names, self.turned, strict=False) if turned)
+
+    @property
+    def total(self) -> int:
+        """P."""
+        return sum(self.sizes)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter as a view of ``flat [..., P]``.
+
+        One split, because its backward is one concatenation; slices would each make a P-long gradient.
+        """
+        return self._shaped(flat.split(self.sizes, dim=-1), flat.shape[:-1])
+
+    def copies(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""
+        return self._shaped(split_rows(flat, self.sizes), (flat.shape[0],))
+
+    def _shaped(self, parts: Sequence[Tensor], lead: Sequence[int]) -> list[Tensor]:
+        tensors = []
+        for index, (part, own_shape) in enumerate(zip(parts, self.shapes, strict=True)):
+            shape = (*lead, *own_shape)
+            if self.kinds and self.kinds[index].is_complex:
+                pairs = part.view((*shape, 2))
+                # A complex view needs an even offset, which the second row of an odd length does not have.
+                odd = pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1])
+                tensors.append(torch.view_as_complex(pairs.clone() if odd else pairs))
+            elif self.turned and self.turned[index]:
+                tensors.append(part.view((*shape[:-2], shape[-1], shape[-2])).mT)
+            else:
+                tensors.append(part.view(shape))
+        return tensors
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The flat buffer ``[P]`` that holds ``tensors``."""
+        return self.flat_of([tensors[name].detach() for name in self.names]) if self.names else torch.zeros(0)
+
+    def flat_of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The flat buffer ``[P]`` of ``tensors`` in the order of ``names``."""
+        parts = []
+        for index, tensor in enumerate(tensors):
+            real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            real = real.mT if self.turned and self.turned[index] else real
+            parts.append(real.reshape(-1).to(torch.float32))
+        return torch.cat(parts)
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """``flat [P]`` with turned parameters in the order of their own elements, as checkpoints have them."""
+        return replace(self, turned=()).flat_of(self.views(flat)) if any(self.turned) else flat
+
+    def laid_out(self, flat: Tensor) -> Tensor:
+        """The inverse of :meth:`in_order`."""
+        return self.flat_of(replace(self, turned=()).views(flat)) if any(self.turned) else flat
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """The views of ``flat [P]`` by name."""
+        return dict(zip(self.names, self.views(flat), strict=True))
+
+    def turning(self, names: Collection[str]) -> Layout:
+        """The same with ``names`` transposed."""
+        return replace(self, turned=tuple(name in names for name in self.names))
+
+    def without_decay(self, names: Collection[str]) -> Layout:
+        """The same without weight decay of ``names``."""
+        decayed = (old and name not in names for name, old in zip(self.names, self.decayed, strict=True))
+        return replace(self, decayed=tuple(decayed))
+
+    def decay_mask(self) -> Tensor | None:
+        """``[P]`` 1 where weight decay applies and 0 elsewhere; None if it applies everywhere."""
+        if all(self.decayed):
+            return None
+        parts = [torch.full((n,), float(d)) for n, d in zip(self.sizes, self.decayed, strict=True)]
+        return torch.cat(parts)
+
+
+def layout_of(model: nn.Module, decay: str) -> Layout:
+    """The layout of ``model``'s trainable parameters; ``decay`` is ``"all"`` or ``"first"`` (layer).
+
+    Complex ones come first: two numbers each, they are views of a row only where an even number is before them.
+    """
+    named = [(name, p) for name, p in nn.Module.named_parameters(model) if p.requires_grad]
+    if (
+        type(model).parameters is not nn.Module.parameters
+        or type(model).named_parameters is not nn.Module.named_parameters
+    ):
+        listed = {id(p) for p in model.parameters()}  # what a plain loop gives to its optimizer
+        unknown = listed - {id(p) for _, p in nn.Module.named_parameters(model)}
+        if unknown:
+            raise SpecError(
+                f"parameters() of model {type(model).__name__} returns {len(unknown)} tensors that are no registered "
+                "parameters of it: register them (self.name = nn.Parameter(...))"
+            )
+        named = [(name, p) for name, p in named if id(p) in listed]
+    trained = dict(sorted(named, key=lambda pair: not pair[1].is_complex()))
+    prefix = "" if decay == "all" else first_layer_prefix(model)
+    return Layout(
+        names=tuple(trained),
+        shapes=tuple(p.shape for p in trained.values()),
+        decayed=tuple(name.startswith(prefix) for name in trained),
+        kinds=tuple(p.dtype for p in trained.values()) if any(p.is_complex() for p in trained.values()) else (),
+    )
+
+
+def first_layer_prefix(model: nn.Module) -> str:
+    """The name prefix of the first layer: the first child with parameters, or the first of a list of them."""
+    prefix, module = "", model
+    while True:
+        children = [(n, c) for n, c in module.named_children() if any(True for _ in c.parameters())]
+        if not children or (prefix and not isinstance(module, (nn.ModuleList, nn.Sequential))):
+            return prefix
+        name, module = children[0]
+        prefix += name + "."
+
+
+class Slots:
+    """The slots of a model's trained parameters, tied ones included.
+
+    Binding replaces the parameters by any tensors, as ``torch.func.functional_call`` does; writing to the
+    modules' own tables costs a microsecond per parameter instead of a traversal of the model per call.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        position = {name: index for index, name in enumerate(names)}
+        owner = {id(p): position[n] for n, p in nn.Module.named_parameters(model) if n in position}
+        self._slots = [
+            (module._parameters, key, owner[id(p)])
+            for module in model.modules()
+            for key, p in module._parameters.items()
+            if p is not None and id(p) in owner
+        ]
+
+    def bind(self, tensors: Sequence[Tensor]) -> None:
+        """Bind ``tensors``, in the order of ``names``, in place of the parameters."""
+        for table, key, index in self._slots:
+            table[key] = tensors[index]
+
+
+# ---- A model's buffers as part of the training state: BatchNorm's statistics, and the clock of dropout.
+
+CLOCK, RATE = "clock", "rate"
+
+
+def _buffer_slots(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
+    """Table, key and full name of every buffer that training may change; one that has several names goes by the first.
+
+    A module with a clock has no other buffers than those that a runner binds (its dropout rate).
+    """
+    first: dict[int, str] = {}
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and CLOCK not in module._buffers:
+                name = f"{prefix}.{key}" if prefix else key
+                yield module._buffers, key, first.setdefault(id(buffer), name)
+
+
+def take_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the model's buffers by name, in a layout of their own; clocks are not among them."""
+    buffers = {name: table[key] for table, key, name in _buffer_slots(model)}
+    return {name: buffer.detach().clone().contiguous() for name, buffer in buffers.items()}
+
+
+def drawing_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that read a clock (and a ``rate``, where they have one), in the order of ``model.modules()``."""
+    return [module for module in model.modules() if CLOCK in module._buffers]
+
+
+class BufferSlots:
+    """The slots of a model's buffers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._slots = list(_buffer_slots(model))
+
+    def bind(self, buffers: Mapping[str, Tensor]) -> None:
+        """Bind ``buffers`` to the model, which then updates them in place."""
+        for table, key, name in self._slots:
+            if name in buffers:  # else it was None at first, and is no part of the state
+                table[key] = buffers[name]
+
+    def replaced(self, buffers: Mapping[str, Tensor]) -> list[str]:
+        """Names of buffers that a module replaced instead of updating in place."""
+        return [name for table, key, name in self._slots if name in buffers and table[key] is not buffers[name]]
+
+    def collect(self, buffers: Mapping[str, Tensor]) -> None:
+        """Copy back buffers that a module replaced instead of updating in place.
+
+        Raises :class:`TrainingError` if the new one cannot be copied into the one of the training state.
+        """
+        for table, key, name in self._slots:
+            if name not in buffers or table[key] is buffers[name]:
+                continue
+            new, old = table[key], buffers[name]
+            if new is None:
+                raise TrainingError(f"buffer {name!r} became None in a call; the training state keeps its first kind")
+            kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (old, new)]
+            if new.shape != old.shape or kinds[0] != kinds[1]:
+                was, now = (f"{list(t.shape)} of {str(t.dtype).removeprefix('torch.')}" for t in (old, new))
+                raise TrainingError(
+                    f"buffer {name!r} was {was} and a call replaced it by {now}; give it that shape and type from the "
+                    "start"
+                )
+            old.copy_(new)
+            table[key] = old
+
+
+# ---- The model as a function.
 
 
 def backward(losses: Tensor, slopes: Tensor, inputs: Sequence[Tensor] = ()) -> None:
     """``losses.backward(slopes)`` into all leaves, or into ``inputs``.
 
-    Torch's own functions leave modes (:class:`torch.overrides.TorchFunctionMode`) on the way, so that these do not see
+    Torch's own function leaves modes (:class:`torch.overrides.TorchFunctionMode`) on the way, so that these do not see
     what hooks do; the engine does not.
     """
-    run = getattr(torch.autograd.graph, "_engine_run_backward", None)
-    if run is None:  # another version of torch
-        torch.autograd.backward(losses, slopes, inputs=list(inputs) or None)
-        return
-    run((losses,), (slopes,), False, False, tuple(inputs), True, accumulate_grad=True)
+    _engine_run_backward((losses,), (slopes,), False, False, tuple(inputs), True, accumulate_grad=True)
 
 
 Loss = Callable[[Any, Batch], Tensor]
-Watch = Callable[[int, Tensor], None]
 
 
 class Forward:
     """``forward(flat [T, P], training, batch) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
 
-    ``call(batch)`` runs the model on a batch; ``dtype`` is the type of weights and activations. The batch is
+    ``dtype`` is the type of weights and activations. The batch is
     the same for all members, so it stays outside of ``vmap`` and is never copied T times.
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
@@ -77,20 +293,18 @@ class Forward:
         self,
         model: nn.Module,
         layout: Layout,
-        call: Callable[[Batch], Tensor],
         dtype: torch.dtype = torch.float32,
         reduce: Reduce = ONE_RANK,
     ) -> None:
-        self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, call, dtype, reduce
-        self._set_mode = mode_switch(model)
+        self.model, self.layout, self.call, self._dtype, self._reduce = model, layout, bind(model), dtype, reduce
+        self._own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
-        self._first_site = len(drawing_modules(model))  # their own sites come first
+        self._clocks = [module._buffers for module in drawing_modules(model)]  # their own sites come first
+        self._rated = [table for table in self._clocks if RATE in table]
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
-        self._watch: Watch | None = None
-        self._leaves: list[Tensor] = []
         self.without_gradient: tuple[str, ...] | None = None  # names of parameters, if that is checked
-        self._reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
-        self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
+        self.reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
+        self._slots, self._buffers = Slots(model, layout.names), BufferSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
         """Read clocks and buffers from ``state``, dropout rates from ``rates`` (one ``[T]`` per random module)."""
@@ -106,7 +320,7 @@ class Forward:
             # a view: taking row 0 would have a backward of its own
             return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
-        weights = self._watched(self.layout.copies(flat.to(self._dtype)))
+        weights = self.layout.copies(flat.to(self._dtype))
         mapped = weights, self._state.clock, self._rates, self._state.buffers
         with _without_fallback_warnings():
             if batch.layer:  # from the second layer on every member has features of its own
@@ -118,10 +332,10 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        weights = self._watched(self._views(flat))
-        if self._reached is not None and training and torch.is_grad_enabled():
+        weights = self.layout.views(flat.to(self._dtype))
+        if self.reached is not None and training and torch.is_grad_enabled():
             for index, weight in enumerate(weights):
-                weight.register_hook(partial(self._note_gradient, index))
+                weight.register_hook(lambda grad, at=index: None if grad is None else self.reached.add(at))
         self._slots.bind(weights)
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
@@ -134,27 +348,20 @@ class Forward:
         as ``slopes``, so neither the sum nor its gradient is computed.
         """
         leaf = flat.detach().requires_grad_()
-        if self._reached is not None:
-            self._reached.clear()
+        if self.reached is not None:
+            self.reached.clear()
         losses = loss(self(leaf, training=True, batch=batch), batch)
+        # ``torch.autograd.grad`` imports sympy to compare shapes, which are equal here: half a second.
         with self.around:
-            grads = gradient(losses, leaf, slopes)
-        if self._reached is not None:
-            self._check_without([name for index, name in enumerate(self.layout.names) if index not in self._reached])
+            (grads,) = _engine_run_backward((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)
+        if self.reached is not None:
+            self._check_without([name for index, name in enumerate(self.layout.names) if index not in self.reached])
         return losses.detach(), grads
-
-    def look_at_gradients(self) -> None:
-        """From now on see which parameters have a gradient in a step of one member."""
-        self._reached = set()
 
     def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
         """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member is checked."""
         self.without_gradient = tuple(without_gradient)
-        self._reached = set() if varies and not self._built_in and self._reduce.ranks == 1 else None
-
-    def _note_gradient(self, index: int, grad: Tensor | None) -> None:
-        if grad is not None and self._reached is not None:
-            self._reached.add(index)
+        self.reached = set() if varies and not self._built_in and self._reduce.ranks == 1 else None
 
     def _check_without(self, names: Sequence[str]) -> None:
         """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
@@ -171,44 +378,26 @@ class Forward:
             )
         self.without_gradient = without
 
-    def copied(
-        self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
-    ) -> tuple[nn.Module, list[str]]:
-        """A copy of the model with weights of its own, and the names of what could not be copied.
-
-        ``state`` is attached again.
-        """
-        self._slots.bind([nn.Parameter(view.clone()) for view in self.layout.views(flat)])
+    def copied(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        """A copy of the model with weights of its own, and the names of what could not be copied."""
+        self._hold(flat)
         nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
         try:
             return copy_module(self.model)
         finally:
-            self.attach(state, self._rates)
+            self.attach(self._state, self._rates)
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        return self.layout.views(flat.to(self._dtype))
+    def _hold(self, flat: Tensor) -> None:
+        """Let the model have parameters with the numbers of ``flat [P]``."""
+        self._slots.bind([nn.Parameter(view.clone()) for view in self.layout.views(flat)])
 
-    @contextmanager
-    def watched(self, watch: Watch) -> Iterator[list[Tensor]]:
-        """Inside, a call makes leaves of the parameters, which it puts into the list that this yields.
-
-        ``watch(place, gradient)`` is called for each as soon as its gradient is complete. Views of one buffer would
-        have theirs at the end of the backward pass: autograd runs what was recorded first last, but leaves at once.
-        """
-        self._watch, self._leaves = watch, []
-        try:
-            yield self._leaves
-        finally:
-            self._watch = None
-
-    def _watched(self, weights: list[Tensor]) -> list[Tensor]:
-        if self._watch is None:
-            return weights
-        self._leaves += [weight.detach().requires_grad_() for weight in weights]
-        for index, leaf in enumerate(self._leaves):
-            leaf.register_hook(partial(self._watch, index))
-        return self._leaves
+    def _set_mode(self, training: bool) -> None:
+        """What ``model.train(mode)`` and ``model.eval()`` do, in a fraction of the time."""
+        if self._own_eval and not training:
+            self.model.eval()
+        else:
+            _set_mode(self.model, training)
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
         """The model's logits; in a user's model, Weft's dropout replaces torch's.
@@ -222,11 +411,14 @@ class Forward:
             replacing = TallLinear()
         elif self._own_products and self._state.members > 1:
             replacing = StackedRows()
-        with CountedDropout(clock, self._first_site, self._reduce), replacing, self.around:
+        with CountedDropout(clock, len(self._clocks), self._reduce), replacing, self.around:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        self._clocks.bind(clock, rates)
+        for table in self._clocks:  # (seed, step) for random modules, and the rate of those that have one
+            table[CLOCK] = clock
+        for table, rate in zip(self._rated, rates, strict=True):
+            table[RATE] = rate
         self._buffers.bind(buffers)
 
     def _one(
@@ -253,11 +445,10 @@ class LeafForward(Forward):
         self,
         model: nn.Module,
         layout: Layout,
-        call: Callable[[Batch], Tensor],
         reduce: Reduce = ONE_RANK,
         may_skip: bool = False,
     ) -> None:
-        super().__init__(model, layout, call, torch.float32, reduce)
+        super().__init__(model, layout, torch.float32, reduce)
         self._may_skip = may_skip
         by_name = dict(nn.Module.named_parameters(model))
         self._parameters = [by_name[name] for name in layout.names]
@@ -272,7 +463,6 @@ class LeafForward(Forward):
         super().attach(state, rates)
         self._slots.bind(self._parameters)
         self._point(state.flat[0])
-        self._follow_buffers(self._row)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]``."""
@@ -296,40 +486,26 @@ class LeafForward(Forward):
         grads = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None  # a captured step would hold them in addition to the flat gradient
-        self._check_same_gradients(grads)
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
+                "only parameters that have it from the start are trained"
+            )
+        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
+        if sparse:
+            raise SpecError(
+                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
+                "gradients cannot be; leave out sparse=True"
+            )
+        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
+        if self._may_skip:
+            self.without_gradient = without
+        else:
+            self._check_without(without)
         return losses.detach(), self.layout.flat_of(
             [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, grads, strict=True)]
         )[None]
-
-    def look_at_gradients(self) -> None:
-        """They are, in every step."""
-
-    def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
-        """As :meth:`Forward.expect`; every step is checked."""
-        self.without_gradient = tuple(without_gradient)
-
-    def copied(
-        self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
-    ) -> tuple[nn.Module, list[str]]:
-        """As :meth:`Forward.copied`; whatever else holds a parameter has the copy's own."""
-        self._point(flat.clone())
-        buffer_copies = {name: value.clone() for name, value in buffers.items()}
-        self._bind(torch.empty(0, dtype=torch.int64), [rate.clone() for rate in rates], buffer_copies)
-        self._follow_buffers(buffer_copies)
-        try:
-            return copy_module(self.model)
-        finally:
-            self.attach(state, self._rates)
-
-    @contextmanager
-    def as_function(self) -> Iterator[Forward]:
-        """The same model as a function of its weights, as a trace needs it."""
-        plain = Forward(self.model, self.layout, self.call, self._dtype, self._reduce)
-        plain.attach(self._state, self._rates)
-        try:
-            yield plain
-        finally:
-            self.attach(self._state, self._rates)
 
     def _point(self, flat: Tensor) -> None:
         """Make the parameters views of ``flat [P]``."""
@@ -340,7 +516,11 @@ class LeafForward(Forward):
             if follower.owner not in self._row:
                 follower.follow(self._own[self.layout.names.index(follower.owner)])
 
-    def _follow_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+    def _hold(self, flat: Tensor) -> None:
+        self._point(flat.clone())  # whatever else holds a parameter has the copy's own
+
+    def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+        super()._bind(clock, rates, buffers)
         for follower in self._followers:
             if follower.owner in buffers:
                 follower.follow(buffers[follower.owner])
@@ -359,39 +539,6 @@ class LeafForward(Forward):
             if follower.owner in owners:
                 follower.tensor.data = follower.tensor.data.clone()
         self._followers = [follower for follower in self._followers if follower.owner not in owners]
-
-    def _check_same_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """As :meth:`_check_without`; and no parameter that was frozen may have thawed, nor a gradient be sparse."""
-        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        if thawed:
-            raise TrainingError(
-                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
-                "only parameters that have it from the start are trained"
-            )
-        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
-        if sparse:
-            raise SpecError(
-                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
-                "gradients cannot be; leave out sparse=True"
-            )
-        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
-        if self._may_skip:
-            self.without_gradient = without
-        else:
-            self._check_without(without)
-
-
-def mode_switch(model: nn.Module) -> Callable[[bool], object]:
-    """What ``model.train(mode)`` and ``model.eval()`` do, in a fraction of the time, over the modules of the moment."""
-    own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)
-
-    def set_mode(training: bool) -> None:
-        if own_eval and not training:
-            model.eval()
-        else:
-            _set_mode(model, training)
-
-    return set_mode
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:

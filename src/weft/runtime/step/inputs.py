@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from weft.batches.block import exact_device
 from weft.batches.placement import place_features
 from weft.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
-from weft.core.errors import SpecError
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.models import GNN
@@ -123,21 +122,6 @@ def layers_of(model: nn.Module) -> int | None:
     return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
 
 
-def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int, per: str = "class") -> None:
-    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers, a column ``per`` class or what else."""
-    name = type(model).__name__
-    if not isinstance(logits, Tensor):
-        raise SpecError(
-            f"task {task!r}: model {name} returned {type(logits).__name__}; "
-            f"expected a tensor of logits [{nodes}, {classes}]"
-        )
-    if tuple(logits.shape) != (nodes, classes):
-        raise SpecError(
-            f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
-            f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
-        )
-
-
 class Inputs:
     """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
@@ -202,23 +186,18 @@ class Inputs:
         return (*self._features.values(), *self._firsts.values())
 
     def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """The model's first aggregation of ``x``; models of one ``name`` share it (None: not shared)."""
+        """The model's first aggregation of ``x``; models of one ``name`` share it (None: not shared).
+
+        A run before this one may have left it with a graph that is kept.
+        """
         if name is None:
             return first_aggregate(model, x, self.graph.adj)
-        key = (name, id(x))
-        if key not in self._firsts:
-            self._firsts[key] = self._first(model, x, name)
-        return self._firsts[key]
-
-    def _first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """One that runs before this one have left with a graph that is kept, else a new one."""
-        there = self.graph.kept
-        if there is None or x is not self.graph.x:
-            return self._aggregated(model, x, name)
-        if name not in there:
-            there[name] = self._aggregated(model, x, name)
-        aggregation: Tensor | None = there[name]
-        return aggregation
+        kept = self.graph.kept if x is self.graph.x else None
+        table, key = (self._firsts, (name, id(x))) if kept is None else (kept, name)
+        if key not in table:
+            table[key] = self._aggregated(model, x, name)
+        self._firsts[name, id(x)] = table[key]
+        return self._firsts[name, id(x)]
 
     def _aggregated(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
         """Remembered between processes if the model is Weft's own: a user's may change under one name."""

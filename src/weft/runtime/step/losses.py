@@ -182,7 +182,22 @@ def objective_of_stack(
         own = OwnMeasure(tasks[0], "objective")
         return Objective(own.name, own, None, own=True)
     for task in tasks:
-        _check_objective(task, graph)
+        kind, expected = _suited(graph)
+        name = objective_name(task, graph.multilabel, graph.regression)
+        if name not in expected:
+            raise SpecError(
+                f"task {task.label!r}: objective={task.objective!r} does not suit graph {task.graph_name!r}, "
+                f"which has {kind}; use {' or '.join(map(repr, expected))} or 'auto'"
+            )
+        if name != "multiclass" and task.label_smoothing:
+            raise SpecError(
+                f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
+                f"set it to 0 for {kind}"
+            )
+        if name != "multiclass" and task.class_weights is not None:
+            raise SpecError(
+                f"task {task.label!r}: class_weights are for multiclass objectives; leave them out for {kind}"
+            )
     if not graph.regression and not graph.multilabel:
         return _multiclass(tasks, graph, device, graph.train if train is None else train)
     name = objective_name(tasks[0], graph.multilabel, graph.regression)
@@ -251,23 +266,6 @@ def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train
         return ((1 - smoothing) * loss + smoothing * uniform) / total
 
     return Objective("multiclass", weighted, None)
-
-
-def _check_objective(task: Task, graph: Graph) -> None:
-    kind, expected = _suited(graph)
-    name = objective_name(task, graph.multilabel, graph.regression)
-    if name not in expected:
-        raise SpecError(
-            f"task {task.label!r}: objective={task.objective!r} does not suit graph {task.graph_name!r}, "
-            f"which has {kind}; use {' or '.join(map(repr, expected))} or 'auto'"
-        )
-    if name != "multiclass" and task.label_smoothing:
-        raise SpecError(
-            f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
-            f"set it to 0 for {kind}"
-        )
-    if name != "multiclass" and task.class_weights is not None:
-        raise SpecError(f"task {task.label!r}: class_weights are for multiclass objectives; leave them out for {kind}")
 
 
 def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:

@@ -8,9 +8,9 @@ Shapes: T members, P parameters of the widest model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,13 +25,13 @@ from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
-from weft.nn.pyg.convert import possible_swaps
+from weft.nn.pyg.convert import possible_swaps, restore
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
-from weft.runtime.modules.build import as_written, build_model, was_compiled
+from weft.runtime.modules.build import as_written, build_model, copy_module, was_compiled
 from weft.runtime.modules.convert import Converted, conversion_of, convert
-from weft.runtime.modules.copying import copy_module
 from weft.runtime.modules.settings import (
+    GIVEN,
     call_style,
     check_call,
     check_edges,
@@ -41,6 +41,7 @@ from weft.runtime.modules.settings import (
     unread_edges,
 )
 from weft.runtime.modules.state import (
+    GlobalsSnapshot,
     ModuleState,
     StateReader,
     WeightMemory,
@@ -51,22 +52,23 @@ from weft.runtime.modules.state import (
     restore_state,
     saved_text,
 )
-from weft.runtime.step.forward import Forward, LeafForward
-from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_blocks, takes_edges
-from weft.runtime.step.parameters import (
+from weft.runtime.step.forward import (
+    CLOCK,
     RATE,
+    BufferSlots,
+    Forward,
     Layout,
-    detach_clock,
+    LeafForward,
     drawing_modules,
     first_layer_prefix,
     layout_of,
     take_buffers,
 )
+from weft.runtime.step.inputs import Inputs, bind, layers_of, takes_blocks, takes_edges
 from weft.runtime.step.state import State
 
 if TYPE_CHECKING:
-    from weft.runtime.modules.global_state import GlobalsSnapshot
-    from weft.runtime.step.preflight import Calls, Findings
+    from weft.runtime.step.preflight import Calls
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
 #
@@ -76,56 +78,44 @@ if TYPE_CHECKING:
 # Shapes: P parameters of the wide model, Q of the narrow one.
 
 
-@dataclass(frozen=True)
-class Widths:
-    """A hidden width inside a wider one, both of them ``heads`` parts side by side."""
-
-    narrow: int
-    wide: int
-    heads: int = 1
-
-    def along(self, narrow: int, wide: int) -> Tensor:
-        """Where the ``narrow`` indices of one dimension lie among its ``wide`` ones."""
-        if narrow == wide:
-            return torch.arange(narrow)
-        if (narrow, wide) == (self.narrow // self.heads, self.wide // self.heads):
-            return torch.arange(narrow)
-        if (narrow, wide) != (self.narrow, self.wide):
-            raise ValueError(
-                f"a dimension of {narrow} does not become {wide} when {self.narrow} is padded to {self.wide}"
-            )
-        head = torch.arange(self.heads)[:, None] * (self.wide // self.heads)
-        return (head + torch.arange(self.narrow // self.heads)).flatten()
-
-    def inside(self, narrow: Sequence[int], wide: Sequence[int]) -> Tensor:
-        """Flat places of the elements of a tensor of shape ``narrow`` in one of shape ``wide``."""
-        index = torch.zeros((), dtype=torch.int64)
-        for small, large in zip(narrow, wide, strict=True):
-            index = index[..., None] * large + self.along(small, large)
-        return index.flatten()
-
-
 class Padding:
     """One member's tensors in the layout of the wide model: by name for buffers, flat for parameters.
 
-    ``turned``: parameters that lie transposed in both (:class:`weft.runtime.step.parameters.Layout`).
+    ``widths``: the hidden width of the narrow and of the wide model, both of them ``heads`` parts side by side;
+    ``turned``: parameters that lie transposed in both (:class:`weft.runtime.step.forward.Layout`).
     """
 
     def __init__(
-        self, widths: Widths, narrow: Mapping[str, Sequence[int]], wide: Mapping[str, Sequence[int]],
-        buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]], device: torch.device,
-        turned: Collection[str] = (),
+        self, widths: tuple[int, int], heads: int, narrow: Mapping[str, Sequence[int]],
+        wide: Mapping[str, Sequence[int]], buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+        device: torch.device, turned: Collection[str] = (),
     ) -> None:  # fmt: skip
+
+        def along(small: int, large: int) -> Tensor:
+            """Where the ``small`` indices of one dimension lie among its ``large`` ones."""
+            if small == large or (small * heads, large * heads) == widths:
+                return torch.arange(small)
+            if (small, large) != widths:
+                raise ValueError(f"a dimension of {small} does not become {large} when {widths[0]} is padded")
+            head = torch.arange(heads)[:, None] * (large // heads)
+            return (head + torch.arange(small // heads)).flatten()
+
+        def inside(own: Sequence[int], padded: Sequence[int]) -> Tensor:
+            """Flat places of the elements of a tensor of shape ``own`` in one of shape ``padded``."""
+            index = torch.zeros((), dtype=torch.int64)
+            for small, large in zip(own, padded, strict=True):
+                index = index[..., None] * large + along(small, large)
+            return index.flatten()
+
         parts, start = [], 0
         for name, shape in wide.items():
             order = -1 if name in turned else 1
-            parts.append(widths.inside(narrow[name][::order], shape[::order]) + start)
+            parts.append(inside(narrow[name][::order], shape[::order]) + start)
             start += torch.Size(shape).numel()
         self._total, self._shapes = start, {name: tuple(shape) for name, shape in narrow.items()}
         self._flat = torch.cat(parts).to(device)
         self._buffers = {
-            name: (widths.inside(*shapes).to(device), tuple(shapes[0]), tuple(shapes[1]))
-            for name, shapes in buffers.items()
+            name: (inside(*shapes).to(device), tuple(shapes[0]), tuple(shapes[1])) for name, shapes in buffers.items()
         }
 
     @property
@@ -177,19 +167,38 @@ class MemberSlot:
     rates: tuple[Tensor, ...]
 
 
+@dataclass
+class Findings:
+    """What calls of a user's module before training have shown (:class:`weft.runtime.step.preflight.Preflight`).
+
+    ``hidden_state``: why a call depends on earlier ones, None if it does not; ``unsaved``: what it depends on though no
+    file can hold it, empty if nothing, and ``evaluates``: whether evaluations do without that. ``without_gradient``:
+    names of parameters that the loss does not depend on; ``writes``: whether calls change the module's own weights;
+    ``branches``: whether they read numbers into Python; ``changed_in_evaluation``: whether evaluations change buffers.
+    ``unread``: names of opaque attributes that calls change and no result depends on.
+    """
+
+    hidden_state: str | None = None
+    unsaved: str = ""
+    evaluates: bool = True
+    without_gradient: tuple[str, ...] = ()
+    writes: bool = False
+    branches: bool = False
+    changed_in_evaluation: bool = False
+    unread: frozenset[str] = field(default_factory=frozenset)
+
+
 # ---- Tell the modules of a model how they run: for several members or one, over several ranks or one, counted or not.
 
 
-def set_stacked(model: nn.Module, stacked: bool) -> None:
-    """Whether batch norms see the members of a stack."""
-    for module in model.modules():
+def set_up(model: nn.Module, reduce: Reduce, stacked: bool = False) -> None:
+    """Set how norms and dropout join the rows of ranks, and whether batch norms see the members of a stack.
+
+    A :class:`SpecError` for norms that cannot join rows.
+    """
+    for name, module in model.named_modules():
         if isinstance(module, BatchNorm):
             module.stacked = stacked
-
-
-def set_reduce(model: nn.Module, reduce: Reduce) -> None:
-    """How norms and dropout join the rows of several ranks; a :class:`SpecError` for norms that cannot."""
-    for name, module in model.named_modules():
         if isinstance(module, (BatchNorm, LayerNorm, Dropout)):
             module.reduce = reduce
         elif reduce.ranks > 1 and isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
@@ -204,25 +213,13 @@ def rated_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in drawing_modules(model) if RATE in module._buffers]
 
 
-def as_the_user_made_it(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
-    """``model`` outside of any stack: drawing from torch's generator, with rates that are plain numbers."""
-    detach_clock(model)
-    set_stacked(model, False)
-    set_reduce(model, ONE_RANK)
-    for module, rate in zip(rated_modules(model), rates, strict=True):
-        if hasattr(module, "p") and float(rate) == 0.0:
-            module.p = 0.0
-    return model
-
-
 # ---- Checks of members' models before they are one stack: what Weft cannot train, and what several cannot share.
 
 
 def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> None:
     """Refuse what cannot be trained as written; :class:`CannotStack` for what several members cannot share."""
-    adj, model = graph.adj, models[0]
-    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
-    check_call(task, model, tuple(name for name, value in had.items() if value is not None))
+    model = models[0]
+    check_call(task, model, graph.adj)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         if parameter.dtype not in (torch.float32, torch.complex64):
@@ -259,61 +256,111 @@ def check_shared(models: list[nn.Module]) -> None:
         if differing:
             raise CannotStack(f"their modules differ in {differing[0]!r}, which is neither a parameter nor a buffer")
     for name, parameter in models[0].named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise CannotStack(f"{name} has a hook on its gradient")
 
 
-def check_relations(task: Task, graph: Graph) -> None:
-    """A :class:`SpecError` if a relational model meets a graph without relations."""
-    if task.traits is not None and task.traits.relational and not graph.num_relations:
-        raise SpecError(
-            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
-            "give the graph relation=, one number per edge, or choose another model"
-        )
+class Members:
+    """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
 
-
-def empty_relations(task: Task, graph: Graph) -> list[str]:
-    """A remark on relations without edges, if the model has weights for them."""
-    if task.traits is None or not task.traits.relational:
-        return []
-    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
-    if not empty:
-        return []
-    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
-    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
-
-
-# ---- ModelBuilder: members' models on the device of their group, and the batches that a model takes.
-
-
-class ModelBuilder:
-    """Builds the models of tasks that are one stack, of which ``task`` is the widest.
-
-    ``notes`` collects remarks for the user; ``made_dense``: sparse features are, since the model does not take them.
+    ``initial``: weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch, which the stack takes over;
+    ``findings``: what calls before training have shown; ``plain_output``: whether the model returns one tensor;
+    ``rebuilds``: whether a copy would not follow its own weights, so that the module is built anew instead;
+    ``converted``: which of its layers of PyG are converted, None for built-in models and over ranks; ``made_dense``:
+    whether sparse features are, since the model does not take them; of stacks, ``alone``: a step and evaluation of one
+    by itself, and ``alone_seconds``: the least that those took on a CPU.
     """
 
-    def __init__(self, task: Task, inputs: Inputs) -> None:
-        self.task, self.inputs, self.graph = task, inputs, inputs.graph
-        self.notes: list[str] = []
+    def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
+        widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
+        self.task, self._first_once = tasks[widest], first_once
+        self.inputs, self.graph = inputs, inputs.graph
+        self.notes: list[str] = []  # remarks for the user
         self.made_dense = False
+        models = [self.build_whole(task) for task in tasks]
+        self.model = models[widest]  # the one that runs for all of them
+        self.findings = Findings()
+        self.plain_output, self.rebuilds = True, False
+        self.alone_seconds: float | None = None
+        self.alone: Calls | None = None
+        self.converted: Converted | None = None
+        self._reader: StateReader | None = None
+        self.globals: GlobalsSnapshot | None = None  # if its numbers depend on what it changes outside
+        check_edges(self.task, inputs.graph)
+        if self.is_users:
+            check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
+        observer = sys.modules.get("weft.capture.observer")  # a run that is not planned does without
+        dry_run = inputs.device.type == "meta" or (observer is not None and observer.is_dry_run())
+        self.to_try: list[nn.Module] = []  # a user's module per member that may be called before training
+        if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
+            self.to_try = [self.build_again(m, self.task) if m is self.model else m for m in models]
+        as_pyg = self.sparse and takes_edges(self.model)
+        self.source = self.source_of(dense=self.made_dense or as_pyg)
+        self._convert(models, dry_run and as_pyg)
+        rated = [rated_modules(model) for model in models]
+        if len({len(modules) for modules in rated}) > 1:
+            raise CannotStack("their models have different random modules")
+        rates = [tuple(module.rate.clone() for module in modules) for modules in rated]
+        for same_place in zip(*rated, strict=True):  # the shared model drops wherever one of the members does
+            most = max(getattr(module, "p", 0.0) for module in same_place)
+            for module in same_place:
+                if hasattr(module, "p") and module.p == 0.0:
+                    module.p = most
+        set_up(self.model, self.source.reduce, stacked=len(tasks) > 1)
+        shared_batches = self.source.reduce.ranks > 1 and not self.source.constant
+        if shared_batches and any(isinstance(module, BatchNorm) for module in self.model.modules()):
+            raise SpecError(  # some nodes are on several ranks: a norm over rows would count those twice
+                f"task {self.task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+                "the nodes of a batch; use norm='layer', or one rank"
+            )
+        self.layout = self._checked_layout(tasks, models)
+        wide = take_buffers(self.model)
+        if self.to_try and len(tasks) == 1:
+            self._reader = StateReader(self.model, {*self.layout.names, *wide})
+            self._marks: dict[str, bytes] | None = None
+        paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
+        self.initial = self._stacked(models, paddings, wide)
+        self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
+        self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        if self.task.traits is not None and self.task.traits.relational:
+            empty = [str(relation) for relation, edges in enumerate(self.graph.stats().relation_edges) if not edges]
+            shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+            note = f"no edge of graph {self.graph.name!r} has relation {shown}: what {self.task.model} keeps for it "
+            self.notes += [note + "does not train"] if empty else []
+        self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
+        if self.is_users and dry_run:  # for the plan: the style follows from the names of forward's parameters
+            self.notes.append(f"{self.task.model_name}.forward is called with {GIVEN[call_style(self.model)]}")
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Row by row."""
+        return tuple(slot.task for slot in self.slots)
 
     @property
     def sparse(self) -> bool:
         """Whether the graph's features are."""
         return isinstance(self.graph.x, SparseFeatures)
 
-    def note_once(self, note: str) -> None:
-        """Add a remark for the user, unless it is there."""
-        self.notes += [note] if note not in self.notes else []
+    @property
+    def is_users(self) -> bool:
+        """Whether the model is a module of the user's own."""
+        return self.task.traits is None
 
-    # ---- models --------------------------------------------------------------------------------------
+    @property
+    def layers(self) -> int | None:
+        """Layers of the model, if each can be run alone."""
+        return layers_of(self.model)
 
     def build(self, task: Task) -> nn.Module:
         """The model of ``task`` from its own seed, at its own width."""
         device, graph = self.inputs.device, self.graph
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
-            check_relations(task, graph)
+            if task.traits is not None and task.traits.relational and not graph.num_relations:
+                raise SpecError(
+                    f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have "
+                    "none; give the graph relation=, one number per edge, or choose another model"
+                )
             model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
             if was_compiled(task, model):
                 model = as_written(model)
@@ -332,8 +379,10 @@ class ModelBuilder:
         return model
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
-        with torch.no_grad(), model_errors(task, self.graph.name):
+        outside = GlobalsSnapshot(model)  # which a dry run, and calls before the first epoch, leave as it is
+        with torch.no_grad(), model_errors(task, self.graph.name), outside.fresh_caches():
             bind(model.eval())(self._source_for(model, self._features(dense)).example())
+        outside.restore()
 
     def build_again(self, model: nn.Module, task: Task) -> nn.Module:
         """The module of ``task`` again: built anew, or a copy of the object that the task has."""
@@ -387,121 +436,28 @@ class ModelBuilder:
         self.made_dense = True
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
-    def source(self, model: nn.Module, dense: bool, first_once: bool) -> Source:
-        """The source of batches of the shared ``model``; with its first aggregation if that is computed once."""
+    def source_of(self, dense: bool) -> Source:
+        """The source of batches of the shared model; with its first aggregation if that is computed once."""
         task, x, first = self.task, self._features(dense), None
-        if first_once:
-            first = self.inputs.first(model, x, aggregation_key(task))
-        over_rows = any(isinstance(module, BatchNorm) for module in model.modules())
-        padding = task.traits is not None and not over_rows
-        return self._source_for(model, x, first, padding)
+        if self._first_once:  # tasks of one key share the first aggregation of the same features; None: not shared
+            key = task.traits and (
+                task.model,
+                *(getattr(task, name) for name in task.traits.shaping),
+                identity(tuple(task.model_args.items())),
+            )
+            first = self.inputs.first(self.model, x, key)
+        over_rows = any(isinstance(module, BatchNorm) for module in self.model.modules())
+        return self._source_for(self.model, x, first, padding=task.traits is not None and not over_rows)
 
     def _source_for(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
         of_edges = given_of_edges(self.task, model, self.graph.adj)
         return self.inputs.source(x, first, not takes_blocks(model), padding, of_edges)
 
+    # ---- the model of all members and its findings -------------------------------------------------
 
-def aggregation_key(task: Task) -> Hashable:
-    """Equal for tasks that share the first aggregation of the same features; None: not shared."""
-    if task.traits is None:
-        return None
-    shaping = (getattr(task, name) for name in task.traits.shaping)
-    return (task.model, *shaping, identity(tuple(task.model_args.items())))
-
-
-class Members:
-    """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
-
-    ``findings``: what calls before training have shown (:class:`weft.runtime.step.preflight.Preflight`);
-    ``plain_output``, whether the model returns one tensor; ``rebuilds``, whether a copy would not follow its own
-    weights, so that the module is built anew instead; ``converted``, which of its layers of PyG are converted, None for
-    built-in models and over ranks; of stacks, ``alone``, a step and evaluation of one by itself, and ``alone_seconds``,
-    the least that those took on a CPU.
-    """
-
-    def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
-        widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
-        self.task, self._first_once = tasks[widest], first_once
-        self.builder = ModelBuilder(self.task, inputs)
-        models = [self.builder.build_whole(task) for task in tasks]
-        self.model = models[widest]  # the one that runs for all of them
-        self.hidden_state: str | None = None
-        self.unsaved, self.evaluates = "", True
-        self.plain_output, self.rebuilds = True, False
-        self.without_gradient: tuple[str, ...] = ()
-        self.writes = self.branches = self.changed_in_evaluation = False
-        self.alone_seconds: float | None = None
-        self.alone: Calls | None = None
-        self.converted: Converted | None = None
-        self._reader: StateReader | None = None
-        self.globals: GlobalsSnapshot | None = None  # if its numbers depend on what it changes outside
-        check_edges(self.task, inputs.graph)
-        if self.is_users:
-            check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
-        observer = sys.modules.get("weft.capture.observer")  # a run that is not planned does without
-        dry_run = inputs.device.type == "meta" or (observer is not None and observer.is_dry_run())
-        self.to_try: list[nn.Module] = []  # a user's module per member that may be called before training
-        if self.is_users and not dry_run:  # the widest one is built again, since its own model runs for all
-            self.to_try = [self.builder.build_again(m, self.task) if m is self.model else m for m in models]
-        as_pyg = self.builder.sparse and takes_edges(self.model)
-        self.source = self.source_of(dense=self.builder.made_dense or as_pyg)
-        self._convert(models, dry_run and as_pyg)
-        rates = _take_rates(models)
-        set_stacked(self.model, len(tasks) > 1)
-        set_reduce(self.model, self.source.reduce)
-        shared_batches = self.source.reduce.ranks > 1 and not self.source.constant
-        if shared_batches and any(isinstance(module, BatchNorm) for module in self.model.modules()):
-            raise SpecError(  # some nodes are on several ranks: a norm over rows would count those twice
-                f"task {self.task.label!r}: a batch norm does not go with sampled training over ranks, which share "
-                "the nodes of a batch; use norm='layer', or one rank"
-            )
-        self.layout = self._checked_layout(tasks, models)
-        wide = take_buffers(self.model)
-        if self.to_try and len(tasks) == 1:
-            self._reader = StateReader(self.model, {*self.layout.names, *wide})
-            self._marks: dict[str, bytes] | None = None
-        paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
-        self._initial = self._stacked(models, paddings, wide)
-        self.forward = self.forward_of(self.model, alone=len(tasks) == 1)
-        self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
-        self.notes.extend(empty_relations(self.task, inputs.graph))
-        self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Row by row."""
-        return tuple(slot.task for slot in self.slots)
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for the user."""
-        return self.builder.notes
-
-    @property
-    def is_users(self) -> bool:
-        """Whether the model is a module of the user's own."""
-        return self.task.traits is None
-
-    @property
-    def layers(self) -> int | None:
-        """Layers of the model, if each can be run alone."""
-        return layers_of(self.model)
-
-    @property
-    def in_first_layer(self) -> list[bool]:
-        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
-        prefix = first_layer_prefix(self.model)
-        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
-
-    def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
-        flat, buffers = self._initial
-        del self._initial
-        return flat, buffers
-
-    def source_of(self, dense: bool) -> Source:
-        """The source of batches of the shared model."""
-        return self.builder.source(self.model, dense, self._first_once)
+    def note_once(self, note: str) -> None:
+        """Add a remark for the user, unless it is there."""
+        self.notes += [note] if note not in self.notes else []
 
     def forward_of(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
@@ -509,8 +465,8 @@ class Members:
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
             skips = self.task.has_own("optimizer") and self.task.accumulate == 1
-            return LeafForward(model, self.layout, bind(model), reduce, skips)
-        return Forward(model, self.layout, bind(model), dtype, reduce)
+            return LeafForward(model, self.layout, reduce, skips)
+        return Forward(model, self.layout, dtype, reduce)
 
     def attach(self, state: State) -> None:
         """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
@@ -518,10 +474,9 @@ class Members:
 
     def learn(self, findings: Findings) -> None:
         """Keep what calls of the first member's module have shown."""
-        self.hidden_state, self.unsaved, self.evaluates = findings.hidden_state, findings.unsaved, findings.evaluates
-        self.branches, self.changed_in_evaluation = findings.branches, findings.changed_in_evaluation
-        self.without_gradient, self.writes = findings.without_gradient, findings.writes
-        self.forward.expect(findings.without_gradient, varies=self.hidden_state is not None or self.branches)
+        self.findings = findings
+        varies = findings.hidden_state is not None or findings.branches
+        self.forward.expect(findings.without_gradient, varies)
         if findings.without_gradient:
             self.layout = self.layout.without_decay(findings.without_gradient)
         if self._reader is not None:
@@ -535,25 +490,21 @@ class Members:
         assert self.converted is not None
         dense = self.source.example().x
         self.source = self.source_of(dense=False)
-        self.builder.inputs.release(dense)
+        self.inputs.release(dense)
         note = None if self.converted.note is None else f"{self.converted.note}, features stay sparse"
         self.notes[:] = [note if text == self.converted.note and note is not None else text for text in self.notes]
         self.converted = replace(self.converted, sparse=True, note=note)
 
     def module_state(self) -> ModuleState | None:
-        """The plain data of a user's module that trains alone; None of others, and while a CUDA graph is captured."""
-        if self._reader is None or (
-            self.builder.inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
-            return None
-        return self._reader()
+        """The plain data of a user's module that trains alone; None of others."""
+        return None if self._reader is None else self._reader()
 
     def saved_state(self) -> dict[str, Tensor]:
         """The plain data of a user's module for a checkpoint, with the states of Python's and NumPy's generators."""
         state = self.module_state()
         if state is None:
             return {}
-        unsaved = self.unsaved
+        unsaved = self.findings.unsaved
         if not unsaved and self._marks:  # what a later call has begun to change
             now = opaque_marks(self.model, self._marks)
             unsaved = next((name for name in now if now[name] != self._marks[name]), "")
@@ -574,45 +525,51 @@ class Members:
         if "generators" in text:
             restore_python_generators(text["generators"])
 
-    @contextmanager
-    def as_it_was(self) -> Iterator[None]:
-        """Inside, the module may be called: afterwards it has the plain data that it had before."""
-        before = self.module_state()
-        yield
-        if before is not None:
-            restore_state(self.model, before)
-
-    def left_out_buffers(self) -> set[str]:
-        """Buffers of a user's module that its ``state_dict`` leaves out."""
-        if not self.is_users:
-            return set()
-        named_parts = ((name, part) for name, part in self.model.named_modules())
-        return {f"{n}.{key}" if n else key for n, part in named_parts for key in part._non_persistent_buffers_set}
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep only the members in ``rows``."""
-        self.slots = [self.slots[row] for row in rows]
-
-    def tensors_of(
-        self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(flat [Q], buffers)`` at the true size of a member, from its padded ``flat [P]`` and buffers."""
-        padding = slot.padding
-        if padding is None:
-            return flat, buffers
-        return padding.narrow(flat), {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
-
     def named(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same by the names that the model's ``state_dict`` uses, contiguous."""
-        flat, buffers = self.tensors_of(slot, flat, buffers)
-        layout = self.layout if slot.padding is None else slot.padding.layout(self.layout)
+        """A member's tensors at their true size by the names of its ``state_dict``, from padded ``flat [P]``."""
+        layout, padding = self.layout, slot.padding
+        if padding is not None:
+            layout, flat = padding.layout(layout), padding.narrow(flat)
+            buffers = {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
         return {**{name: value.contiguous() for name, value in layout.named(flat).items()}, **buffers}
+
+    def model_of(
+        self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], as_written: bool = True
+    ) -> nn.Module:
+        """A member's model of its own with these padded weights, in evaluation mode, outside of any stack.
+
+        ``as_written``: converted layers are PyG's again, as in the module that the user wrote.
+        """
+        device, task = self.inputs.device, slot.task
+        if self.is_users and not self.rebuilds:
+            on_device = {name: value.to(device) for name, value in buffers.items()}
+            model, left_out = self.forward.copied(flat.to(device), slot.rates, on_device)
+            if left_out:
+                text = f"left out of the trained model, since they cannot be copied: {', '.join(left_out)}"
+                self.note_once(text)
+            set_up(model, ONE_RANK)
+            for module in drawing_modules(model):
+                module._buffers[CLOCK] = torch.empty(0, dtype=torch.int64)  # it draws from torch's own generator again
+            for module, rate in zip(rated_modules(model), slot.rates, strict=True):
+                if hasattr(module, "p") and float(rate) == 0.0:
+                    module.p = 0.0
+        else:
+            named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
+            with same_draws(device) if self.is_users else nullcontext():
+                model = self.build_whole(task)
+            for name, parameter in model.named_parameters():
+                if name in named:
+                    parameter.data = named[name].clone()
+            BufferSlots(model).bind({name: named[name].clone() for name in buffers})
+        if as_written:
+            restore(model)
+        return model.eval()
 
     # ---- building ------------------------------------------------------------------------------------
 
     def _convert(self, models: Sequence[nn.Module], sparse: bool) -> None:
         """Convert layers of PyG in all modules; ``sparse``: features then stay so in a dry run, which tries nothing."""
-        inputs, requested = self.builder.inputs, self.task.convert is True
+        inputs, requested = self.inputs, self.task.convert is True
         if not self.is_users or self.task.convert is False or self.source.reduce.ranks > 1:
             return
         sampled = inputs.device.type == "cuda" and not self.source.constant
@@ -629,17 +586,17 @@ class Members:
                     f"Weft's operators, which cannot be done again: {why}; resume with what it was trained with, or "
                     f"choose another {option('out')} to start afresh"
                 )
-        if self.converted.sparse and not self.builder.sparse:
+        if self.converted.sparse and not self.sparse:
             raise SpecError(
                 f"task {self.task.label!r}: was trained with sparse features, and those of graph "
-                f"{self.builder.graph.name!r} are dense now; resume with what it was trained with, or choose another "
+                f"{self.graph.name!r} are dense now; resume with what it was trained with, or choose another "
                 f"{option('out')} to start afresh"
             )
         for model in {id(model): model for model in (*models, *self.to_try)}.values():
             convert(model, self.converted)
         self.notes.extend([] if self.converted.note is None else [self.converted.note])
         if sparse and self.converted.layers:
-            self.source = self.source_of(dense=self.builder.made_dense)
+            self.source = self.source_of(dense=self.made_dense)
 
     def _checked_layout(self, tasks: Sequence[Task], models: list[nn.Module]) -> Layout:
         decaying = next((task for task in tasks if task.weight_decay), tasks[0])
@@ -660,11 +617,11 @@ class Members:
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:
         """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
-        if self.is_users or not self.builder.sparse or not self.source.constant or self.source.reduce.ranks > 1:
+        if self.is_users or not self.sparse or not self.source.constant or self.source.reduce.ranks > 1:
             return []
         if self.task.has_own("optimizer"):  # which may take for granted that parameters are contiguous
             return []
-        prefix, features = first_layer_prefix(self.model), self.builder.graph.num_features
+        prefix, features = first_layer_prefix(self.model), self.graph.num_features
         shapes = zip(layout.names, layout.shapes, strict=True)
         return [n for n, shape in shapes if n.startswith(prefix) and len(shape) == 2 and shape[1] == features]
 
@@ -678,8 +635,8 @@ class Members:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
         heads = task.heads if task.traits is not None and task.traits.has_heads else 1
-        widths, turned = Widths(task.hidden, self.task.hidden, heads), self.layout.turned_names
-        return Padding(widths, narrow, wide, buffers, self.builder.inputs.device, turned)
+        widths, turned = (task.hidden, self.task.hidden), self.layout.turned_names
+        return Padding(widths, heads, narrow, wide, buffers, self.inputs.device, turned)
 
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
@@ -695,17 +652,3 @@ class Members:
         if any(buffers.keys() != wide.keys() for buffers in taken):
             raise CannotStack("their models have different buffers")
         return torch.stack(flats), {name: torch.stack([buffers[name] for buffers in taken]) for name in wide}
-
-
-def _take_rates(models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
-    """Every member's dropout rates; the shared model drops wherever one of the members does."""
-    rated = [rated_modules(model) for model in models]
-    if len({len(modules) for modules in rated}) > 1:
-        raise CannotStack("their models have different random modules")
-    rates = [tuple(module.rate.clone() for module in modules) for modules in rated]
-    for same_place in zip(*rated, strict=True):
-        most = max(getattr(module, "p", 0.0) for module in same_place)
-        for module in same_place:
-            if hasattr(module, "p") and module.p == 0.0:
-                module.p = most
-    return rates

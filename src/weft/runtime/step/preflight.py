@@ -14,7 +14,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Self
 
@@ -26,26 +26,26 @@ from torch.overrides import TorchFunctionMode
 from weft.batches.source import Batch
 from weft.core.errors import SpecError
 from weft.nn.pyg.edges import is_bypass
-from weft.runtime.device.process import DTYPES, same_draws, step_seconds
+from weft.runtime.device.process import same_draws, step_seconds
+from weft.runtime.modules.build import functions_that_hold
 from weft.runtime.modules.convert import convert
-from weft.runtime.modules.copying import functions_that_hold
-from weft.runtime.modules.global_state import GlobalsSnapshot, is_library
 from weft.runtime.modules.settings import model_errors
 from weft.runtime.modules.state import (
+    GlobalsSnapshot,
     ModuleState,
     StateReader,
     WeightMemory,
     followers,
+    is_library,
     memory_of,
     opaque_marks,
     restore_state,
     same_numbers,
 )
-from weft.runtime.step.copies import copy_of
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import bind, check_logits, given_tensors, takes_edges
+from weft.runtime.step.inputs import given_tensors, takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
-from weft.runtime.step.members import CannotStack, Members, set_reduce
+from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
 
 # ---- How far numbers are apart that should be equal, and how far they may be.
@@ -198,27 +198,6 @@ class Calls:
             yield moved
 
 
-@dataclass
-class Findings:
-    """What calls of a user's module before training have shown.
-
-    ``hidden_state``: why a call depends on earlier ones, None if it does not; ``unsaved``: what it depends on though no
-    file can hold it, empty if nothing, and ``evaluates``: whether evaluations do without that. ``without_gradient``:
-    names of parameters that the loss does not depend on; ``writes``: whether calls change the module's own weights;
-    ``branches``: whether they read numbers into Python; ``changed_in_evaluation``: whether evaluations change buffers.
-    ``unread``: names of opaque attributes that calls change and no result depends on.
-    """
-
-    hidden_state: str | None = None
-    unsaved: str = ""
-    evaluates: bool = True
-    without_gradient: tuple[str, ...] = ()
-    writes: bool = False
-    branches: bool = False
-    changed_in_evaluation: bool = False
-    unread: frozenset[str] = field(default_factory=frozenset)
-
-
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 OTHERS = "it gives other numbers when it is called again"
 OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
@@ -229,11 +208,11 @@ class Preflight:
 
     def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
         self._members, self._state, self._loss_of = members, state, loss_of
-        self._task, self._device = members.task, members.builder.inputs.device
+        self._task, self._device = members.task, members.inputs.device
         self._models, members.to_try = members.to_try, []
         self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
         is_object = bool(self._models) and isinstance(members.slots[0].task.model, nn.Module)
-        self._untouched = members.builder.copied(self._models[0]) if is_object else None
+        self._untouched = members.copied(self._models[0]) if is_object else None
 
     def __call__(self) -> None:
         """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
@@ -243,7 +222,7 @@ class Preflight:
                 try:
                     self._check_output()
                 except SpecError as error:
-                    self._members.builder.note_dense(error)
+                    self._members.note_dense(error)
                     self._members.source = self._members.source_of(dense=True)
                     self._check_output()
                 if runs:
@@ -260,44 +239,45 @@ class Preflight:
 
     def _check_output(self) -> None:
         """Call the first member's model and check what it returns."""
-        task, batch = self._members.slots[0].task, self._members.source.example()
-        with torch.no_grad(), model_errors(task, self._members.builder.graph.name):
-            output = self._first_output(batch)
+        members, state, graph = self._members, self._state, self._members.graph
+        task, batch = members.slots[0].task, members.source.example()
+        with torch.no_grad(), model_errors(task, graph.name):
+            if self._models:  # a user's is called as a copy of its own
+                model = self._models[0]
+                # Functions that a module keeps would go on with the parts of the original.
+                calls = self._calls(self._built_again() if functions_that_hold(model) else members.copied(model), 0)
+                with members.naming_left_out(model):
+                    output = calls.forward.one(calls.state.flat[0], training=False, batch=batch)
+            else:
+                members.forward.attach(state.select([0]), [rate[None] for rate in members.slots[0].rates])
+                try:
+                    output = members.forward.one(state.flat[0], training=False, batch=batch)
+                finally:
+                    members.attach(state)
         if task.has_own("objective"):
-            self._members.plain_output = isinstance(output, Tensor)
+            members.plain_output = isinstance(output, Tensor)
             return
         has_extra = not isinstance(output, Tensor) and task.traits is None
         logits = logits_and_extra(output, task.label)[0] if has_extra else output
-        graph = self._members.builder.graph
-        per = "number to predict" if graph.regression else "class"
-        check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes, per)
-
-    def _first_output(self, batch: Batch) -> Any:
-        """What the first member's model returns in evaluation mode; a user's is called as a copy of its own."""
-        members, state = self._members, self._state
-        rates = [rate[None] for rate in members.slots[0].rates]
-        if self._models:
-            builder, model = members.builder, self._models[0]
-            # Functions that a module keeps would go on with the parts of the original.
-            model = self._built_again() if functions_that_hold(model) else builder.copied(model)
-            set_reduce(model, members.source.reduce)
-            dtype = DTYPES[members.slots[0].task.precision]
-            forward = Forward(model, members.layout, bind(model), dtype, members.source.reduce)
-            forward.attach(state.select([0]), rates)
-            with builder.naming_left_out(self._models[0]):
-                return forward.one(state.flat[0], training=False, batch=batch)
-        members.forward.attach(state.select([0]), rates)
-        try:
-            return members.forward.one(state.flat[0], training=False, batch=batch)
-        finally:
-            members.attach(state)
+        nodes, classes, name = batch.y.shape[0], graph.num_classes, type(members.model).__name__
+        if not isinstance(logits, Tensor):
+            raise SpecError(
+                f"task {task.label!r}: model {name} returned {type(logits).__name__}; "
+                f"expected a tensor of logits [{nodes}, {classes}]"
+            )
+        if tuple(logits.shape) != (nodes, classes):
+            per = "number to predict" if graph.regression else "class"
+            raise SpecError(
+                f"task {task.label!r}: model {name} returned shape {list(logits.shape)}; "
+                f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
+            )
 
     def _built_again(self) -> nn.Module:
         """The first member's module as before any call: built anew, or a copy of the object that its task has."""
         members = self._members
         if self._untouched is not None:
-            return members.builder.copied(self._untouched)
-        model = members.builder.build_again(self._models[0], members.slots[0].task)
+            return members.copied(self._untouched)
+        model = members.build_again(self._models[0], members.slots[0].task)
         if members.converted is not None:
             convert(model, members.converted)
         return model
@@ -305,11 +285,11 @@ class Preflight:
     def _try_sparse(self) -> None:
         """Keep the graph's features sparse if converted layers take them and give the same logits."""
         members, converted = self._members, self._members.converted
-        if converted is None or not converted.layers or not members.builder.sparse or members.builder.made_dense:
+        if converted is None or not converted.layers or not members.sparse or members.made_dense:
             return
         if not members.source.constant or not takes_edges(members.model):
             return
-        if members.builder.inputs.converted is not None:  # as the run did that is resumed
+        if members.inputs.converted is not None:  # as the run did that is resumed
             if converted.sparse:
                 members.use_sparse()
             return
@@ -344,7 +324,7 @@ class Preflight:
         with same_draws(self._device):
             together = self._together()
         outside.restore()  # tensors of all members at once are of no use later
-        if members.builder.inputs.agree:  # which noise might let a second comparison deny
+        if members.inputs.agree:  # which noise might let a second comparison deny
             return
         same, seconds = self._is_same(0, numbers, logits, together), []
         del numbers, logits
@@ -364,7 +344,6 @@ class Preflight:
         others at once. If numbers or attributes then differ, calls depend on earlier ones.
         """
         model, members = self._models[0], self._members
-        set_reduce(model, members.source.reduce)
         shared = list(WeightMemory(model, dict(model.named_buffers())).shared())
         calls = self._calls(model, 0)
         if not isinstance(calls.forward, LeafForward):
@@ -372,7 +351,7 @@ class Preflight:
         read, names = self._reader(model, calls), _names(model)
         first = read()
         marks = opaque_marks(model, first.opaque)
-        calls.forward.look_at_gradients()
+        calls.forward.reached = set()
         with self._recorded(calls) as recorder:
             numbers = calls.train()
             without, drawn = calls.forward.without_gradient or (), calls.drawn
@@ -381,7 +360,18 @@ class Preflight:
             evaluation_changes = calls.changed_buffers()
             later = calls.train(elsewhere=True)
             again = self._evaluated(calls, recorder)
-        self._check_calls(recorder, shared, changed | evaluation_changes)
+        for name in sorted(recorder.changed_inputs):
+            raise SpecError(
+                f"model {self._task.model_name} changes {name} in place, which every call gets again; let it change a "
+                f"copy: {name} = {name}.clone()"
+            )
+        for owner, name in shared:
+            if {owner, name} & (changed | evaluation_changes):
+                raise SpecError(
+                    f"task {self._task.label!r}: buffer {name} of model {self._task.model_name} is in the memory of "
+                    f"buffer {owner}, so that a change of one would change the other; let one be made of the other in "
+                    "forward, or be a .clone() of it"
+                )
         state, outside = read(), self._globals.changed()
         with self._globals.fresh_caches():
             other = self._untouched_calls()
@@ -404,17 +394,27 @@ class Preflight:
         elif not same:
             where = changed_opaque[:1] or outside[:1] or state.differences(first)[:1]
             findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
-        if members.builder.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
+        if members.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
             findings.hidden_state = None
         if findings.hidden_state is not None:
             self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
             if findings.unsaved:
                 now = opaque_marks(members.model, marks)  # which nothing has called, but shares functions with copies
                 advanced = findings.unsaved == OUTSIDE or any(now.get(name) != marks[name] for name in marks)
-                self._note_unsaved(findings, advanced)
+                name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
+                members.note_once(
+                    f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and "
+                    "eagerly, its training cannot be resumed, and a queue neither preempts it nor continues it after a "
+                    "crash; return it from get_extra_state and take it back in set_extra_state"
+                    + ("" if findings.evaluates else "; a result that is loaded does not predict")
+                    + ("; Weft's calls before the first epoch have advanced it" if advanced else "")
+                )
         if not findings.unsaved:
             findings.unread = frozenset(changed_opaque)
-        self._learn(findings)
+        for obstacle in (findings.hidden_state, "it changes its own weights when called" if findings.writes else None):
+            if obstacle is not None and self._state.members > 1:
+                raise CannotStack(f"{self._task.model_name} cannot be one of several: {obstacle}")
+        members.learn(findings)
         return numbers, logits
 
     def _check_resumes(
@@ -422,7 +422,7 @@ class Preflight:
     ) -> None:
         """Find out whether a module that is built anew continues as this one does, once it has its plain data."""
         self._globals.restore()
-        if outside and self._members.builder.inputs.group_size > 1:
+        if outside and self._members.inputs.group_size > 1:
             raise SpecError(
                 f"task {self._task.label!r}: model {self._task.model_name} changes {suspects[-1]} when it is called, "
                 "which all models of a run share, and its numbers depend on it: train it in a run of its own, or keep "
@@ -445,23 +445,10 @@ class Preflight:
         opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
 
-    def _note_unsaved(self, findings: Findings, advanced: bool) -> None:
-        name = OUTSIDE if findings.unsaved == OUTSIDE else repr(findings.unsaved)
-        note = (
-            f"{self._task.model_name} keeps {name} between calls, which is not plain data: it trains alone and "
-            "eagerly, its training cannot be resumed, and a queue neither preempts it nor continues it after a crash; "
-            "return it from get_extra_state and take it back in set_extra_state"
-        )
-        note += "" if findings.evaluates else "; a result that is loaded does not predict"
-        note += "; Weft's calls before the first epoch have advanced it" if advanced else ""
-        self._members.builder.note_once(note)
-
     def _untouched_calls(self) -> Calls:
         """Calls of a module that nothing has called, with what is outside of it as before."""
         self._globals.restore()
-        model = self._built_again()
-        set_reduce(model, self._members.source.reduce)
-        return self._calls(model, 0)
+        return self._calls(self._built_again(), 0)
 
     def _reader(self, model: nn.Module, calls: Calls) -> StateReader:
         return StateReader(model, {*calls.forward.layout.names, *calls.state.buffers})
@@ -485,37 +472,13 @@ class Preflight:
             )
         return logits
 
-    def _check_calls(self, recorder: CallRecorder, shared: Sequence[tuple[str, str]], changed: set[str]) -> None:
-        for name in sorted(recorder.changed_inputs):
-            raise SpecError(
-                f"model {self._task.model_name} changes {name} in place, which every call gets again; let it change a "
-                f"copy: {name} = {name}.clone()"
-            )
-        for owner, name in shared:
-            if owner in changed or name in changed:
-                raise SpecError(
-                    f"task {self._task.label!r}: buffer {name} of model {self._task.model_name} is in the memory of "
-                    f"buffer {owner}, so that a change of one would change the other; let one be made of the other in "
-                    "forward, or be a .clone() of it"
-                )
-
     def _calls(self, model: nn.Module, row: int, source: Any = None) -> Calls:
         """Calls of a user's ``model`` alone, with a state of its own: that of member ``row``."""
         source = self._members.source if source is None else source
-        set_reduce(model, source.reduce)
+        set_up(model, source.reduce)
         forward, state = self._members.forward_of(model, alone=True), self._state.select([row])
         forward.attach(state, [rate[None] for rate in self._members.slots[row].rates])
         return Calls(forward, state, source.example(), self._loss_of([row]))
-
-    def _learn(self, findings: Findings) -> None:
-        """Keep the findings; :class:`CannotStack` if several cannot be trained in one step."""
-        if self._state.members > 1:
-            if findings.hidden_state is not None:
-                raise CannotStack(f"{self._task.model_name} cannot be one of several: {findings.hidden_state}")
-            if findings.writes:
-                reason = "it changes its own weights when called"
-                raise CannotStack(f"{self._task.model_name} cannot be one of several: {reason}")
-        self._members.learn(findings)
 
     def _check_used_through_modules(self, calls: Calls) -> None:
         """A :class:`SpecError` if a module cannot train with weights that are not its own parameters.
@@ -583,36 +546,16 @@ class Preflight:
     # ---- copies --------------------------------------------------------------------------------------
 
     def _try_copy(self) -> None:
-        """Copy a user's module as at the end of training, so that a failing copy is known before training.
-
-        The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
-        """
-        members, state, task = self._members, self._state, self._task
-        holding = functions_that_hold(members.model)
-        members.rebuilds = bool(holding) and not isinstance(task.model, nn.Module)
-        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
+        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
+        members, state = self._members, self._state
+        members.rebuilds = not isinstance(self._task.model, nn.Module) and bool(functions_that_hold(members.model))
         try:
-            model = copy_of(members, members.slots[0], flat, buffers, state)
+            buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
+            members.model_of(members.slots[0], state.flat[0], buffers)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise members.builder.cannot_copy(f"{type(error).__name__}: {error}") from error
-        if (
-            members.rebuilds
-            or members.hidden_state is not None
-            or DTYPES[task.precision] != torch.float32
-            or state.members > 1
-        ):
-            return
-        batch = members.source.example()
-        with torch.no_grad(), same_draws(self._device), members.as_it_was():
-            before = state.snapshot()
-            state.flat[0] = flat
-            expected = members.forward.one(state.flat[0], training=False, batch=batch)
-            state.restore(before)
-            members.rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
-        if members.rebuilds and isinstance(task.model, nn.Module):
-            raise members.builder.cannot_copy("a function that it keeps holds its parameters")
+            raise members.cannot_copy(f"{type(error).__name__}: {error}") from error
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -25,10 +25,9 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.state import ModuleState
-from weft.runtime.step.copies import evaluated_by_copy, model_of
 from weft.runtime.step.evaluation import Bookkeeper, Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
-from weft.runtime.step.inputs import Inputs
+from weft.runtime.step.inputs import Inputs, bind
 from weft.runtime.step.losses import (
     Objective,
     OwnMeasure,
@@ -42,9 +41,8 @@ from weft.runtime.step.losses import (
     with_member,
 )
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.optimizers import Optimizer, TorchOptimizer
+from weft.runtime.step.optimizers import Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
-from weft.runtime.step.schedules import Plateau
 from weft.runtime.step.state import State
 
 
@@ -72,14 +70,15 @@ class Stack:
         check_ranks(tasks[0], mean_of_rows, self._own_metric is not None, self.source.reduce.ranks)
         self._make_evaluations()
         self.columns = ["loss", *self._evaluations[0].columns]
-        flat, buffers = self.members.initial()
+        flat, buffers = self.members.initial
+        del self.members.initial
         self._torch_optimizer: TorchOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])
         self.best_state: ModuleState | None = None  # a user's module when its best weights were evaluated
         self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self.use_state(State.new(tasks, flat, buffers, len(self.columns), self._length))
         Preflight(self.members, self.state, self._loss_of)()
-        if any(self.members.without_gradient):
+        if any(self.members.findings.without_gradient):
             self.use_state(self.state)  # no decay where torch would skip the update
         self._try_functions()
 
@@ -107,12 +106,12 @@ class Stack:
             if self._torch_optimizer is None:  # made once: it keeps what it has learnt
                 layout, model = self.members.layout, self.members.model
                 self._torch_optimizer = TorchOptimizer(tasks[0], layout, model, state.flat, steps)
-            self._torch_optimizer.without = frozenset(self.members.without_gradient)
+            self._torch_optimizer.without = frozenset(self.members.findings.without_gradient)
             rates = [self._torch_optimizer.first_rate]
         self.optimizer = self._torch_optimizer or Optimizer(tasks, self.members.layout, self._length, device, steps)
         splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
-        self._book = Bookkeeper.of(tasks, 1 + len(splits), watched, device, self.metric)
+        self._book = Bookkeeper(tasks, 1 + len(splits), watched, device, self.metric)
         self._plateau = Plateau(tasks, self.columns, rates, device) if tasks[0].schedule == "plateau" else None
         self.forward = self.members.forward
         self.members.attach(state)
@@ -131,8 +130,11 @@ class Stack:
             )
         batch = self.source.example()
         with same_draws(self.device):
-            if self.members.hidden_state is not None:  # a module that keeps something is called as a copy
-                output = evaluated = with_member(evaluated_by_copy(self.members, state, batch))
+            if self.members.findings.hidden_state is not None:  # a module that keeps something is called as a copy
+                own = {name: buffer[0] for name, buffer in state.buffers.items()}
+                model = self.members.model_of(self.members.slots[0], state.flat[0], own, as_written=False)
+                with torch.no_grad():
+                    output = evaluated = with_member(bind(model)(batch))
             else:
                 before = state.snapshot()
                 output = self.forward(state.flat, training=True, batch=batch)
@@ -178,7 +180,7 @@ class Stack:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``, in new tensors: a CUDA graph of the step is invalid after this."""
-        self.members.select(rows)
+        self.members.slots = [self.members.slots[row] for row in rows]
         if self._splits.parts:
             self._make_evaluations()
         self.use_state(self.state.select(rows))
@@ -215,13 +217,16 @@ class Stack:
         if not evaluated:
             self._book.loss_alone(state, losses, steps)
             return
-        module_state, copy = self.members.module_state(), None
+        # A GPU captures the step of a module whose calls do not depend on earlier ones. To read its attributes, which
+        # affect no result, would make the host wait for the device.
+        reads = self.members.findings.hidden_state is not None or state.flat.device.type != "cuda"
+        module_state, copy = self.members.module_state() if reads else None, None
         # An evaluation may change buffers: the best weights go with those that they were evaluated with.
-        changed = state.buffers if self.members.changed_in_evaluation else {}
+        changed = state.buffers if self.members.findings.changed_in_evaluation else {}
         before = {name: buffer.clone() for name, buffer in changed.items()}
-        if self.members.unsaved:
+        if self.members.findings.unsaved:
             own = {name: buffer[0] for name, buffer in state.buffers.items()}
-            copy = model_of(self.members, self.members.slots[0], state.evaluated[0], own, state)
+            copy = self.members.model_of(self.members.slots[0], state.evaluated[0], own)
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
@@ -234,7 +239,7 @@ class Stack:
             self._book(state, rows, steps)
             for name, buffer in after.items():
                 state.buffers[name].copy_(buffer)
-            if module_state is not None and int(state.best_epoch[0]) == epoch:  # alone, and its step is not captured
+            if module_state is not None and int(state.best_epoch[0]) == epoch:
                 self.best_state, self.best_copy = module_state, copy
 
     def _evaluated(self, logits: Any) -> Tensor:
@@ -245,18 +250,11 @@ class Stack:
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
-        reduce = self.source.reduce
-        if reduce.ranks == 1:
-            return self.forward.gradients(flat, batch, self._loss, self._ones)
-        # Rows are spread over ranks: gradients are sent while the backward pass continues.
-        from weft.dist.reduce import EarlyGradients
-
-        early = EarlyGradients(self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, reduce)
-        with self.forward.watched(early.take) as leaves:
-            losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
-        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
-        grads = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
-        return early.finish(losses.detach(), grads)
+        losses, gradients = self.forward.gradients(flat, batch, self._loss, self._ones)
+        if self.source.reduce.ranks == 1:
+            return losses, gradients
+        summed = self.source.reduce.sum(torch.cat([losses[:, None], gradients], 1))  # over ranks, in one collective
+        return summed[:, 0], summed[:, 1:].contiguous()
 
     @property
     def infer(self) -> Callable[[Tensor, Batch], Any]:
@@ -274,12 +272,11 @@ class Stack:
     @contextmanager
     def as_function(self) -> Iterator[None]:
         """Inside, the model is a function of the weights that it receives, as a trace needs it."""
-        if not isinstance(self.forward, LeafForward):
+        own, members = self.forward, self.members
+        members.forward = self.forward = members.forward_of(members.model, alone=False)
+        members.attach(self.state)
+        try:
             yield
-            return
-        leaf_forward = self.forward
-        with leaf_forward.as_function() as self.forward:
-            try:
-                yield
-            finally:
-                self.forward = leaf_forward
+        finally:
+            members.forward = self.forward = own
+            members.attach(self.state)

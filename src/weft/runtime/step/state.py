@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from weft.core.compatibility import loop_parts
+from weft.core.settings import PLATEAU, lower_is_better
 from weft.core.task import Task
-from weft.runtime.step.schedules import RATE, plateau_state
 
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
+RATE = "rate"  # what the rates of a table are multiplied by, [T]
 FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
 
 
@@ -126,19 +127,13 @@ class State:
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
 
-    def row(self, index: int) -> dict[str, Tensor]:
-        """One member's state, on the host, by the names of :meth:`tensors`."""
-        return {name: tensor[index].detach().cpu().clone() for name, tensor in self.tensors().items()}
-
     def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
         if len(rows) == 1:
-            return self.of({name: tensor[rows[0] : rows[0] + 1].clone() for name, tensor in self.tensors().items()})
-        index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
-        return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
-
-    def of(self, tensors: Mapping[str, Tensor]) -> State:
-        """A state of ``tensors``, by the names of :meth:`tensors`."""
+            tensors = {name: tensor[rows[0] : rows[0] + 1].clone() for name, tensor in self.tensors().items()}
+        else:
+            index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
+            tensors = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
         return State(
             **{name: tensors[name] for name in PLAIN},
             moments=tuple(tensors[f"moment.{index}"] for index in range(len(self.moments))),
@@ -146,6 +141,18 @@ class State:
             best_buffers={name: tensors[f"best_buffer.{name}"] for name in self.best_buffers},
             extras={name: tensors[f"loop.{name}"] for name in self.extras},
         )
+
+
+def plateau_state(tasks: Sequence[Task], device: torch.device) -> dict[str, Tensor]:
+    """The state before the first epoch: the best value so far, evaluations without a better one, and cooling down."""
+    watched = [str((PLATEAU | task.plateau)["watch"]) for task in tasks]
+    best = [torch.inf if lower_is_better(column) else -torch.inf for column in watched]
+    zeros = torch.zeros(len(tasks), dtype=torch.int64, device=device)
+    return {
+        "plateau_best": torch.tensor(best, dtype=torch.float64, device=device),
+        "plateau_bad": zeros,
+        "plateau_cooldown": zeros.clone(),
+    }
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import weft
@@ -21,7 +19,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(
         dividing, "profile_group", lambda group, workers, limit: profile(group, workers, steps=4, limit=3.0)
     )
-    monkeypatch.setattr(dividing.Dividing, "workers", 2)
+    monkeypatch.setattr(dividing, "host_workers", lambda machine: 2)
 
 
 class Slowed:
@@ -65,7 +63,7 @@ def test_a_divided_run_has_the_numbers_of_any_other():
     assert set(mine[0].plan.phases["phases"]) >= {"batching_cpu", "training_npu"}
 
 
-def test_the_journal_says_that_the_host_became_slow_and_no_number_changes(tmp_path):
+def test_a_host_that_becomes_slow_changes_no_number():
     slowed = Slowed(10**9, 6.0)
     npu = ThreadAccelerator("npu", slowed)
     task, since = sweep(epochs=10).tasks()[0], []
@@ -76,12 +74,9 @@ def test_the_journal_says_that_the_host_became_slow_and_no_number_changes(tmp_pa
             since.append(event.data["epoch"])
 
     about = {"device": "cpu", "progress": False}
-    mine = weft.run(task, options=weft.RunOptions(hardware=npu), on_event=slow_down, out=tmp_path / "run", **about)
+    mine = weft.run(task, options=weft.RunOptions(hardware=npu), on_event=slow_down, **about)
     npu.stop()
-    journal = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    told = [line["message"] for line in journal if line["event"] == "note" and "batching_cpu takes" in line["message"]]
-    after = int(told[0].split("after epoch ")[1].split(":")[0])
-    assert after <= since[0] + 2
+    assert since
     assert mine.history == weft.run(task, **about).history
 
 

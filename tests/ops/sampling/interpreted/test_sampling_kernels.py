@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
-from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
+from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
-from weft.ops.sampling.gather_rows import GatherLaunch, gather_cached_triton, gather_rows_torch, gather_rows_triton
+from weft.ops.sampling.gather_rows import GatherLaunch, gather_rows_torch, gather_rows_triton
 from weft.ops.sampling.paper_triton import (
     PaperLaunch,
     ThreadsLaunch,
     first_low_class,
     order_by_class,
-    sample_classes_triton,
     sample_paper_triton,
     sample_threads_triton,
 )
@@ -57,7 +56,7 @@ def test_edges_beyond_32_bits(tmp_path):
     mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
     assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
     assert int(mine.edges.max()) > 2**31
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         assert_same_sample(
             sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
         )
@@ -73,31 +72,30 @@ def test_reservoir(fanout):
     assert mine.edges is not None
 
 
-@pytest.mark.parametrize("sampler", [sample_paper_triton, sample_classes_triton])
 @pytest.mark.parametrize("fanout", [1, 3, 7, 40])
-def test_paper(fanout, sampler):
+def test_paper(fanout):
     indptr, indices = random_csr()
     expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
     for few in (4, 100):
         launch = PaperLaunch(8, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
-        assert_same_sample(sampler(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
+        assert_same_sample(sample_paper_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
 
 
 @pytest.mark.parametrize("fanout", [1, 7, 40])
-@pytest.mark.parametrize(("threshold", "each"), [(1, 1), (8, 1), (64, 1), (8, 4), (64, 2), (64, 4)])
-def test_paper_with_a_few_threads_per_row(fanout, threshold, each):
+@pytest.mark.parametrize("threshold", [1, 8, 64])
+def test_paper_with_one_thread_per_row(fanout, threshold):
     """All rows above the threshold, some, and none; fewer programs than rows above it."""
     indptr, indices = random_csr(70)
     seeds = torch.cat([SEEDS, torch.arange(70, dtype=torch.int32)])
     expected = sample_reservoir_torch(indptr, indices, seeds, fanout, CLOCK, 2)
-    launch = ThreadsLaunch(threshold, each, high_programs=2, num_warps=1)
+    launch = ThreadsLaunch(threshold, high_programs=2, num_warps=1)
     assert_same_sample(sample_threads_triton(indptr, indices, seeds, fanout, CLOCK, 2, launch=launch), expected)
 
 
 def test_samplers_of_the_paper_without_work():
     indptr, indices = random_csr()
     isolated = torch.full((5,), 3, dtype=torch.int32)
-    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_threads_triton):
         assert sampler(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
         assert sampler(indptr, indices, isolated, 3, CLOCK).indptr.tolist() == [0] * 6
 
@@ -123,7 +121,7 @@ def test_rows_in_order_of_their_degree_class():
 def test_hops_with_compaction(fanouts, seeds):
     indptr, indices = random_csr(40)
     seeds = seeds % 40
-    compactor, sampler = Compactor(40, torch.device("cpu"), CompactLaunch(64, 4)), CpuSampler(indptr, indices)
+    compactor, sampler = Compactor(40, torch.device("cpu"), 64, 4), CpuSampler(indptr, indices)
     for batch in range(2):
         clock = make_clock(0, 4, batch)
         hops = sample_hops_triton(
@@ -164,11 +162,11 @@ def test_gather_with_a_cache(width):
     cache = x[held] + 100  # so that the result tells where a row came from
     ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
     for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True, programs=1)):
-        rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
+        rows = gather_rows_triton(x, ids, cached=(cache, slots, hits), launch=launch)
         assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
     assert hits.tolist() == [6]
     out = torch.zeros(5, width)
-    gather_cached_triton(x, cache, slots, ids, hits, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
+    gather_rows_triton(x, ids, out, count=torch.tensor([2]), cached=(cache, slots, hits), launch=GatherLaunch(2, 16))
     assert torch.equal(out[:2], cache[[1, 1]])
     assert not out[2:].any()
     assert hits.tolist() == [8]

@@ -28,7 +28,7 @@ from tests.runtime.user_modules.kept.modules import (
 )
 from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import EPOCHS, GRAPH, RATE, preempted_after, run, seed_all, tasks_of
-from weft.runtime.modules.global_state import GlobalsSnapshot
+from weft.runtime.modules.state import GlobalsSnapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's on modules of torch.jit, old norms and sparse tensors
 OUTSIDE = {

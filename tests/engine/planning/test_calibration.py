@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from weft.planner.cost.calibration import MAX_OBSERVATIONS, Calibration, Observation, fit, solve
+from weft.engine.learning import MAX_OBSERVATIONS, fit, with_runs
+from weft.planner.cost.calibration import Calibration, Observation
 
 TRUTH = {"spmm": 1.6, "attention": 3.0, "matmul": 0.8, "pointwise": 1.2, "launch": 2.0}
 
@@ -51,7 +52,7 @@ def test_one_run_moves_all_families_alike():
 
 
 def test_families_that_were_never_seen_stay_as_they_are():
-    calibration = Calibration().with_observations([Observation({"spmm": 1.0}, 2.0)])
+    calibration = with_runs(Calibration(), [Observation({"spmm": 1.0}, 2.0)])
     assert calibration.factor("attention") == 1.0
     assert calibration.factor("spmm") == pytest.approx(2.0, rel=0.05)
 
@@ -59,13 +60,11 @@ def test_families_that_were_never_seen_stay_as_they_are():
 def test_nothing_known_changes_nothing():
     assert fit([]) == {}
     assert not Calibration().observations
-    assert (
-        Calibration().with_observations([Observation({}, 1.0), Observation({"spmm": 1.0}, math.nan)]) == Calibration()
-    )
+    assert with_runs(Calibration(), [Observation({}, 1.0), Observation({"spmm": 1.0}, math.nan)]) == Calibration()
 
 
 def test_old_runs_are_forgotten():
-    calibration = Calibration().with_observations(runs(MAX_OBSERVATIONS + 10))
+    calibration = with_runs(Calibration(), runs(MAX_OBSERVATIONS + 10))
     assert len(calibration.observations) == MAX_OBSERVATIONS
     assert calibration.observations[-1].label == f"run {MAX_OBSERVATIONS + 9}"
 
@@ -80,7 +79,7 @@ LARGE = {"spmm": 0.2, "matmul": 0.1, "pointwise": 0.05, "launch": 0.001}
 
 
 def test_toy_runs_do_not_correct_a_large_graph():
-    calibration = Calibration().with_observations(toys(400))
+    calibration = with_runs(Calibration(), toys(400))
     total = sum(LARGE.values())
     assert predicted(calibration.factors, toys(1)[0]) == pytest.approx(9e-4, rel=0.1)
     own = calibration.for_epoch(total)
@@ -91,7 +90,7 @@ def test_toy_runs_do_not_correct_a_large_graph():
 
 def test_toy_runs_do_not_push_out_a_large_one():
     large = Observation(LARGE, 0.37, "large")
-    calibration = Calibration().with_observations([large, *toys(MAX_OBSERVATIONS + 50)])
+    calibration = with_runs(Calibration(), [large, *toys(MAX_OBSERVATIONS + 50)])
     assert len(calibration.observations) == MAX_OBSERVATIONS
     assert large in calibration.observations
     own = calibration.for_epoch(large.predicted)
@@ -104,9 +103,5 @@ def test_runs_of_one_length_count_like_a_few():
 
 
 def test_json_round_trip():
-    calibration = Calibration().with_observations(runs(5))
+    calibration = with_runs(Calibration(), runs(5))
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
-
-
-def test_small_systems_are_solved():
-    assert solve([[0.0, 2.0], [1.0, 1.0]], [4.0, 5.0]) == pytest.approx([3.0, 2.0])

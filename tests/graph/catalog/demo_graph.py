@@ -1,4 +1,4 @@
-"""Write the embedded graph, demo.npz: ``python -m weft.graph.generate.demo [FILE]``.
+"""Write the embedded graph, demo.npz: ``python -m tests.graph.catalog.demo_graph [FILE]``.
 
 A generated citation-like graph of the size of Cora: sparse bag-of-words features, 7 classes, Planetoid's split.
 """
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.graph.catalog.names import DEMO
 from weft.graph.generate import citation
 from weft.graph.graph import Graph
-
-FILE = Path(__file__).parents[1] / "embedded" / "demo.npz"
 
 
 def demo_graph() -> Graph:
@@ -37,4 +36,4 @@ def demo_arrays() -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    np.savez_compressed(Path(sys.argv[1]) if len(sys.argv) > 1 else FILE, **demo_arrays())
+    np.savez_compressed(Path(sys.argv[1]) if len(sys.argv) > 1 else DEMO, **demo_arrays())
