@@ -57,25 +57,27 @@ def library_paths() -> list[str]:
     return [*loaded, *wheels, *system, "libcusparse.so.12", "libcusparse.so"]
 
 
-class Library:
-    """libcusparse with checked calls."""
+class Handle:
+    """A cuSPARSE handle, with checked calls of the library that torch has loaded."""
 
     def __init__(self) -> None:
         torch.cuda.init()
         torch.cuda.current_blas_handle()  # makes torch load its CUDA libraries
-        self._dll, self.path = self._open()
+        self._dll = self._open()
         for name, arguments in SIGNATURES.items():
             function = getattr(self._dll, name)
             function.argtypes, function.restype = arguments, c_int
         self._dll.cusparseGetErrorString.argtypes = [c_int]
         self._dll.cusparseGetErrorString.restype = c_char_p
+        self.pointer = c_void_p()
+        self.call("cusparseCreate", byref(self.pointer))
 
     @staticmethod
-    def _open() -> tuple[ctypes.CDLL, str]:
+    def _open() -> ctypes.CDLL:
         reasons = []
         for path in library_paths():
             try:
-                return ctypes.CDLL(path), path
+                return ctypes.CDLL(path)
             except OSError as error:
                 reasons.append(str(error))
         raise RuntimeError(f"no libcusparse could be loaded: {'; '.join(reasons)}")
@@ -87,24 +89,15 @@ class Library:
             reason = self._dll.cusparseGetErrorString(status).decode()
             raise RuntimeError(f"{name} failed with status {status}: {reason}")
 
-
-class Handle:
-    """A cuSPARSE handle."""
-
-    def __init__(self) -> None:
-        self.library = Library()
-        self.pointer = c_void_p()
-        self.library.call("cusparseCreate", byref(self.pointer))
-
     def version(self) -> int:
         """cuSPARSE's version number."""
         number = c_int()
-        self.library.call("cusparseGetVersion", self.pointer, byref(number))
+        self.call("cusparseGetVersion", self.pointer, byref(number))
         return number.value
 
     def use_current_stream(self) -> None:
         """Work goes to torch's current stream (another one while a CUDA graph is recorded)."""
-        self.library.call("cusparseSetStream", self.pointer, c_void_p(torch.cuda.current_stream().cuda_stream))
+        self.call("cusparseSetStream", self.pointer, c_void_p(torch.cuda.current_stream().cuda_stream))
 
 
 class Product:
@@ -113,7 +106,7 @@ class Product:
     def __init__(
         self, handle: Handle, indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, out: Tensor, algorithm: str
     ) -> None:
-        self._handle, self._library = handle, handle.library
+        self._handle = handle
         self._kept = (indptr, indices, values, x, out)
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self._matrix = self._csr(indptr, indices, values, x.shape[0])
@@ -124,14 +117,14 @@ class Product:
             byref(self._zero), self._out, COMPUTE_FLOAT32, ALGORITHMS[algorithm],
         ]  # fmt: skip
         size = c_size_t()
-        self._library.call("cusparseSpMM_bufferSize", *self._arguments, byref(size))
+        self._handle.call("cusparseSpMM_bufferSize", *self._arguments, byref(size))
         self._buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=x.device)
         self._arguments.append(c_void_p(self._buffer.data_ptr()))
-        self._library.call("cusparseSpMM_preprocess", *self._arguments)
+        self._handle.call("cusparseSpMM_preprocess", *self._arguments)
 
     def _csr(self, indptr: Tensor, indices: Tensor, values: Tensor, num_cols: int) -> c_void_p:
         descriptor = c_void_p()
-        self._library.call(
+        self._handle.call(
             "cusparseCreateCsr", byref(descriptor), indptr.numel() - 1, num_cols, indices.numel(),
             indptr.data_ptr(), indices.data_ptr(), values.data_ptr(),
             INDEX_TYPES[indptr.dtype], INDEX_TYPES[indices.dtype], BASE_ZERO, VALUE_TYPES[values.dtype],
@@ -141,7 +134,7 @@ class Product:
     def _dense(self, matrix: Tensor) -> c_void_p:
         descriptor = c_void_p()
         rows, cols = matrix.shape
-        self._library.call(
+        self._handle.call(
             "cusparseCreateDnMat", byref(descriptor), rows, cols, cols, matrix.data_ptr(),
             VALUE_TYPES[matrix.dtype], ORDER_ROW,
         )  # fmt: skip
@@ -149,13 +142,13 @@ class Product:
 
     def __call__(self) -> None:
         self._handle.use_current_stream()
-        self._library.call("cusparseSpMM", *self._arguments)
+        self._handle.call("cusparseSpMM", *self._arguments)
 
     def close(self) -> None:
         """Destroy the descriptors."""
-        self._library.call("cusparseDestroySpMat", self._matrix)
-        self._library.call("cusparseDestroyDnMat", self._x)
-        self._library.call("cusparseDestroyDnMat", self._out)
+        self._handle.call("cusparseDestroySpMat", self._matrix)
+        self._handle.call("cusparseDestroyDnMat", self._x)
+        self._handle.call("cusparseDestroyDnMat", self._out)
 
 
 def csr(adj: Adjacency, values: Tensor) -> Tensor:

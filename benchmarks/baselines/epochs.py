@@ -124,25 +124,20 @@ def ordered_edges(graph: Graph, order: str) -> Tensor:
     return edge_index[:, torch.sort(edge_index[0], stable=True).indices]
 
 
-def pyg_model(name: str, graph: Graph, setting: Setting) -> nn.Module:
-    """PyG's own model with the options that leave augmentation to the caller."""
+def basic_gnn(name: str, sizes: tuple[int, int, int, int], dropout: float, heads: int, **options: Any) -> nn.Module:
+    """PyG's own model of ``sizes`` = (inputs, hidden, layers, outputs)."""
     from torch_geometric.nn import models
 
-    build, options = {
-        "gcn": (models.GCN, {"normalize": False}),
-        "sage": (models.GraphSAGE, {}),
-        "gin": (models.GIN, {}),
-        "gat": (models.GAT, {"heads": setting.heads, "add_self_loops": False, "act": "elu"}),
-    }[name]
-    model = build(
-        graph.num_features,
-        setting.hidden,
-        setting.layers,
-        graph.num_classes,
-        dropout=setting.dropout,
-        **options,
-    )
-    return model.to(graph.device)
+    attention = {"heads": heads, "act": "elu"} if name == "gat" else {}
+    build = {"gcn": models.GCN, "sage": models.GraphSAGE, "gin": models.GIN, "gat": models.GAT}[name]
+    return build(*sizes, dropout=dropout, **attention, **options)
+
+
+def pyg_model(name: str, graph: Graph, setting: Setting) -> nn.Module:
+    """PyG's own model with the options that leave augmentation to the caller."""
+    options = {"gcn": {"normalize": False}, "gat": {"add_self_loops": False}}.get(name, {})
+    sizes = (graph.num_features, setting.hidden, setting.layers, graph.num_classes)
+    return basic_gnn(name, sizes, setting.dropout, setting.heads, **options).to(graph.device)
 
 
 def pyg_inputs(name: str, graph: Graph, edge_index: Tensor) -> tuple[Tensor, ...]:
@@ -256,19 +251,11 @@ class InputDropout(nn.Module):
 
 def pyg_net(task: Task, in_features: int, out_features: int) -> InputDropout:
     """The PyG model that equals the named model of ``task``."""
-    from torch_geometric.nn import GATConv, models
+    from torch_geometric.nn import GATConv
 
-    attention = {"heads": task.heads, "act": "elu"}
-    build, options = {
-        "gcn": (models.GCN, {"cached": True}),
-        "sage": (models.GraphSAGE, {}),
-        "gin": (models.GIN, {}),
-        "gat": (models.GAT, attention),
-    }[task.model]
-    body = build(
-        in_features, task.hidden, task.layers, out_features,
-        dropout=task.dropout, **NORMS[task.norm], **options,
-    )  # fmt: skip
+    options = {**NORMS[task.norm], **({"cached": True} if task.model == "gcn" else {})}
+    sizes = (in_features, task.hidden, task.layers, out_features)
+    body = basic_gnn(task.model, sizes, task.dropout, task.heads, **options)
     if task.model == "gat":
         body.convs[-1] = GATConv(task.hidden, out_features, heads=task.out_heads, concat=False, dropout=task.dropout)
     return InputDropout(body, task.input_dropout or 0.0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -106,14 +107,19 @@ class RandomModule(nn.Module):
         return torch.stack(layers).amax(0) if self.jump == "max" else layers[-1]
 
 
-def random_module(seed: int) -> Factory:
-    """The factory of the module of a seed."""
+def named(name: str, make: Factory) -> Factory:
+    """A factory called ``name``, which the names of tasks are made of."""
 
     def build(in_features: int, out_features: int) -> nn.Module:
-        return RandomModule(Recipe.of(seed), in_features, out_features)
+        return make(in_features, out_features)
 
-    build.__name__ = f"random-{seed}"
+    build.__name__ = name
     return build
+
+
+def random_module(seed: int) -> Factory:
+    """The factory of the module of a seed."""
+    return named(f"random-{seed}", partial(RandomModule, Recipe.of(seed)))
 
 
 OPAQUE: dict[str, tuple[str, dict[str, object]]] = {
@@ -130,13 +136,12 @@ def opaque_module(name: str, layers: int = 3, hidden: int = 64) -> Factory:
     """The factory of a PyG model, called the PyG way: ``(x, edge_index)``."""
     kind, options = OPAQUE[name]
 
-    def build(in_features: int, out_features: int) -> nn.Module:
+    def make(in_features: int, out_features: int) -> nn.Module:
         from torch_geometric.nn import models
 
         return getattr(models, kind)(in_features, hidden, layers, out_features, dropout=0.5, **options)
 
-    build.__name__ = name
-    return build
+    return named(name, make)
 
 
 class NormedGCN(nn.Module):
@@ -208,13 +213,7 @@ NAMES = tuple(_makers(16))
 
 def users_module(name: str, hidden: int = 64) -> Factory:
     """The factory of a module by its name."""
-    make = _makers(hidden)[name]
-
-    def build(in_features: int, out_features: int) -> nn.Module:
-        return make(in_features, out_features)
-
-    build.__name__ = name
-    return build
+    return named(name, _makers(hidden)[name])
 
 
 SHAPES = (

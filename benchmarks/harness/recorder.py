@@ -23,7 +23,7 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        **{name: version(name) for name in PACKAGES},
     }
+    for name in PACKAGES:
+        found[name] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found | (gpu(device) if device.type == "cuda" else cpu())
 
 
@@ -71,14 +74,6 @@ def commit() -> str | None:
     if Path(top.strip()).resolve() != ROOT:
         return None
     return found.strip() + ("+" if changed.strip() else "")
-
-
-def version(package: str) -> str | None:
-    """The installed version, None where the package is missing."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def gpu(device: torch.device) -> dict[str, Any]:
@@ -158,6 +153,11 @@ class Recorder:
     def left(self) -> float:
         """Seconds of the budget that are left."""
         return self._budget - self.elapsed
+
+    def need_gpu(self) -> None:
+        """Have the cell skipped on a machine without a GPU."""
+        if self.device.type != "cuda":
+            raise NotHere("needs a GPU")
 
     def say(self, text: str) -> None:
         """A line of progress with the time."""

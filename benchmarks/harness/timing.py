@@ -184,18 +184,12 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 FLOAT = 4
 
 
-def structure_bytes(adj: Adjacency) -> int:
-    """Row offsets and column ids."""
-    return adj.indptr.numel() * adj.indptr.element_size() + adj.num_edges * adj.indices.element_size()
-
-
 def compulsory_bytes(adj: Adjacency, num_features: int, factors: int) -> int:
-    """Structure, factors, x once, out once."""
-    dense = (adj.num_rows + adj.num_cols) * num_features * FLOAT
-    return structure_bytes(adj) + factors + dense
+    """Row offsets and column ids, factors, x once, out once."""
+    return gathered_bytes(adj, num_features, factors) + (adj.num_cols - adj.num_edges) * num_features * FLOAT
 
 
 def gathered_bytes(adj: Adjacency, num_features: int, factors: int) -> int:
-    """Structure, factors, a row of x per edge, out once."""
-    dense = (adj.num_edges + adj.num_rows) * num_features * FLOAT
-    return structure_bytes(adj) + factors + dense
+    """Row offsets and column ids, factors, a row of x per edge, out once."""
+    structure = adj.indptr.numel() * adj.indptr.element_size() + adj.num_edges * adj.indices.element_size()
+    return structure + factors + (adj.num_edges + adj.num_rows) * num_features * FLOAT

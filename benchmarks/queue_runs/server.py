@@ -72,8 +72,13 @@ class DeviceSampler:
     """Samples while entered; without NVML it finds nothing, and its figures are None."""
 
     def __init__(self, index: int | None) -> None:
-        self._gpu = _gpu(index)
-        self._before = self._memory()
+        self._gpu: NVML | None = None
+        with suppress(OSError, AttributeError):  # where the driver does not answer
+            gpu = None if index is None else NVML(index)
+            if gpu is not None:
+                gpu.busy(), gpu.used_bytes()
+            self._gpu = gpu
+        self.bytes_before = self._memory()  # that were taken on the device when this was made
         self.samples: list[tuple[float, float, int]] = []  # time, share busy, bytes above those at the start
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -101,23 +106,6 @@ class DeviceSampler:
             return {"utilisation": None, "device_peak_bytes": None}
         peak = max(sample[2] for sample in inside) - idle_bytes
         return {"utilisation": fmean(sample[1] for sample in inside), "device_peak_bytes": peak}
-
-    @property
-    def bytes_before(self) -> int:
-        """Bytes that were taken on the device when this was made."""
-        return self._before
-
-
-def _gpu(index: int | None) -> NVML | None:
-    """The GPU of that index; None without one, or where the driver does not answer."""
-    if index is None:
-        return None
-    try:
-        found = NVML(index)
-        found.busy(), found.used_bytes()
-    except (OSError, AttributeError):
-        return None
-    return found
 
 
 Settings = Mapping[str, Any]

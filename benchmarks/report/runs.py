@@ -55,9 +55,6 @@ def whole_runs(results: Results) -> str:
     return table(["tasks", "epochs", "one after another, s", "all at once, s", "ratio"], rows)
 
 
-# ---- wall clock --------------------------------------------------------------------------------------
-
-
 def first_minute(results: Results) -> str:
     """Whole runs from a fresh process on."""
     legend, rows = Legend(), []
@@ -111,9 +108,6 @@ def _kernels_of(results: Results, **about: Any) -> str:
         return ""
     longest = [f"`{name}` {number(ms)}" for name, ms in list(cell["kernels"].items())[:3]]
     return f"Longest kernels of a step of *{cell['case']}*, T = {cell['tasks']}, in ms: {', '.join(longest)}."
-
-
-# ---- CPU ---------------------------------------------------------------------------------------------
 
 
 def _cpu_seconds(results: Results, evaluated: str, side: str) -> list[float]:

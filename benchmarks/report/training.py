@@ -87,9 +87,6 @@ def epoch(results: Results) -> str:
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
 
 
-# ---- sweeps ------------------------------------------------------------------------------------------
-
-
 def _sweeps(results: Results) -> list[Cell]:
     """Weft's largest sweep of each shape, model and precision."""
     largest: dict[tuple[str, str, str], Cell] = {}
@@ -113,9 +110,6 @@ def sweep(results: Results) -> str:
     header = ["shape", "model", "T", "precision", "Weft, ms per task", *(f"over {NAMES[side]}" for side in BASELINES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
-
-
-# ---- README ------------------------------------------------------------------------------------------
 
 
 HEADLINE = [("gcn", 1, "fp32"), ("gcn", 32, "fp32"), ("gcn", 32, "tf32"), ("gcn", 32, "bf16"), ("sage", 1, "fp32"),
@@ -241,9 +235,6 @@ def spmm_sentence() -> str:
     )
 
 
-# ---- many tasks --------------------------------------------------------------------------------------
-
-
 def multi_kernels(results: Results) -> str:
     """One SpMM of T tasks."""
     legend, rows = Legend(), []
@@ -260,9 +251,6 @@ def multi_kernels(results: Results) -> str:
     header = ["T", "Weft, rows by cluster", "rows by length", "one wide cuSPARSE", "T of cuSPARSE", "over wide",
               "over separate", "ms per task", "TB/s", "run"]  # fmt: skip
     return f"{table(header, rows)}\n\n{legend.text()}"
-
-
-# ---- sampling ----------------------------------------------------------------------------------------
 
 
 def sampling(results: Results) -> str:

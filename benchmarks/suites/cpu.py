@@ -38,13 +38,6 @@ def paper_task(graph: Graph, epochs: int, eval_every: int, seed: int = 0) -> Tas
     )  # fmt: skip
 
 
-def find_graph(folder: Path) -> Graph:
-    """Cora where it lies in ``folder``, else the embedded graph."""
-    if (folder / "cora.npz").exists():
-        return read_graph(folder, "cora")
-    return row_normalised(load("demo"))
-
-
 def faster_threads(graph: Graph, x: torch.Tensor, edge_index: torch.Tensor, most: int, epochs: int = 10) -> int:
     """The number of threads, up to ``most``, with which PyG trains a few epochs of the task fastest; best of two."""
     task, seconds = paper_task(graph, epochs, 1), {}
@@ -100,7 +93,9 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     recorder = Recorder("cpu", args)
-    graph = recorder.prepare("graph", lambda: find_graph(args.data))
+    embedded = not (args.data / "cora.npz").exists()
+    make = lambda: row_normalised(load("demo")) if embedded else read_graph(args.data, "cora")  # noqa: E731
+    graph = recorder.prepare("graph", make)
     if graph is not None:
         run_all(recorder, graph, args)
     recorder.print_tables(runs.cpu)

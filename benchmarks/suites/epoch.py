@@ -134,16 +134,18 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace) -> None:
         for side in (side for side in SIDES if side in wanted):
             recorder.cell(
                 {"shape": shape, "model": model, "side": side},
-                lambda m=model, s=side: checked(s, m, graph, setting, order, args.compile_large),
+                lambda m=model, s=side: checked(s, m, graph, setting, order, args),
             )
 
 
-def checked(side: str, model: str, graph: Graph, setting: Setting, order: str, compile_large: bool) -> dict[str, Any]:
+def checked(
+    side: str, model: str, graph: Graph, setting: Setting, order: str, args: Namespace, precision: str = "fp32"
+) -> dict[str, Any]:
     """:func:`measure`, or NotHere with the reason why this cell is left out."""
-    why_not = left_out(side, model, graph, compile_large)
+    why_not = left_out(side, model, graph, args.compile_large)
     if why_not:
         raise NotHere(why_not)
-    return measure(side, model, graph, setting, order)
+    return measure(side, model, graph, setting, order, precision)
 
 
 def left_out(side: str, model: str, graph: Graph, compile_large: bool) -> str | None:

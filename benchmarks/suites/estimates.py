@@ -20,7 +20,6 @@ needed: what a changed model would have said of them.
 from __future__ import annotations
 
 import gc
-import json
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ import torch
 from benchmarks.baselines.trainings import SETS, Entry, entries
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, listed
+from benchmarks.harness.results import Results
 from benchmarks.harness.timing import synchronize
 from weft.core.machine import Machine
 from weft.core.plan import Plan
@@ -72,9 +72,6 @@ def weighed(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in usable(cells) if cell.get("measured") != "time"]
 
 
-# ---- time --------------------------------------------------------------------------------------------
-
-
 def calibrated(cells: Sequence[Cell]) -> list[float | None]:
     """Seconds of every cell with factors fitted to the other half of the cells."""
     run = timed(cells)
@@ -94,9 +91,6 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
     if min(len(set(one)), len(set(other))) < 2:
         return None
     return float(spearmanr(one, other).statistic)
-
-
-# ---- summary -----------------------------------------------------------------------------------------
 
 
 def groups(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
@@ -140,18 +134,6 @@ def _time(estimated: list[float], measured: list[float]) -> dict[str, float | No
 
 MEASURED = ("allocated", "reserved", "seconds", "before", "before_reserved", "fits", "notes")
 HOST = torch.device("cpu")
-
-
-def machine_of(path: Path) -> Machine:
-    """The machine that a results file was estimated for; of several runs that of the newest."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return Machine.from_dict(data["runs"][-1]["machine"] if "runs" in data else data["machine"])
-
-
-def measured_cells(path: Path) -> list[dict[str, Any]]:
-    """The cells of a results file that were run, without those whose time alone counts."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return [cell for cell in cells if cell["status"] == "ok" and cell.get("fits") and cell.get("measured") != "time"]
 
 
 def entry_of(cell: dict[str, Any]) -> Entry:
@@ -236,12 +218,6 @@ def _timed(run: GroupRun, device: torch.device, epochs: int) -> float:
     return (time.perf_counter() - start) / epochs
 
 
-def foreseen(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
-    """The estimate of a training for ``machine``, on a graph that lies anywhere."""
-    members = entry.tasks(graph, tasks, hidden)
-    return estimate(members, plan_as_one_group(members, graph.stats(), machine.device), machine)
-
-
 def cell(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
     """One training, estimated and, where the estimate says that it fits, run."""
     members = entry.tasks(graph, tasks, hidden)
@@ -301,16 +277,21 @@ def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
         del graph
 
 
-def run_again(recorder: Recorder, machine: Machine, args: Namespace) -> None:
+def run_again(recorder: Recorder, cells: list[Cell], machine: Machine, args: Namespace) -> None:
     """Every training of ``--against``, estimated anew for the machine that it was run on."""
 
     def estimated(cell: Cell, graph: Graph) -> Cell:
         entry = entry_of(cell)
         about = {"set": entry.kind, "queue": entry.queue, "layers": entry.layers}
         kept = {name: cell[name] for name in MEASURED if name in cell}
-        return {**about, **foreseen(entry, cell["tasks"], graph, machine, args.hidden), **kept}
+        members = entry.tasks(graph, cell["tasks"], args.hidden)
+        return {
+            **about,
+            **estimate(members, plan_as_one_group(members, graph.stats(), machine.device), machine),
+            **kept,
+        }
 
-    cells = measured_cells(args.against)
+    cells = [cell for cell in usable(cells) if cell.get("measured") != "time"]
     for shape in listed(args.shapes) or dict.fromkeys(cell["shape"] for cell in cells):
         graph = make_graph(shape, HOST)
         for cell in (one for one in cells if one["shape"] == shape):
@@ -353,7 +334,8 @@ def main() -> None:
     args = arguments()
     recorder = Recorder("estimates", args)
     if args.against is not None:
-        machine = machine_of(args.against)
+        measured = Results.read(args.against)
+        machine = Machine.from_dict(measured.runs[-1]["machine"])  # of several runs that of the newest
     else:  # measured now, or a named profile
         find = lambda: probe(recorder.device) if args.machine == "probe" else profile(args.machine)  # noqa: E731
         machine = recorder.prepare("machine", find)
@@ -364,7 +346,7 @@ def main() -> None:
     if args.against is None:
         run_all(recorder, machine, args)
     else:
-        run_again(recorder, machine, args)
+        run_again(recorder, measured.cells, machine, args)
     recorder.print_tables(runs.estimates, runs.estimate_takes)
 
 

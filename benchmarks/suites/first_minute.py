@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ def measure(side: str, shape: str, model: str, folder: Path, args: Namespace) ->
 
 def in_process(side: str, shape: str, model: str, folder: Path, args: Namespace) -> dict[str, Any]:
     """One fresh process with the caches in ``folder``."""
-    words = ["--child", side, "--shape", shape, "--model", model, "--device", str(args.device)]
-    words += ["--epochs", str(args.epochs), "--hidden", str(args.hidden), "--scale", str(args.scale)]
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.suites.first_minute", *words]
+    request = {"child": side, "shape": shape, "model": model, "device": str(args.device)}
+    request |= {"epochs": args.epochs, "hidden": args.hidden, "scale": args.scale}
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.suites.first_minute", "--child", json.dumps(request)]
     begin = time.perf_counter()
     env = environment_in(folder)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
@@ -184,38 +184,21 @@ def pyg_run(task: Any, device: Any) -> dict[str, Any]:
     return {"seconds": round(time.perf_counter() - begin, 4)}
 
 
-# ---- command line ------------------------------------------------------------------------------------
-
-
-def add_options(parser: ArgumentParser) -> None:
-    """What parent and child both take."""
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--cells", default=",".join(CELLS), help="SHAPE-MODEL,...")
     parser.add_argument("--sides", default=",".join(SIDES))
-    add_options(parser)
-    return parser.parse_args()
-
-
-def child_arguments() -> Namespace:
-    """The options of a process that trains."""
-    parser = ArgumentParser()
-    for name in ("--child", "--shape", "--model", "--device"):
-        parser.add_argument(name, required=True)
-    add_options(parser)
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     return parser.parse_args()
 
 
 def main() -> None:
     """Run the cells and print the table; with ``--child`` one training, printed as JSON."""
     if "--child" in sys.argv:
-        print(json.dumps(child(child_arguments())))
+        print(json.dumps(child(Namespace(**json.loads(sys.argv[-1])))))
         return
     from benchmarks.report import runs
 

@@ -171,9 +171,6 @@ def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> di
     }
 
 
-# ---- whole runs --------------------------------------------------------------------------------------
-
-
 def measure_runs(
     side: str, case: str, graph: Graph, device: torch.device, epochs: int, args: Namespace
 ) -> dict[str, Any]:
@@ -216,9 +213,6 @@ def train(side: str, settings: Sequence[Mapping[str, Any]], graph: Graph, device
         if result.status != "finished":
             raise RuntimeError(f"task {result.name!r}: {result.status}: {result.message}")
     return results
-
-
-# ---- cells and tables --------------------------------------------------------------------------------
 
 
 def run_case(recorder: Recorder, case: str, args: Namespace) -> None:

@@ -28,9 +28,8 @@ import torch
 
 import weft
 from benchmarks.baselines.trainings import NAMES, OPAQUE, opaque_module, random_module, users_module
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import synchronize
-from benchmarks.report.markdown import print_rows
 from weft.core.plan import Plan
 from weft.engine.estimator import merger_for
 from weft.engine.graphs import Graphs
@@ -127,15 +126,6 @@ def spread(taken: Mapping[str, Sequence[float]]) -> float:
     return (third - first) / (middle * math.sqrt(len(ratios)))
 
 
-def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
-    """A row per module: how many times as fast the sweep is as the tasks in turn, per graph."""
-    graphs = list(dict.fromkeys(cell["graph"] for cell in cells))
-    return [
-        [module, *((find(cells, module=module, graph=graph) or {}).get("turn_over_sweep") for graph in graphs)]
-        for module in dict.fromkeys(cell["module"] for cell in cells)
-    ]
-
-
 def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     """The least ratio, how many are below the bound, unsteady or missing, what was made, and whether all went well."""
     found = [cell for cell in cells if "turn_over_sweep" in cell]
@@ -177,7 +167,6 @@ def main() -> int:
             recorder.cells.append({"graph": name, "module": module, "status": "failed", "error": "no graph"})
     found = summary(recorder.cells)
     recorder.save(summary=found)
-    print_rows(["module", *dict.fromkeys(cell["graph"] for cell in recorder.cells)], table(recorder.cells))
     print(found)
     return 0 if found["passed"] else 1
 

@@ -84,28 +84,18 @@ def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str
     }
 
 
-def warm_up(server: QueueServer, tasks: Mapping[str, Settings], seconds: float) -> int:
-    """Let every worker train every task of a queue for an epoch, as PyG's do, so that no mode measures first starts."""
-    return server.warm_up([{**settings, "epochs": 1} for settings in tasks.values()], seconds)
-
-
-def scale_of(shape: str, args: Namespace) -> float:
-    """How much of a shape to make: all of it, or with ``--nodes`` about so many nodes."""
-    return args.scale if args.nodes is None else min(1.0, max(args.nodes / find_shape(shape).num_nodes, 0.002))
-
-
 def write_graphs(folder: Path, names: Sequence[str], device: torch.device, args: Namespace) -> dict[str, Path]:
     """The graphs of the queues, each a folder that processes map."""
     found = {}
     for shape in dict.fromkeys(entry.shape for name in names for entry in chosen_queue(name, args)):
         found[shape] = folder / "graphs" / shape
-        make_graph(shape, device, scale_of(shape, args)).to("cpu").save(found[shape])
+        scale = args.scale
+        if args.nodes is not None:  # about so many
+            scale = min(1.0, max(args.nodes / find_shape(shape).num_nodes, 0.002))
+        make_graph(shape, device, scale).to("cpu").save(found[shape])
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return found
-
-
-# ---- one cell --------------------------------------------------------------------------------------------
 
 
 def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -143,22 +133,14 @@ def weft_cell(
         "budget_bytes": run.outcome.budget_bytes,
         "reserved_bytes": server.options.reserved,
         "groups": len(run.outcome.groups),
-        "took": rounded(run.details),
+        "took": {
+            task: {key: round(value, 4) for key, value in about.items() if key.endswith("seconds")}
+            for task, about in run.details.items()
+        },
     }
     if name == ONE:
         more |= {"predicted": server.predicted(run), "device": server.device_state().to_dict()}
     return figures(run.outcome, sampled, **more)
-
-
-def rounded(details: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Seconds of every task."""
-    return {
-        task: {name: round(value, 4) for name, value in about.items() if name.endswith("seconds")}
-        for task, about in details.items()
-    }
-
-
-# ---- pairs, for the simulator ----------------------------------------------------------------------------
 
 
 def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], server: QueueServer, count: int) -> Settings:
@@ -177,9 +159,6 @@ def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], serve
             trained = {one: about["trained_seconds"] for one, about in run.details.items()}
             pairs.append({"tasks": list(two), "ends": ends, "trained": trained})
     return {"pairs": pairs}
-
-
-# ---- everything ------------------------------------------------------------------------------------------
 
 
 def run_queue(
@@ -255,7 +234,8 @@ def run_weft(
                     tasks = tasks_of(name, graphs, args)
                     if warmed.get(name) != server.supervisor.state.counters["workers_lost"]:
                         seconds = min(args.warm_seconds, max(recorder.left, 0.0))
-                        make = lambda tasks=tasks, seconds=seconds: warm_up(server, tasks, seconds)  # noqa: E731
+                        warm = [{**one, "epochs": 1} for one in tasks.values()]  # so that no mode measures first starts
+                        make = lambda warm=warm, seconds=seconds: server.warm_up(warm, seconds)  # noqa: E731
                         recorder.prepare(f"warm {name}", make)
                         warmed[name] = server.supervisor.state.counters["workers_lost"]
                     run_queue(name, wanted, recorder, server, tasks, args, idle)

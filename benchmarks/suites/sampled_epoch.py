@@ -218,9 +218,6 @@ def predicted(case: Case, args: Namespace) -> dict[str, Any]:
     }
 
 
-# ---- PyG ---------------------------------------------------------------------------------------------
-
-
 def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
     """PyG's GraphSAGE, eager, with fused Adam, on local subgraphs that Weft's sampler makes on the same device."""
     try:
@@ -250,9 +247,6 @@ def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
     ms = round(1e3 * step, 4)
     about = {"steps_per_epoch": len(order), "extrapolated": steps != len(order)}
     return {"epoch_seconds": round(step * len(order), 4), "ms": ms, "ms_per_task": ms, **about}
-
-
-# ---- papers100M --------------------------------------------------------------------------------------
 
 
 def run_papers(recorder: Recorder, args: Namespace) -> None:
@@ -335,9 +329,6 @@ def timed_steps(run: GroupRun, steps: int) -> float:
     return times[WARMUP + steps] - times[WARMUP]
 
 
-# ---- cells -------------------------------------------------------------------------------------------
-
-
 def run_all(recorder: Recorder, args: Namespace) -> None:
     """Every part in the order in which they are named, each within its share of the time."""
     for part in listed(args.parts):
@@ -353,18 +344,18 @@ def run_all(recorder: Recorder, args: Namespace) -> None:
 def run_products(recorder: Recorder, graph: Graph, args: Namespace) -> None:
     """The first case, PyG, then the other cases."""
     begin = recorder.elapsed
+
+    def run_case(case: Case) -> None:
+        about = {"tasks": case.tasks, "precision": case.precision, "side": "weft"}
+        work = within(recorder, begin, args, lambda: measure(fresh(graph), case, args))
+        recorder.cell({"shape": args.shape, "case": case.name, **about}, work)
+
     first, *others = [case for case in cases(graph, args) if case.quick or not args.quick]
-    run_case(recorder, graph, first, args, begin)
+    run_case(first)
     key = {"shape": args.shape, "case": "eager", "tasks": 1, "precision": "fp32", "side": "pyg"}
     recorder.cell(key, within(recorder, begin, args, lambda: measure_pyg(graph, args)))
     for case in others:
-        run_case(recorder, graph, case, args, begin)
-
-
-def run_case(recorder: Recorder, graph: Graph, case: Case, args: Namespace, begin: float) -> None:
-    """One cell."""
-    key = {"shape": args.shape, "case": case.name, "tasks": case.tasks, "precision": case.precision, "side": "weft"}
-    recorder.cell(key, within(recorder, begin, args, lambda: measure(fresh(graph), case, args)))
+        run_case(case)
 
 
 def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[], dict[str, Any]]) -> Any:

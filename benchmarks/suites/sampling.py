@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import record_graph, time_until
-from weft.batches.sampler import CpuHops
+from weft.batches.sampler import cpu_hops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
@@ -59,12 +59,6 @@ FANOUTS = [15, 10, 5]
 SETS = 4  # of seeds, used in turn, so that their neighbours are not always in the cache
 CHECKED_SEEDS, CHECKED_DEGREE = 1000, 300  # the reference of the reservoir takes one step per neighbour
 ROW_FLOATS = 100  # 400 bytes
-
-
-def on_gpu(recorder: Recorder) -> None:
-    """Skip the cell on a machine without a GPU."""
-    if recorder.device.type != "cuda":
-        raise NotHere("needs a GPU")
 
 
 def seed_sets(adj: Adjacency, count: int) -> list[Tensor]:
@@ -100,7 +94,7 @@ def check(adj: Adjacency, name: str, fanout: int, clock: Tensor) -> None:
 
 def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Namespace) -> dict[str, Any]:
     """Time of one hop and edges per second."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     clock, sampler = make_clock(0, 0, 0, adj.device), SAMPLERS[name][0]
     check(adj, name, fanout, clock)
     seeds = seed_sets(adj, args.seeds)
@@ -115,7 +109,7 @@ def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Na
 
 def picks_alone(recorder: Recorder, adj: Adjacency, fanout: int, args: Namespace) -> dict[str, Any]:
     """Time to read the neighbours at given places, as many as one hop picks."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     clock = make_clock(0, 0, 0, adj.device)
     places = [
         sample_triton(adj.indptr, adj.indices, nodes, fanout, clock, edges=True).trimmed().edges
@@ -131,7 +125,7 @@ def picks_alone(recorder: Recorder, adj: Adjacency, fanout: int, args: Namespace
 
 def three_hops(recorder: Recorder, adj: Adjacency, count: int, args: Namespace) -> dict[str, Any]:
     """Time of three hops with compaction, nothing read back."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     clock, compactor = make_clock(0, 0, 0, adj.device), Compactor(adj.num_rows, adj.device)
     seeds = seed_sets(adj, count)
 
@@ -147,7 +141,7 @@ def gather(recorder: Recorder, num_nodes: int, place: str, args: Namespace) -> d
     """GB/s of 400-byte rows from pinned host memory, from device memory, or by the CPU."""
     device = recorder.device
     if place != "cpu":
-        on_gpu(recorder)
+        recorder.need_gpu()
     pinned = place.startswith("pinned")
     x = torch.empty(num_nodes, ROW_FLOATS, pin_memory=pinned, device=device if place == "device" else "cpu")
     x[:] = torch.arange(num_nodes, device=x.device)[:, None]
@@ -178,12 +172,12 @@ def cpu_batches(adj: Adjacency, workers: int, expand: str, args: Namespace) -> d
 
     ``expand="all"`` samples the rows of blocks, "new" a local subgraph as PyG's ``NeighborLoader`` does.
     """
-    samplers = [CpuHops(CpuSampler(adj.indptr, adj.indices)) for _ in range(workers)]
+    samplers = [CpuSampler(adj.indptr, adj.indices) for _ in range(workers)]
     seeds = [cpu_seeds(adj, number) for number in range(args.batches)]
     sizes = [[0, 0] for _ in range(workers)]
 
-    def batch(sampler: CpuHops, number: int) -> tuple[int, int]:
-        hops = sampler(seeds[number], FANOUTS, make_clock(0, 0, number), expand)
+    def batch(sampler: CpuSampler, number: int) -> tuple[int, int]:
+        hops = cpu_hops(sampler, seeds[number], FANOUTS, make_clock(0, 0, number), expand)
         return sum(hop.indices.numel() for hop in hops), hops[-1].nodes.numel()
 
     def work(place: int) -> None:
@@ -214,38 +208,20 @@ def run(recorder: Recorder, args: Namespace) -> None:
     recorder.say(
         f"{args.shape}: {adj.num_rows:,} nodes, {adj.num_edges:,} edges, degree up to {int(adj.degrees().max()):,}"
     )
-    works = {"one hop": one_hops, "three hops": all_hops, "gather": gathers, "cpu": cpu_sides}
-    for name in listed(args.works):
-        works[name](recorder, adj, args)
-
-
-def one_hops(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
-    """Every sampler of one hop."""
-    for fanout in (int(text) for text in listed(args.fanouts)):
+    works = listed(args.works)
+    for fanout in (int(text) for text in listed(args.fanouts) if "one hop" in works):
         about = {"work": "one hop", "seeds": args.seeds, "fanout": fanout}
         for name in SAMPLERS:
             recorder.cell({**about, "side": name}, partial(one_hop, recorder, adj, name, fanout, args))
         recorder.cell({**about, "side": "picks alone"}, partial(picks_alone, recorder, adj, fanout, args))
-
-
-def all_hops(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
-    """Three hops with compaction."""
-    for count in (1024, 8192):
+    for count in (1024, 8192) if "three hops" in works else ():
         key = {"work": "three hops", "seeds": count, "fanout": "15,10,5", "side": "default"}
         recorder.cell(key, partial(three_hops, recorder, adj, count, args))
-
-
-def gathers(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
-    """Rows of features from everywhere."""
-    for place in ("pinned", "pinned, not aligned", "device", "cpu"):
+    for place in ("pinned", "pinned, not aligned", "device", "cpu") if "gather" in works else ():
         key = {"work": "gather", "rows": args.rows, "side": place}
         recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
-
-
-def cpu_sides(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
-    """Batches by the CPU."""
     host = Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
-    for work, expand in (("three hops", "all"), ("local subgraph", "new")):
+    for work, expand in (("three hops", "all"), ("local subgraph", "new")) if "cpu" in works else ():
         for workers in dict.fromkeys((1, torch.get_num_threads())):
             key = {"work": work, "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
             recorder.cell(key, partial(cpu_batches, host, workers, expand, args))

@@ -32,14 +32,12 @@ def predict(shape: str, model: str, machine: str = "h200") -> tuple[PlanReport, 
 def row(shape: str, model: str, machine: str = "h200") -> tuple[str, ...]:
     """A line of the table."""
     report, found = predict(shape, model, machine)
-    one = report.groups[0].cost
-    alone = show_seconds(one.epoch_seconds) if report.fits else f"does not fit ({show_bytes(one.total_bytes)})"
-    return (f"{full_name(shape)}, {model}", alone, *(_cell(estimate, report.fits) for estimate in found))
-
-
-def _cell(estimate: ShardingEstimate, compare: bool) -> str:
-    words = f"{show_seconds(estimate.epoch_seconds)}, {show_bytes(estimate.bytes_per_rank)}"
-    return f"{words} ({estimate.speed_up:.1f}x)" if compare else words
+    cost = report.groups[0].cost
+    alone = show_seconds(cost.epoch_seconds) if report.fits else f"does not fit ({show_bytes(cost.total_bytes)})"
+    cells = [f"{show_seconds(one.epoch_seconds)}, {show_bytes(one.bytes_per_rank)}" for one in found]
+    if report.fits:
+        cells = [f"{words} ({one.speed_up:.1f}x)" for words, one in zip(cells, found, strict=True)]
+    return (f"{full_name(shape)}, {model}", alone, *cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

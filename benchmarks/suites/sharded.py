@@ -9,8 +9,7 @@ all remote rows, or a gather of those that are needed; and against ``streamed ap
 Beside it what the roofline predicts. Then the schedules of pieces (``weft.ops.sharded.sharded_spmm``), of which
 ``fetch_first`` is ``pipelined`` without interleaving; rows left whole against rows in pieces; forward passes of a GCN
 (2 layers of 16) and a GIN (5 of 64); how long a partition takes and how even it is; the path of the tuner's search on
-the first shape. All shapes have their streamed cells before any has
-the others. The last table says of every goal whether it is reached.
+the first shape. All shapes have their streamed cells before any has the others. The last table has the goals.
 
     python -m benchmarks.suites.sharded --budget-seconds 120 --out sharded.json
 """
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import synchronize, time_calls, time_until
 from benchmarks.report.markdown import print_rows
 from weft import ops
@@ -289,12 +288,6 @@ APART = "fetch_first"
 MODELS = {"gcn 2x16": (2, 16), "gin 5x64": (5, 64)}
 
 
-def on_gpu(recorder: Recorder) -> None:
-    """Raise unless there is one."""
-    if recorder.device.type != "cuda":
-        raise NotHere("needs a GPU")
-
-
 def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[Tensor, Tensor], Tensor]:
     """The aggregation of own and remote rows, by name."""
     plain = {COPIED: half.copied, GATHERED: half.gathered, STREAMED: half.streamed}
@@ -302,14 +295,11 @@ def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[T
     return plain.get(side) or (lambda near, far: half.sharded(near, far, launch, side))
 
 
-# ---- one aggregation ---------------------------------------------------------------------------------
-
-
 def compare(
     recorder: Recorder, half: HalfOfAGraph, features: int, side: str, launch: ShardedLaunch, seconds: float
 ) -> dict[str, Any]:
     """Milliseconds of one side, bytes over the link, and the share of the link's bandwidth."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     near, far = half.rows(features)
     call, plain = side_of(half, side, launch), half.gathered
     expected, found = plain(near, far), call(near, far)
@@ -334,7 +324,7 @@ def compare(
 
 def tune(recorder: Recorder, half: HalfOfAGraph, features: int, seconds: float) -> dict[str, Any]:
     """The search from its first to its last configuration."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     search = search_for(half.shape(features))
     near, far = half.rows(features)
 
@@ -351,21 +341,15 @@ def tune(recorder: Recorder, half: HalfOfAGraph, features: int, seconds: float) 
     return {**about, "finished": search.finished, "best": asdict(search.best), "path": path}
 
 
-# ---- a model ------------------------------------------------------------------------------------------
-
-
 def model_cell(
     recorder: Recorder, half: HalfOfAGraph, graph: Graph, model: str, side: str, launch: ShardedLaunch, seconds: float
 ) -> dict[str, Any]:
     """Milliseconds of a forward pass."""
-    on_gpu(recorder)
+    recorder.need_gpu()
     layers, hidden = MODELS[model]
     widths = [graph.num_features, *[hidden] * (layers - 1), graph.num_classes]
     call = half.forward_pass(widths, layers > 2, side_of(half, side, launch))
     return {"ms": round(time_until(call, half.device, warmup=1, repeats=10, seconds=seconds, least=2).ms, 4)}
-
-
-# ---- the partition ------------------------------------------------------------------------------------
 
 
 def partition_cell(adj: Adjacency, host: bool) -> dict[str, Any]:
@@ -387,16 +371,10 @@ def partition_cell(adj: Adjacency, host: bool) -> dict[str, Any]:
     if adj.device.type == "cuda":
         torch.cuda.synchronize()
     took = time.perf_counter() - begin
-    even = {f"imbalance_{ranks}": _imbalance(adj, ranks) for ranks in (2, 4, 8)}
+    offsets = adj.indptr.cpu().numpy()
+    even = {f"imbalance_{ranks}": round(split_by_edges(offsets, ranks).imbalance, 6) for ranks in (2, 4, 8)}
     remote = sum(count_remote(adj, found.bounds)) / max(adj.num_edges, 1)
     return {"seconds": round(took, 4), "bounds_seconds": round(bounds, 5), **even, "remote_share": round(remote, 4)}
-
-
-def _imbalance(adj: Adjacency, ranks: int) -> float:
-    return round(split_by_edges(adj.indptr.cpu().numpy(), ranks).imbalance, 6)
-
-
-# ---- all of it ----------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -424,10 +402,9 @@ def _streamed_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAG
     about = {"rows": half.high, "remote_rows": half.halo.numel(), "remote_edges": half.remote_edges}
     recorder.about.setdefault("graphs", {})[shape] = {**about, "chunks": half.chunks, "cut_seconds": half.seconds}
     sides = (STREAMED, *FETCHED, STREAMED_APART)
-    for features in args.features:
-        for side in sides:
-            work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
-            recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
+    for features, side in itertools.product(args.features, sides):
+        work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
+        recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
     for model in MODELS:
         for side in sides:
             work = partial(model_cell, recorder, half, graph, model, side, _launch(args), args.cell_seconds)

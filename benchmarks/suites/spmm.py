@@ -44,9 +44,6 @@ SIDES = ("cusparse", "scales", "weights")
 SIDES_OF_TASKS = ("batched", "wide", "separate")
 
 
-# ---- orders of rows ----------------------------------------------------------------------------------
-
-
 def row_forms(recorder: Recorder, name: str, matrix: Adjacency, wanted: str) -> dict[str, Adjacency]:
     """``matrix`` in every wanted order; the seconds that finding the clusters of graph ``name`` took are recorded."""
     found = {"length": matrix} if wanted != "cluster" else {}
@@ -76,9 +73,6 @@ def planned_order(matrix: Adjacency, features: int, tasks: int = 1) -> str:
     stats = GraphStats("graph", matrix.num_rows, matrix.num_edges)
     group = [Task(graph="graph", hidden=features, epochs=2000, name=str(place)) for place in range(tasks)]
     return "cluster" if row_order(group, stats, "cuda")[0] else "length"
-
-
-# ---- inputs and checks -------------------------------------------------------------------------------
 
 
 class Inputs:
@@ -127,9 +121,6 @@ def exact_rows(matrix: Adjacency, values: Tensor, x: Tensor, rows: Tensor) -> Te
     messages = values[edge].double()[:, None] * x[matrix.indices[edge].long()].double()
     out = torch.zeros(rows.numel(), x.shape[1], dtype=torch.float64, device=x.device)
     return out.index_add_(0, slot, messages)
-
-
-# ---- one side ----------------------------------------------------------------------------------------
 
 
 def measure(calls: list[Callable[[], Tensor]], inputs: Inputs, seconds: float) -> dict[str, Any]:
@@ -233,9 +224,6 @@ def measure_cell(
         "sets": len(inputs.xs),
         "timing": took.to_dict(),
     }
-
-
-# ---- all cells ---------------------------------------------------------------------------------------
 
 
 def run_shape(recorder: Recorder, shape: str, args: Namespace, handle: cusparse.Handle | None) -> None:

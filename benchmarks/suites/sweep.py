@@ -18,11 +18,10 @@ from typing import Any
 
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed
+from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import Memory, time_until
 from benchmarks.harness.weft_side import eager_memory, group_epoch, weft_task
-from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, faster_order, left_out
-from benchmarks.suites.epoch import measure as measure_one
+from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, checked, faster_order
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.runtime.device.process import matmul_precision
@@ -134,7 +133,9 @@ def _baselines(recorder: Recorder, graph: Graph, cases: list[Case], sides: list[
         for case in baseline_cases(side, cases):
             key = {"shape": case.shape, "model": case.model, "precision": case.precision, "side": side, "tasks": 1}
             setting = setting_of(case, args)
-            recorder.cell(key, lambda c=case, s=side, o=setting: _baseline(s, c, graph, o, order, args.compile_large))
+            recorder.cell(
+                key, lambda c=case, s=side, o=setting: checked(s, c.model, graph, o, order, args, c.precision)
+            )
 
 
 def baseline_cases(side: str, cases: list[Case]) -> list[Case]:
@@ -142,13 +143,6 @@ def baseline_cases(side: str, cases: list[Case]) -> list[Case]:
     wanted = {(case.model, precision): replace(case, precision=precision)
               for case in cases for precision in dict.fromkeys(("fp32", case.precision))}  # fmt: skip
     return [case for case in wanted.values() if case.precision == "fp32" or side in IN_PRECISION]
-
-
-def _baseline(side: str, case: Case, graph: Graph, setting: Setting, order: str, compile_large: bool) -> dict[str, Any]:
-    why_not = left_out(side, case.model, graph, compile_large)
-    if why_not:
-        raise NotHere(why_not)
-    return measure_one(side, case.model, graph, setting, order, case.precision)
 
 
 def arguments() -> Namespace:

@@ -97,7 +97,8 @@ def test_trainings_are_estimated_anew_next_to_what_was_measured(tmp_path, monkey
     cell = made(name=entry.name, queue=entry.queue, layers=entry.layers, allocated=7 * 10**8, reserved=8 * 10**8)
     results, out = tmp_path / "measured.json", tmp_path / "again.json"
     cells = [cell, {**cell, "status": "failed"}, {**cell, "fits": False}]
-    results.write_text(json.dumps({"machine": profile("h200").to_dict(), "cells": cells}))
+    run = {"benchmark": "estimates", "environment": {}, "machine": profile("h200").to_dict()}
+    results.write_text(json.dumps({**run, "cells": cells}))
     command = ["estimates", "--device", "cpu", "--against", str(results), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
     estimates.main()

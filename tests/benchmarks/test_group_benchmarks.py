@@ -52,7 +52,8 @@ def test_pyg_is_measured_in_the_precision_of_a_sweep(graph, tmp_path):
     assert [case.precision for case in sweep.baseline_cases("captured", cases)] == ["fp32", "tf32", "bf16"]
     assert [case.precision for case in sweep.baseline_cases("cusparse", cases)] == ["fp32"]
     for side in ("pyg", "captured"):
-        found = sweep._baseline(side, cases[-1], graph, Setting(2, 8), "source", False)
+        args = Namespace(compile_large=False)
+        found = sweep.checked(side, "gcn", graph, Setting(2, 8), "source", args, cases[-1].precision)
         assert found["ms"] > 0
 
 
@@ -138,7 +139,6 @@ def test_a_sweep_is_measured_against_its_tasks_in_turn(graph):
     assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=1e-2)
     assert found["join"] in ("stacked", "in turn")
     cells = [{"status": "ok", "graph": "g", "module": "m", **found}, {"status": "failed", "graph": "g", "module": "n"}]
-    assert never_slower.table(cells) == [["m", found["turn_over_sweep"]], ["n", None]]
     assert found["rounds"] > 1 or found["spread"] == math.inf
     assert never_slower.summary(cells)["missing"] == 1
 

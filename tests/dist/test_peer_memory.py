@@ -9,7 +9,7 @@ import weft
 from weft.core.errors import InputError, SpecError
 from weft.dist import launch
 from weft.dist.launch import start_ranks
-from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, has_nvshmem, is_available, peer_memory_for
+from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, has_nvshmem, peer_memory_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -21,14 +21,13 @@ def memory(device=GPU, distinct=True, peers="auto"):
 def test_the_device_decides():
     assert isinstance(memory(CPU, distinct=False), SharedFiles)
     assert isinstance(memory(distinct=False), CudaIpc)
-    assert isinstance(memory(), Symmetric if is_available() else CudaIpc)
+    assert isinstance(memory(), Symmetric)
 
 
 def test_what_was_asked_for_is_what_there_is():
     assert isinstance(memory(peers="ipc"), CudaIpc)
     assert isinstance(memory(distinct=False, peers="ipc"), CudaIpc)
-    if is_available():
-        assert memory(peers="symmetric").backend == "CUDA"
+    assert memory(peers="symmetric").backend == "CUDA"
 
 
 @pytest.mark.skipif(has_nvshmem(), reason="this torch has NVSHMEM")

@@ -72,11 +72,8 @@ class DrySampled(FullGraph):
     def _batch(self) -> tuple[Tensor, Adjacency | tuple[Adjacency, ...]]:
         size, graph = self._size, self._request.graph
         if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
-            block, adj, of_edges = (
-                self._block(size.nodes, size.nodes, size.new_edges),
-                graph.adj,
-                self._request.of_edges,
-            )
+            block = self._block(size.nodes, size.nodes, size.new_edges)
+            adj, of_edges = graph.adj, self._request.of_edges
             if "edge_weight" in of_edges and adj.weight is not None:
                 block.weight = adj.weight.new_ones(block.num_edges)
             if "edge_attr" in of_edges and adj.edge_attr is not None:

@@ -224,7 +224,7 @@ def named_errors(source: Iterable[Any]) -> Iterator[Any]:
     """The items of the source, its errors named like a stage's."""
     items, number = iter(source), 0
     while True:
-        with named_failures(_failed("source", number)):
+        with named_failures(f"stage 'source' failed at item {number}"):
             item = next(items, _END)
         if item is _END:
             return
@@ -232,14 +232,10 @@ def named_errors(source: Iterable[Any]) -> Iterator[Any]:
         number += 1
 
 
-def _failed(stage: str, number: int) -> str:
-    return f"stage '{stage}' failed at item {number}"
-
-
 def _timed(stage: Stage, report: StageReport, item: Any, number: int) -> Any:
     """One item through one stage; an error names the stage, unless memory ran out."""
     start = time.perf_counter()
-    with named_failures(_failed(stage.name, number)):
+    with named_failures(f"stage '{stage.name}' failed at item {number}"):
         result = stage.work(item)
     report.items += 1
     report.busy_seconds += time.perf_counter() - start
@@ -253,11 +249,10 @@ class _Running:
         self._pipeline, self._lock = pipeline, threading.Lock()
         self._error: BaseException | None = None
         self._channels = [Channel(pipeline.depth) for _ in range(len(pipeline.stages) + 1)]
-        targets = [("source", lambda: self._feed(source))]
-        targets += [(s.name, lambda position=i: self._work(position)) for i, s in enumerate(pipeline.stages)]
+        names = ["source", *(stage.name for stage in pipeline.stages)]
         self._threads = [
-            threading.Thread(target=self._guard, args=(work, i), name=f"weft-{name}", daemon=True)
-            for i, (name, work) in enumerate(targets)
+            threading.Thread(target=self._run, args=(position, name, source), name=f"weft-{name}", daemon=True)
+            for position, name in enumerate(names)
         ]
         for thread in self._threads:
             thread.start()
@@ -290,27 +285,25 @@ class _Running:
         for channel in self._channels:
             channel.close(drop=True)
 
-    def _guard(self, work: Callable[[], None], position: int) -> None:
-        """A thread's whole life: work, then close the queue behind it, or report its error."""
+    def _run(self, position: int, name: str, source: Iterable[Any]) -> None:
+        """A thread's whole life: read the source or work, then close the queue behind it, or report its error."""
         try:
-            work()
+            if position:
+                self._work(position - 1)
+            else:
+                for item in named_errors(source):
+                    self._channels[0].put(item)
         except Closed:
             pass
-        except TrainingError as error:
-            self._fail(error)
         except BaseException as error:
-            stages = ["source", *(stage.name for stage in self._pipeline.stages)]
             done = self._pipeline.reports[position - 1].items if position else 0
-            self._fail(error if is_memory_error(error) else failure(_failed(stages[position], done), error))
+            named = isinstance(error, TrainingError) or is_memory_error(error)
+            self._fail(error if named else failure(f"stage '{name}' failed at item {done}", error))
         self._channels[position].close()
 
-    def _feed(self, source: Iterable[Any]) -> None:
-        for item in named_errors(source):
-            self._channels[0].put(item)
-
-    def _work(self, position: int) -> None:
-        stage, report = self._pipeline.stages[position], self._pipeline.reports[position]
-        before, behind = self._channels[position], self._channels[position + 1]
+    def _work(self, number_of_stage: int) -> None:
+        stage, report = self._pipeline.stages[number_of_stage], self._pipeline.reports[number_of_stage]
+        before, behind = self._channels[number_of_stage : number_of_stage + 2]
         pace = Pace(self._pipeline.depth)
         for number in count():
             # Wait for a free place before the work, not after it: an item in work owns memory too.

@@ -13,7 +13,7 @@ from dataclasses import replace as replaced
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,49 +67,39 @@ class Hop:
     first: int = 0
 
 
-class HopSampler(Protocol):
-    """Samples all hops of one batch; used by one thread at a time."""
-
-    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
-        """The hops of ``seeds [S]`` int32, seeds outwards."""
-        ...
+# ``(seeds [S] int32, fanouts, clock, expand)`` to the hops, seeds outwards; used by one thread at a time.
+HopSampler = Callable[[Tensor, Sequence[Fanout], Tensor, str], list[Hop]]
 
 
-class CpuHops:
+def cpu_hops(sampler: CpuSampler, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
     """Compiled sampling on the CPU, relabelling fused."""
-
-    def __init__(self, sampler: CpuSampler) -> None:
-        self._sampler = sampler
-
-    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
-        """See :class:`HopSampler`."""
-        self._sampler.begin(seeds, clock)
-        hops, first = [], 0
-        for number, fanout in enumerate(fanouts):
-            count = self._sampler.nodes.numel()
-            take = self._sampler.hop if isinstance(fanout, int) else self._sampler.hop_of_relations
-            sample, local = take(fanout, number, first)
-            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
-            first = count if expand == "new" else 0
-        return hops
+    sampler.begin(seeds, clock)
+    hops, first = [], 0
+    for number, fanout in enumerate(fanouts):
+        count = sampler.nodes.numel()
+        take = sampler.hop if isinstance(fanout, int) else sampler.hop_of_relations
+        sample, local = take(fanout, number, first)
+        hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
+        first = count if expand == "new" else 0
+    return hops
 
 
-class TorchHops:
+def torch_hops(
+    sample_hop: Callable[[Tensor, Fanout, Tensor, int], HopSample],
+    seeds: Tensor,
+    fanouts: Sequence[Fanout],
+    clock: Tensor,
+    expand: str,
+) -> list[Hop]:
     """Any sampler of one hop with relabelling in torch: the reference, and the kernels kept for comparison."""
-
-    def __init__(self, sample: Callable[[Tensor, Fanout, Tensor, int], HopSample]) -> None:
-        self._sample = sample
-
-    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
-        """See :class:`HopSampler`."""
-        nodes, first, hops = seeds, 0, []
-        for number, fanout in enumerate(fanouts):
-            sample = self._sample(nodes[first:], fanout, clock, number).trimmed()
-            local = relabel_torch(nodes, sample.sources)
-            hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
-            first = nodes.numel() if expand == "new" else 0
-            nodes = local.nodes
-        return hops
+    nodes, first, hops = seeds, 0, []
+    for number, fanout in enumerate(fanouts):
+        sample = sample_hop(nodes[first:], fanout, clock, number).trimmed()
+        local = relabel_torch(nodes, sample.sources)
+        hops.append(Hop(sample.indptr, local.indices, sample.edges, local.nodes, first))
+        first = nodes.numel() if expand == "new" else 0
+        nodes = local.nodes
+    return hops
 
 
 class TritonHops:
@@ -295,7 +285,7 @@ class NeighbourSampler:
         fits = is_plain(self.fanouts) and not self.subgraph
         if rows is not None:
             if self.backend == "cpu":
-                return CpuHops(CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
+                return partial(cpu_hops, CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
             plain = rows.plain_indptr()
             if fits:
                 relations = RelationFanouts(rows, self.fanouts)
@@ -306,19 +296,20 @@ class NeighbourSampler:
                     return sample_triton(plain, rows.indices, seeds, fanout, clock, hop, edges=True)
                 return sample_relations_torch(rows, seeds, fanout, clock, hop)
 
-            return TorchHops(sample)
+            return partial(torch_hops, sample)
         if self.backend == "cpu":
-            return CpuHops(CpuSampler(indptr, indices, replace=self.replace, weight=self._weight, threads=self.threads))
+            options = {"replace": self.replace, "weight": self._weight, "threads": self.threads}
+            return partial(cpu_hops, CpuSampler(indptr, indices, **options))
         if self.backend in COMPARED:  # the kernel of that name, or its reference where there is no GPU
             kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
             kernel = kernels[COMPARED.index(self.backend)] if self.device.type == "cuda" else sample_reservoir_torch
-            return TorchHops(partial(kernel, indptr, indices))
+            return partial(torch_hops, partial(kernel, indptr, indices))
         if self._weight is None and fits:
             edges = self._edge_weight is not None or self._relation is not None
             options = {"replace": self.replace, "edges": edges, "cached": self.cached}
             return TritonHops(self._offsets, indices, self.device, **options)
         kernel = partial(sample_triton, indptr, indices, replace=self.replace, weight=self._weight, edges=True)
-        return TorchHops(kernel)
+        return partial(torch_hops, kernel)
 
     def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
         edges = hop.edges if hop.edges is None else self._in_matrix(hop.edges)

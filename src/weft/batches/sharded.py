@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.batches.block import Block
-from weft.batches.sampler import SeedBatch, SeedOrder, TorchHops
+from weft.batches.sampler import SeedBatch, SeedOrder, torch_hops
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import InputError, SpecError
 from weft.dist.ranks import Ranks, Route
@@ -97,7 +97,7 @@ class ShardedSampled(Shard):
         low, high = (whole * rank // self._ranks.ranks for rank in (self._ranks.rank, self._ranks.rank + 1))
         seeds = batch.seeds[low:high].to(torch.int32)
         clock = make_clock(self._sampling.seed, batch.epoch, batch.batch)
-        hops = TorchHops(self._sample)(seeds, self._sampling.fanout, clock, "all")
+        hops = torch_hops(self._sample, seeds, self._sampling.fanout, clock, "all")
         route = Route(hops[-1].nodes, self._bounds, self._ranks)
         x, degrees = route.rows(self._x), route.rows(self._degrees)
         blocks = []

@@ -159,11 +159,6 @@ def gather(tensor: Tensor, dim: int, positions: Tensor) -> Any:
     return tensor.new_empty(positions.shape) if fits else NotImplemented
 
 
-def like(tensor: Tensor, *numbers: Any) -> Any:
-    """A result like the argument, whatever the numbers."""
-    return pointwise(tensor) if tensor.is_floating_point() else NotImplemented
-
-
 def index_copy_(target: Tensor, dim: int, positions: Tensor, source: Tensor) -> Any:
     """The target itself, for rows that fit."""
     sizes = list(target.shape)
@@ -275,12 +270,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: reduced,
     aten.argmax.default: argmax,
     aten.gather.default: gather,
-    aten.nan_to_num.default: like,
     aten.index_copy_.default: index_copy_,
     aten.bitwise_not.default: pointwise,
     aten.addcmul.default: pointwise,
     aten.all.dim: truth,
-    aten.any.dim: truth,
     aten.logsumexp.default: reduced,
     aten.binary_cross_entropy_with_logits.default: cross_entropy,
     aten._softmax.default: softmax,
@@ -306,13 +299,9 @@ RULES: dict[Any, Callable[..., Any]] = {
         for name in ["add", "sub", "mul", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"]
     },
     **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub", "remainder"]},
-    aten.floor_divide.default: pointwise,
     aten.div.Tensor: floating,
     aten.div.Scalar: floating,
     **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_"]},
-    aten.div_.Tensor: lambda target, *operands: (
-        in_place(target, *operands) if target.is_floating_point() else NotImplemented
-    ),
     **{getattr(aten, name).default: comparison for name in ["isinf", "isnan", "logical_not", "logical_and"]},
     **{getattr(aten, name).Tensor: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
     **{getattr(aten, name).Scalar: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},

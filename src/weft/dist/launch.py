@@ -44,9 +44,7 @@ def is_first_rank() -> bool:
 
 def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
     """The device of every rank, and whether no two share one. ``cuda`` spreads ranks over all GPUs, ``cuda:0`` not."""
-    if device.type != "cuda":
-        return [str(device)] * ranks, False
-    if device.index is not None:
+    if device.type != "cuda" or device.index is not None:
         return [str(device)] * ranks, False
     count = torch.cuda.device_count()
     if not count:

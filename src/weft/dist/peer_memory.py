@@ -176,33 +176,14 @@ class CudaIpc(PeerMemory):
 
 
 def _torch_module() -> Any:
-    try:
-        from torch.distributed import _symmetric_memory
-    except ImportError:
-        return None
+    from torch.distributed import _symmetric_memory  # a run on one rank does without
+
     return _symmetric_memory
-
-
-def is_available() -> bool:
-    """Whether this torch has symmetric memory."""
-    return hasattr(_torch_module(), "rendezvous")
 
 
 def has_nvshmem() -> bool:
     """Whether this torch was built with NVSHMEM, and finds its library here."""
-    is_nvshmem_available = getattr(_torch_module(), "is_nvshmem_available", None)
-    return is_nvshmem_available is not None and bool(is_nvshmem_available())
-
-
-def check_backend(backend: str) -> None:
-    """An :class:`InputError` if symmetric memory cannot be had by ``backend``, ``"CUDA"`` or ``"NVSHMEM"``."""
-    if not is_available():
-        raise InputError(f"torch {torch.__version__} has no symmetric memory; use peers='ipc', or leave it out")
-    if backend == "NVSHMEM" and not has_nvshmem():
-        raise InputError(
-            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
-            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
-        )
+    return bool(_torch_module().is_nvshmem_available())
 
 
 class Symmetric(PeerMemory):
@@ -210,7 +191,6 @@ class Symmetric(PeerMemory):
 
     def __init__(self, rank: int, ranks: int, device: torch.device, backend: str = "CUDA") -> None:
         super().__init__()
-        check_backend(backend)
         self._rank, self._ranks, self._device, self.backend = rank, ranks, device, backend
         if backend != "CUDA":
             try:
@@ -257,8 +237,11 @@ def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
         raise SpecError(
             f"peers={peers!r} needs a GPU per rank, and here ranks share one; use peers='ipc', or leave it out"
         )
-    if peers in BACKENDS:
-        check_backend(BACKENDS[peers])
+    if peers == "nvshmem" and not has_nvshmem():
+        raise InputError(
+            f"peers='nvshmem': torch {torch.__version__} has no NVSHMEM here (it needs a build with it and "
+            "libnvshmem_host, as in the package nvidia-nvshmem-cu13); use peers='symmetric', or leave it out"
+        )
 
 
 def peer_memory_for(
@@ -268,11 +251,9 @@ def peer_memory_for(
     check_peers(peers, device, distinct)
     if device.type != "cuda":
         return SharedFiles(rank, gather)
-    if peers in BACKENDS:
-        return Symmetric(rank, ranks, device, BACKENDS[peers])
-    if peers == "auto" and distinct and is_available():
-        return Symmetric(rank, ranks, device)
-    return CudaIpc(rank, ranks, gather, device)
+    if peers == "ipc" or not distinct:
+        return CudaIpc(rank, ranks, gather, device)
+    return Symmetric(rank, ranks, device, BACKENDS.get(peers, "CUDA"))
 
 
 class RankLostError(TrainingError):

@@ -118,7 +118,16 @@ def _follow(
         setup = len(observer.calls)
         run.step()  # builds what is built on first use
         resident, first = observer.alive(), len(observer.calls)
-        kinds = dict.fromkeys(resident, "constant") | kinds_of(observer, run)
+        named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(run.graph.adj)]
+        nodes = (run.graph.y, run.graph.train, run.graph.val, run.graph.test)
+        named += [("input", t) for t in (*held_by((run.graph.x, *run.inputs.held())), *nodes)]
+        for built in run.stacks:
+            named += built.source.held() if isinstance(built.source, DrySampled) else []
+            named += [("state", t) for t in built.state.tensors().values()]
+            named += [("weight", t) for t in (built.state.flat, built.state.best_flat)]
+        numbers = ((observer.number(tensor), kind) for kind, tensor in named)
+        kinds = dict.fromkeys(resident, "constant") | {n: kind for n, kind in numbers if n is not None}
+        del named
         run.step()
         after = observer.alive()
         gone = {number for call in observer.calls[first:] for number in call.frees}
@@ -142,20 +151,6 @@ def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
         observer.stream = 0
 
     return beside
-
-
-def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
-    """The kinds of the storages that a run keeps."""
-    graph = run.graph
-    named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
-    held = (graph.x, *run.inputs.held())
-    named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
-    for stack in run.stacks:
-        named += stack.source.held() if isinstance(stack.source, DrySampled) else []
-        named += [("state", t) for t in stack.state.tensors().values()]
-        named += [("weight", t) for t in (stack.state.flat, stack.state.best_flat)]
-    numbers = ((observer.number(tensor), kind) for kind, tensor in named)
-    return {number: kind for number, kind in numbers if number is not None}
 
 
 def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:

@@ -194,8 +194,6 @@ class _Pass:
         self.answers = [task for task in soonest if task.latency_target is not None]
         self.starts: list[GroupStart] = []
         self.wait: dict[str, str] = {}
-        self.reserved = False
-        self.promised = False  # memory or a worker of groups that are preempted
         self.again: float | None = None
 
     def decide(self) -> QueueDecision:
@@ -331,7 +329,7 @@ class _Pass:
 
     def _reserve(self, group: Footprint) -> None:
         """Keep memory for the first task that lacks it, on the device that has it earliest."""
-        if self.reserved or any(group.bytes <= plan.free for plan in self.plans):
+        if any(plan.reserved_from is not None or group.bytes <= plan.free for plan in self.plans):
             return
         times = [
             (time, number) for number, plan in enumerate(self.plans) if (time := plan.fits_from(group)) is not None
@@ -339,21 +337,19 @@ class _Pass:
         if times:
             time, number = min(times)
             self.plans[number].reserve(group.bytes, time)
-            self.reserved = True
 
     def _evict_for(self, task: QueuedTask, group: Footprint) -> bool:
         """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have.
 
         Both are reserved for it: in this decision, and while they leave, nothing starts there that would take them.
         """
-        if self.promised:
+        if any(plan.promised is not None for plan in self.plans):
             return False
         leaving = any(each.leaving for each in self.running)
         for plan in self._devices(task):
             evicted = self._evictions(task, plan, group, leaving)
             if evicted:
                 plan.promised = group, plan.without(evicted)
-                self.promised = True
                 self.preempt = () if leaving else evicted
                 self.wait[task.id] = f"waits for {len(evicted)} less urgent groups to save a checkpoint"
                 return True

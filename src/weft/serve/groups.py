@@ -457,7 +457,10 @@ class Groups:
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
             users_code=any(map(runs_users_code, everyone.values())),
         )
-        self._state.begin(active)
+        for other in self._state.active.values():
+            if other.group.device == group.device:
+                other.shared = active.shared = True
+        self._state.active[group.id] = active
         worker.group = group.id
         self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
         self._state.counters["groups_started"] += 1

@@ -22,30 +22,28 @@ CHECKPOINT = "checkpoint.safetensors"
 MOST_SECONDS = 2.0  # that one removal may take; the next one continues
 
 
-def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str] = (), seconds: float = MOST_SECONDS) -> list[str]:
-    """Remove the folders in ``runs`` that are of no task of the queue; returns their names.
+def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str]) -> None:
+    """Remove the folders in ``runs`` that are of no task of the queue.
 
     A folder is there only after its task was queued, so the disk is read first and the queue afterwards. Only folders
     with a name that Weft gives are considered, and those of ``more``. Links are neither followed nor removed.
     """
-    until, removed = time.monotonic() + seconds, []
+    until = time.monotonic() + MOST_SECONDS
     db, unknown = queue.connection, []
     for name in _folders(runs, frozenset(more)):  # a folder is of a task by its name, or by a group that is known
         tasks = (name, *_members(db, name))
         if not any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (task,)).fetchone() for task in tasks):
             unknown.append(name)
     if not unknown:
-        return []
+        return
     # Folders that hold results of tasks, or that tasks continue from.
     query = "SELECT json_extract(result, '$.folder') AS had, json_extract(plan, '$.\"from\"') AS origin FROM tasks"
     paths = [path for row in db.execute(query) for path in (row["had"], row["origin"]) if isinstance(path, str)]
     mentioned = {path.partition("/")[0] for path in paths}
     for name in (name for name in unknown if name not in mentioned):
         if time.monotonic() > until:
-            break
+            return
         shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
-        removed.append(name)
-    return removed
 
 
 def _folders(runs: Path, more: frozenset[str]) -> list[str]:

@@ -243,14 +243,6 @@ class SupervisorState:
         """Take one more group into account; one that had kernels to compile says nothing of the next."""
         self.setup_seconds.setdefault(device, deque(maxlen=STARTS_KNOWN)).append(seconds)
 
-    def begin(self, active: ActiveGroup) -> None:
-        """Count a group as running; from now on it shares its device with those that run there."""
-        neighbours = [other for other in self.active.values() if other.group.device == active.group.device]
-        active.shared = bool(neighbours)
-        for other in neighbours:
-            other.shared = True
-        self.active[active.group.id] = active
-
     def end_group(self, active: ActiveGroup, how: str, note: str = "") -> None:
         """Write that a group no longer runs, and what its users have had so far."""
         for name in active.members:  # the lane of a task that continues was served until now: it does not rise
@@ -260,13 +252,6 @@ class SupervisorState:
                     self.shares.started(queued_task(task), time.time())
         shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
         self.db.end_group(active.group.id, how, note, shares)
-
-    def count_as_served_before(self, tasks: Sequence[QueueTask]) -> None:
-        """Lanes of tasks that a former server ran were served until its last heartbeat; they have waited since."""
-        lease = self.options.lease_seconds
-        last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in tasks}
-        for task in sorted(tasks, key=lambda task: last[task.id]):
-            self.shares.started(queued_task(task), min(last[task.id], time.time()))
 
     def fail(self, active: ActiveGroup, name: str, reason: str, retry: bool, plan: Mapping[str, Any]) -> None:
         """Report that an attempt of a member failed, and what is known of the task now, in one transaction.

@@ -109,7 +109,11 @@ class Scheduler:
                 self._state.why |= {task.id: decision.reason(name) for task in group.present}
         decided = {*started, *decision.refuse}
         still = {name: group for name, group in groups.items() if name not in decided}
-        self._prefetch(still, [task for task in ready if task.id not in decided], decision)
+        needs = self._next_group(still, [task for task in ready if task.id not in decided], decision)
+        for name, worker in self._pool.workers.items() if any(needs.values()) else ():
+            if name != PLANNER and worker.group and worker.fetched != needs:  # it prepares that while it trains
+                worker.fetched = needs
+                worker.send("prefetch", **needs)
 
     def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
@@ -141,16 +145,6 @@ class Scheduler:
             same = {name: self._known[name] for name in stamps if name in self._known}
             self._known = same | {name: self._state.db.get(name) for name in changed}
         return sorted((self._known[name] for name in stamps if name in self._known), key=lambda task: task.position)
-
-    def _prefetch(self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision) -> None:
-        """Let busy workers prepare what is likely next while they train: graph, weights, checkpoint."""
-        needs = self._next_group(groups, waiting, decision)
-        if not any(needs.values()):
-            return
-        for name, worker in self._pool.workers.items():
-            if name != PLANNER and worker.group and worker.fetched != needs:
-                worker.fetched = needs
-                worker.send("prefetch", **needs)
 
     def _next_group(
         self, groups: Mapping[str, Preempted], waiting: Sequence[QueueTask], decision: QueueDecision
@@ -387,7 +381,11 @@ class Supervisor:
         The members of a group whose server died twice before it had saved anything go on alone.
         """
         ran = self.state.db.tasks(state="running", limit=1_000_000)
-        self.state.count_as_served_before(ran)
+        # Lanes of what a former server ran were served until its last heartbeat; they have waited since.
+        lease = self.state.options.lease_seconds
+        last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in ran}
+        for task in sorted(ran, key=lambda task: last[task.id]):
+            self.state.shares.started(queued_task(task), min(last[task.id], time.time()))
         shares = [self.state.shares.of(user) for user in dict.fromkeys(task.user for task in ran)]
         apart = take_over(self.state.db, ran, died)
         for group in self.state.db.groups("running", limit=1_000_000):

@@ -95,34 +95,25 @@ class Channel:
 class Worker:
     """Takes messages and carries them out."""
 
-    def __init__(
-        self,
-        device: str,
-        channel: Channel,
-        messages: Iterator[str],
-        warm: bool = False,
-        keep_bytes: int = 0,
-        pooled: bool = False,
-    ) -> None:
-        self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
+    def __init__(self, device: str, channel: Channel, messages: Iterator[str]) -> None:
+        self.device, self._channel, self._messages = device, channel, messages
         self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._controls: dict[str, Control] = {}
         self._group = ""
         self._idle_bytes = 0
-        self._keep_bytes, self._pooled = keep_bytes, pooled
 
-    def serve(self) -> None:
-        """Work until a message says stop, or until stdin ends."""
+    def serve(self, warm: bool, keep_bytes: int, pooled: bool) -> None:
+        """Work until a message says stop, or until stdin ends; ``keep_bytes``, ``pooled``: see :class:`KeptGraphs`."""
         from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
-        self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
+        self._kept = KeptGraphs(self.device, keep_bytes, pooled)
         self._prepared = PreparedStarts(self._kept)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room, beside=beside)
-        if not self._warm:
+        if not warm:
             # Train one epoch of something small, so that kernels are there before the first task, unless one
             # waits.
             from weft.engine.run import run
@@ -392,7 +383,7 @@ def work_on(
         faulthandler.disable()
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         faulthandler.enable(2)  # is first then, and needs nothing
-    Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
+    Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes, pooled)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
-from weft.batches.sampler import CpuHops, TorchHops, TritonHops
+from weft.batches.sampler import TritonHops, cpu_hops, torch_hops
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.reference import sample_torch
 from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
@@ -27,7 +27,7 @@ def assert_same_hops(mine, theirs) -> None:
 def test_triton(replace):
     csr = random_csr(50)
     triton = TritonHops(*csr, replace=replace, edges=True, device=torch.device("cpu"))
-    compiled = CpuHops(CpuSampler(*csr, replace=replace))
+    compiled = partial(cpu_hops, CpuSampler(*csr, replace=replace))
     for _ in range(2):
         assert_same_hops(triton(SEEDS, FANOUTS, CLOCK, "all"), compiled(SEEDS, FANOUTS, CLOCK, "all"))
 
@@ -35,6 +35,6 @@ def test_triton(replace):
 @pytest.mark.parametrize("expand", ["all", "new"])
 def test_hop_by_hop(expand):
     csr = random_csr(50)
-    expected = CpuHops(CpuSampler(*csr))(SEEDS, FANOUTS, CLOCK, expand)
+    expected = cpu_hops(CpuSampler(*csr), SEEDS, FANOUTS, CLOCK, expand)
     for sampler in (sample_torch, partial(sample_triton, edges=True, launch=SampleLaunch(32, 4))):
-        assert_same_hops(TorchHops(partial(sampler, *csr))(SEEDS, FANOUTS, CLOCK, expand), expected)
+        assert_same_hops(torch_hops(partial(sampler, *csr), SEEDS, FANOUTS, CLOCK, expand), expected)

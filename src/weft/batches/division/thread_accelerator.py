@@ -1,7 +1,7 @@
-"""ThreadAccelerator: stands for a device that prepares and trains batches, throttled if so desired.
+"""ThreadAccelerator: a thread that prepares and trains batches as a device does, throttled if so desired.
 
-It runs commands one at a time, as a stream of a GPU does, and shares a bus with copies from the host. With it a
-division runs on real threads and buffers where there is no GPU.
+It takes commands from a queue one at a time, as a stream of a GPU does, and shares a bus with copies from the host.
+With it a division runs on real threads and queues where there is no GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,8 @@ class ThreadAccelerator:
             if key not in self._phases:
                 raise InputError(f"delays of {name!r}: {key!r} is no phase of it; those are {', '.join(self._phases)}")
             self._delay(key)
-        self._busy, self.bus = threading.Lock(), threading.Lock()
+        self._commands = ThreadPoolExecutor(1, f"weft-{name}")
+        self.bus = threading.Lock()
         self._lock, self.spans = threading.Lock(), list[tuple[str, float, float]]()
 
     @property
@@ -71,9 +73,10 @@ class ThreadAccelerator:
 
     def run(self, key: str, work: Callable[[], Any], bus: bool = False) -> Any:
         """``work()`` as a command of the accelerator; returns when it is done."""
-        with self._busy:
+        with self._lock:
             self._check_running()
-            return self.paced(key, work, self.bus if bus else nullcontext())
+            done = self._commands.submit(self.paced, key, work, self.bus if bus else nullcontext())
+        return done.result()
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -110,8 +113,10 @@ class ThreadAccelerator:
         return Preparers(PacedHost(self, host), PacedDevice(self, ExactDevice(parts.sampler, parts.store)), HostClock())
 
     def stop(self) -> None:
-        """Nothing runs on it afterwards."""
-        self._stopped = True
+        """End the thread after what it has been given; nothing runs on it afterwards."""
+        with self._lock:
+            self._stopped = True
+            self._commands.shutdown(wait=False)
 
 
 @dataclass(frozen=True)

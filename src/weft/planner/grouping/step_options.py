@@ -67,26 +67,25 @@ def row_order(
     """Whether rows of the graph are traversed by cluster; on a GPU only."""
     if device != "cuda":
         return False, ()
-    clustered, why = _clustered(tasks, stats, (machine.l2_bytes if machine is not None else 0) or USUAL_L2)
-    return clustered, (f"rows by {'cluster' if clustered else 'length'}: {why}",)
-
-
-def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bool, str]:
-    epochs = max(task.epochs for task in tasks)
-    if stats.num_edges < FILLS_DEVICE:
-        return False, f"the rows that {stats.num_edges:,} edges gather stay in the cache in any order"
-    if stats.num_nodes > MOST_CLUSTERED:
-        return False, f"clusters of {stats.num_nodes:,} nodes would take too much memory to find"
-    widest = max(hidden_bytes(task, stats) for task in tasks)
+    cache = (machine.l2_bytes if machine is not None else 0) or USUAL_L2
+    epochs, widest = max(task.epochs for task in tasks), max(hidden_bytes(task, stats) for task in tasks)
     sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
-    if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
-        return False, f"hidden rows of all nodes stay in the cache in any order ({sizes})"
-    won = seconds_saved(tasks, stats, epochs, beyond_cache=widest > cache)
-    if won < REPAID * seconds_to_find(stats):
-        return False, f"{epochs:,} epochs would save {won:.2g} s by clusters, less than finding them takes"
-    if widest > cache:
-        return True, f"hidden rows of all nodes do not stay in the cache ({sizes}), those that a cluster gathers do"
-    return True, f"{len(tasks)} members traverse the graph, and rows of a cluster gather the same neighbours"
+    clustered = False
+    if stats.num_edges < FILLS_DEVICE:
+        why = f"the rows that {stats.num_edges:,} edges gather stay in the cache in any order"
+    elif stats.num_nodes > MOST_CLUSTERED:
+        why = f"clusters of {stats.num_nodes:,} nodes would take too much memory to find"
+    elif widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
+        why = f"hidden rows of all nodes stay in the cache in any order ({sizes})"
+    elif (won := seconds_saved(tasks, stats, epochs, beyond_cache=widest > cache)) < REPAID * seconds_to_find(stats):
+        why = f"{epochs:,} epochs would save {won:.2g} s by clusters, less than finding them takes"
+    elif widest > cache:
+        clustered = True
+        why = f"hidden rows of all nodes do not stay in the cache ({sizes}), those that a cluster gathers do"
+    else:
+        clustered = True
+        why = f"{len(tasks)} members traverse the graph, and rows of a cluster gather the same neighbours"
+    return clustered, (f"rows by {'cluster' if clustered else 'length'}: {why}",)
 
 
 def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:

@@ -82,35 +82,29 @@ def model_options(task: Task) -> dict[str, Any]:
 WRAPPER, INNER = "OptimizedModule", "_orig_mod"  # torch's; importing its class takes a second
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether it is ``torch.jit``'s or ``torch.compile``'s."""
-    return isinstance(module, torch.jit.ScriptModule) or _by_dynamo(module)
+def is_compiled(module: nn.Module, scripted: bool = True) -> bool:
+    """Whether it is ``torch.compile``'s, or ``torch.jit``'s if ``scripted``."""
+    by_dynamo = module._compiled_call_impl is not None or type(module).__name__ == WRAPPER
+    return by_dynamo or (scripted and isinstance(module, torch.jit.ScriptModule))
 
 
-def was_compiled(task: Task, model: nn.Module) -> bool:
-    """Whether ``torch.compile`` made ``model``; a :class:`SpecError` if it made a part of it alone."""
-    if type(model).__name__ == WRAPPER:
-        return True
+def as_written(task: Task, model: nn.Module) -> nn.Module | None:
+    """``model`` without ``torch.compile``, its parameters the same objects; None if that did not make it.
+
+    A :class:`SpecError` if it made a part of the model alone.
+    """
+    compiled = any(is_compiled(part, scripted=False) for part in model.modules())
+    while type(model).__name__ == WRAPPER:
+        model = cast(nn.Module, getattr(model, INNER))
     for name, part in model.named_modules():
-        if name and type(part).__name__ == WRAPPER:
+        if type(part).__name__ == WRAPPER:
             raise SpecError(
                 f"task {task.label!r}: {name} of model {task.model_name} went through torch.compile, which Weft can "
                 "neither stack nor follow; give the module as written, and compile=True to compile its steps"
             )
-    return any(_by_dynamo(part) for part in model.modules())
-
-
-def as_written(model: nn.Module) -> nn.Module:
-    """``model`` without ``torch.compile``; its parameters are the same objects."""
-    while type(model).__name__ == WRAPPER:
-        model = cast(nn.Module, getattr(model, INNER))
-    for part in model.modules():
-        part._compiled_call_impl = None
-    return model
-
-
-def _by_dynamo(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or type(module).__name__ == WRAPPER
+        if part._compiled_call_impl is not None:
+            part._compiled_call_impl = None
+    return model if compiled else None
 
 
 # ---- Deep copies of users' modules, which do not fail on attributes that cannot be copied.

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from weft.core.plain_data import PlainData
-from weft.nn.pyg.convert import drawing, possible_swaps, swap
+from weft.nn.pyg.convert import drawing, possible_swaps
 from weft.nn.pyg.layers import TEMPLATES
 
 # ---- Decisions on the stacks of a group before its first epoch, as a checkpoint holds them: a run that is resumed
@@ -96,9 +96,3 @@ def conversion_of(model: nn.Module, requested: bool, sampled_on_gpu: bool = Fals
     unconverted = f"; kept: {'; '.join(dict.fromkeys(swaps.kept.values()))}" if swaps.kept else ""
     counted = f"converted: {swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them)"
     return Converted(swaps.layers, note=f"{counted}{masks}{unconverted}")
-
-
-def convert(model: nn.Module, converted: Converted) -> None:
-    """Convert the layers of ``model`` in place."""
-    if converted.layers:
-        swap(model, converted.layers, builds=False)

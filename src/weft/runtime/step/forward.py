@@ -8,7 +8,7 @@ Shapes: T members, P parameters in all, N nodes, C classes; a leading ``...`` is
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -119,11 +119,6 @@ class Layout:
     def turning(self, names: Collection[str]) -> Layout:
         """The same with ``names`` transposed."""
         return replace(self, turned=tuple(name in names for name in self.names))
-
-    def without_decay(self, names: Collection[str]) -> Layout:
-        """The same without weight decay of ``names``."""
-        decayed = (old and name not in names for name, old in zip(self.names, self.decayed, strict=True))
-        return replace(self, decayed=tuple(decayed))
 
     def decay_mask(self) -> Tensor | None:
         """``[P]`` 1 where weight decay applies and 0 elsewhere; None if it applies everywhere."""
@@ -322,12 +317,16 @@ class Forward:
         self._set_mode(training)
         weights = self.layout.copies(flat.to(self._dtype))
         mapped = weights, self._state.clock, self._rates, self._state.buffers
-        with _without_fallback_warnings():
+        # Operators that torch can only run member by member do so silently: the user's module chose them, not the user.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+        try:
             if batch.layer:  # from the second layer on every member has features of its own
                 return torch.vmap(lambda *member: self._one(*member[:-1], batch=replace(batch, x=member[-1])))(
                     *mapped, batch.x
                 )
             return torch.vmap(partial(self._one, batch=batch))(*mapped)
+        finally:
+            torch._C._functorch._set_vmap_fallback_warning_enabled(True)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
@@ -550,14 +549,3 @@ def _set_mode(module: nn.Module, training: bool) -> None:
     for child in module._modules.values():
         if child is not None:
             _set_mode(child, training)
-
-
-@contextmanager
-def _without_fallback_warnings() -> Iterator[None]:
-    """Operators that torch can only run member by member do so silently: the user's module chose them, not the user."""
-    functorch = torch._C._functorch
-    functorch._set_vmap_fallback_warning_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_warning_enabled(True)

@@ -89,15 +89,6 @@ def pyg_data(batch: Batch) -> Any:
     return Data(num_nodes=batch.x.shape[0], **values)
 
 
-def given_tensors(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Those tensors of a batch that a call gives to ``model``, by name."""
-    style = call_style(model)
-    tensors: dict[str, Any] = {"x": batch.x}
-    if style in ("edges", "data"):
-        tensors |= {"edge_index": batch.edge_index, "edge_weight": batch.edge_weight, "edge_attr": batch.edge_attr}
-    return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-
-
 def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
     """``edge_index`` or ``adj_t``, and what else ``model`` takes of the edges of ``adj``, by name."""
     names = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]

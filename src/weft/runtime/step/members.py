@@ -25,11 +25,11 @@ from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
-from weft.nn.pyg.convert import possible_swaps, restore
+from weft.nn.pyg.convert import possible_swaps, restore, swap
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
-from weft.runtime.modules.build import as_written, build_model, copy_module, was_compiled
-from weft.runtime.modules.convert import Converted, conversion_of, convert
+from weft.runtime.modules.build import as_written, build_model, copy_module
+from weft.runtime.modules.convert import Converted, conversion_of
 from weft.runtime.modules.settings import (
     GIVEN,
     call_style,
@@ -351,6 +351,8 @@ class Members:
         """Layers of the model, if each can be run alone."""
         return layers_of(self.model)
 
+    # ---- models --------------------------------------------------------------------------------------
+
     def build(self, task: Task) -> nn.Module:
         """The model of ``task`` from its own seed, at its own width."""
         device, graph = self.inputs.device, self.graph
@@ -362,8 +364,8 @@ class Members:
                     "none; give the graph relation=, one number per edge, or choose another model"
                 )
             model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
-            if was_compiled(task, model):
-                model = as_written(model)
+            if (written := as_written(task, model)) is not None:
+                model = written
                 self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
             return model.to(device)
 
@@ -478,7 +480,9 @@ class Members:
         varies = findings.hidden_state is not None or findings.branches
         self.forward.expect(findings.without_gradient, varies)
         if findings.without_gradient:
-            self.layout = self.layout.without_decay(findings.without_gradient)
+            pairs = zip(self.layout.names, self.layout.decayed, strict=True)
+            decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
+            self.layout = replace(self.layout, decayed=decayed)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
             owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}
@@ -592,8 +596,9 @@ class Members:
                 f"{self.graph.name!r} are dense now; resume with what it was trained with, or choose another "
                 f"{option('out')} to start afresh"
             )
-        for model in {id(model): model for model in (*models, *self.to_try)}.values():
-            convert(model, self.converted)
+        layered = (*models, *self.to_try) if self.converted.layers else ()
+        for model in {id(model): model for model in layered}.values():
+            swap(model, self.converted.layers, builds=False)
         self.notes.extend([] if self.converted.note is None else [self.converted.note])
         if sparse and self.converted.layers:
             self.source = self.source_of(dense=self.made_dense)

@@ -25,11 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from weft.batches.source import Batch
 from weft.core.errors import SpecError
+from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import same_draws, step_seconds
 from weft.runtime.modules.build import functions_that_hold
-from weft.runtime.modules.convert import convert
-from weft.runtime.modules.settings import model_errors
+from weft.runtime.modules.settings import call_style, model_errors
 from weft.runtime.modules.state import (
     GlobalsSnapshot,
     ModuleState,
@@ -43,7 +43,7 @@ from weft.runtime.modules.state import (
     same_numbers,
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import given_tensors, takes_edges
+from weft.runtime.step.inputs import takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
@@ -278,8 +278,8 @@ class Preflight:
         if self._untouched is not None:
             return members.copied(self._untouched)
         model = members.build_again(self._models[0], members.slots[0].task)
-        if members.converted is not None:
-            convert(model, members.converted)
+        if members.converted is not None and members.converted.layers:
+            swap(model, members.converted.layers, builds=False)
         return model
 
     def _try_sparse(self) -> None:
@@ -455,8 +455,12 @@ class Preflight:
 
     @contextmanager
     def _recorded(self, calls: Calls) -> Iterator[CallRecorder]:
-        model = calls.forward.model
-        calls.forward.around = recorder = CallRecorder(model, given_tensors(model, self._members.source.example()))
+        model, batch = calls.forward.model, self._members.source.example()
+        tensors: dict[str, Any] = {"x": batch.x}  # of those that a call gives to the model
+        if call_style(model) in ("edges", "data"):
+            tensors |= {name: getattr(batch, name) for name in ("edge_index", "edge_weight", "edge_attr")}
+        given = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+        calls.forward.around = recorder = CallRecorder(model, given)
         try:
             yield recorder
         finally:
