@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.core.plain_data import PlainData
-
 RUNNING = "running"
 
 
@@ -43,7 +41,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Stop(PlainData):
+class Stop:
     """A member that ends here: with which status (``"pruned"``, ``"cancelled"``), and its message."""
 
     member: str
@@ -52,7 +50,7 @@ class Stop(PlainData):
 
 
 @dataclass(frozen=True)
-class Decision(PlainData):
+class Decision:
     """What a session does next. ``epoch`` is the one it was decided after; a session at another epoch refuses it.
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
