@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -23,25 +23,36 @@ def have_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-_META_MEANS_GPU = ContextVar("meta means GPU", default=False)
+# Whether tensors on meta stand for a GPU, and the limits of the device that launches are chosen for, if not its own.
+_STANDS_FOR: ContextVar[tuple[bool, DeviceLimits | None]] = ContextVar("what meta stands for", default=(False, None))
 
 
 @contextmanager
-def meta_means_gpu(yes: bool = True) -> Iterator[None]:
+def _standing_for(gpu: bool, limits: DeviceLimits | None) -> Iterator[None]:
+    token = _STANDS_FOR.set((gpu, limits))
+    try:
+        yield
+    finally:
+        _STANDS_FOR.reset(token)
+
+
+def meta_means_gpu(yes: bool = True) -> AbstractContextManager[None]:
     """Send tensors on the ``meta`` device (sizes without data) along the path of GPU tensors.
 
     So a step can be dry-run, allocation by allocation, as a GPU would run it, on a machine without one.
     """
-    token = _META_MEANS_GPU.set(yes)
-    try:
-        yield
-    finally:
-        _META_MEANS_GPU.reset(token)
+    return _standing_for(yes, _STANDS_FOR.get()[1])
+
+
+def assume_limits(limits: DeviceLimits | None) -> AbstractContextManager[None]:
+    """Choose launches for a device with these ``limits``: the machine planned for, or a test's; None: no change."""
+    gpu, before = _STANDS_FOR.get()
+    return _standing_for(gpu, before if limits is None else limits)
 
 
 def on_gpu(tensor: Tensor) -> bool:
     """True if ``tensor`` is on a GPU, or on meta in place of one: see :func:`meta_means_gpu`."""
-    return tensor.is_cuda or (tensor.is_meta and _META_MEANS_GPU.get())
+    return tensor.is_cuda or (tensor.is_meta and _STANDS_FOR.get()[0])
 
 
 def use_triton(tensor: Tensor) -> bool:
@@ -193,24 +204,12 @@ class DeviceLimits:
 H200 = DeviceLimits(sms=132, l2_bytes=60 * 2**20, shared_memory_per_block=232448)
 LEAST_SHARED = 101376  # of GPUs from 2020 on, if torch does not report it
 
-_ASSUMED: ContextVar[DeviceLimits | None] = ContextVar("assumed device limits", default=None)
-
-
-@contextmanager
-def assume_limits(limits: DeviceLimits | None) -> Iterator[None]:
-    """Choose launches for a device with these ``limits``: the machine planned for, or a test's; None: no change."""
-    token = _ASSUMED.set(limits if limits is not None else _ASSUMED.get())
-    try:
-        yield
-    finally:
-        _ASSUMED.reset(token)
-
 
 def limits_of(device: torch.device) -> DeviceLimits:
     """The limits of ``device``. Tensors without data, which stand for a GPU, have those of an H200 unless others are
     assumed; CUDA is not touched for them, nor for tensors on a CPU.
     """
-    assumed = _ASSUMED.get()
+    assumed = _STANDS_FOR.get()[1]
     if assumed is not None:
         return assumed
     if device.type != "cuda":
