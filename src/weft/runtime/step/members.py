@@ -329,11 +329,6 @@ class Members:
         self.notes.extend(unread_edges(self.task, self.model, inputs.graph))
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Row by row."""
-        return tuple(slot.task for slot in self.slots)
-
-    @property
     def sparse(self) -> bool:
         """Whether the graph's features are."""
         return isinstance(self.graph.x, SparseFeatures)
