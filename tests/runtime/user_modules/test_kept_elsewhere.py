@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,11 @@ import weft
 from tests.runtime.user_modules.odd_modules import Base, ReadsKeptActivation
 from tests.runtime.user_modules.test_exact import plain, preempted_after, run, seed_all, tasks_of
 from tests.stacks import start
+from weft.runtime.modules.state import GlobalsSnapshot
 
 SEEN = [0]
 GENERATOR = np.random.default_rng(0)
+TORCHS, NUMPYS, PYTHONS = torch.Generator().manual_seed(0), np.random.RandomState(0), random.Random(0)
 
 
 class KeptInEvaluation(Base):
@@ -316,3 +320,20 @@ def test_who_keeps_nothing_hears_nothing(model):
     notes = []
     run(tasks_of(model, [0], epochs=2), on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
     assert not any("between calls" in one for one in notes), notes
+
+
+class DrawsByAll(Base):
+    """Draws from every kind of generator that is a global variable."""
+
+    def forward(self, x, adj):
+        drawn = float(torch.rand(1, generator=TORCHS)) + NUMPYS.random() + PYTHONS.random() + GENERATOR.random()
+        return super().forward(x, adj) * drawn
+
+
+def test_generators_outside_are_compared_by_their_states_and_restored():
+    before = GlobalsSnapshot(DrawsByAll(6, 3))
+    assert before.changed() == []
+    torch.rand(1, generator=TORCHS), NUMPYS.random(), PYTHONS.random(), GENERATOR.random()
+    assert set(before.changed()) == {"TORCHS", "NUMPYS", "PYTHONS", "GENERATOR"}
+    before.restore()
+    assert before.changed() == []

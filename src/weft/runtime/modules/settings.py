@@ -379,21 +379,18 @@ def check_call(task: Task, model: nn.Module, adj: Adjacency) -> None:
 
 def unread_edges(task: Task, model: nn.Module, graph: Graph) -> list[str]:
     """Remarks on weights and features of edges that the graph has and the model does not read."""
+    if task.traits is None and call_style(model) != "edges":  # nothing says what it reads
+        return []
+    named = parameters_of(model)
+    reads_weight = "edge_weight" in named if task.traits is None else task.traits.weighted
+    reads_attr = task.traits is None and "edge_attr" in named
     notes = []
-    reads_weight = reads_edges(task, model, "edge_weight")
-    if graph.edge_weight is not None and reads_weight is False:
+    if graph.edge_weight is not None and not reads_weight:
         notes.append(f"{task.model_name} does not read the edge weights of graph {graph.name!r}")
     same = graph.edge_attr is not None and graph.edge_attr.numel() == graph.num_edges and graph.edge_weight is not None
-    if graph.edge_attr is not None and reads_edges(task, model, "edge_attr") is False and not (same and reads_weight):
+    if graph.edge_attr is not None and not reads_attr and not (same and reads_weight):
         notes.append(f"{task.model_name} does not read the edge features of graph {graph.name!r}")
     return notes
-
-
-def reads_edges(task: Task, model: nn.Module, name: str) -> bool | None:
-    """Whether the model reads ``edge_weight`` or ``edge_attr``; None if nothing says so."""
-    if task.traits is not None:
-        return task.traits.weighted if name == "edge_weight" else False
-    return name in parameters_of(model) if call_style(model) == "edges" else None
 
 
 def given_of_edges(task: Task, model: nn.Module, adj: Adjacency) -> tuple[str, ...]:

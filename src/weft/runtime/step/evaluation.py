@@ -100,19 +100,6 @@ def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
     return ((area * usable).sum(-1) / usable.sum(-1)).float()
 
 
-def mse(output: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error ``[...]`` of ``output [..., M, D]`` for numbers ``target [M, D]``, or ``[M]`` if D is 1.
-
-    Less is better.
-    """
-    return errors(output, target).square().mean((-2, -1))
-
-
-def mae(output: Tensor, target: Tensor) -> Tensor:
-    """The mean absolute error ``[...]``; less is better."""
-    return errors(output, target).abs().mean((-2, -1))
-
-
 def r2(output: Tensor, target: Tensor) -> Tensor:
     """The share of the targets' variance that is explained ``[...]``: of several numbers per node, the mean of theirs.
 
@@ -130,8 +117,9 @@ METRICS: dict[str, Metric] = {
     "f1_micro": f1_micro,
     "f1_macro": f1_macro,
     "roc_auc": roc_auc,
-    "mse": mse,
-    "mae": mae,
+    # Mean squared and absolute errors [...] of output [..., M, D] for numbers target [M, D], or [M] if D is 1.
+    "mse": lambda output, target: errors(output, target).square().mean((-2, -1)),
+    "mae": lambda output, target: errors(output, target).abs().mean((-2, -1)),
     "r2": r2,
 }
 

@@ -332,11 +332,6 @@ class Members:
             self.notes.append(f"{self.task.model_name}.forward is called with {GIVEN[call_style(self.model)]}")
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Row by row."""
-        return tuple(slot.task for slot in self.slots)
-
-    @property
     def sparse(self) -> bool:
         """Whether the graph's features are."""
         return isinstance(self.graph.x, SparseFeatures)

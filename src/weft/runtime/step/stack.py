@@ -29,7 +29,6 @@ from weft.runtime.step.evaluation import Bookkeeper, Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind
 from weft.runtime.step.losses import (
-    Objective,
     OwnMeasure,
     StackLoss,
     check_metric,
@@ -99,6 +98,7 @@ class Stack:
         self.state, tasks, device = state, self.tasks, self.device
         reduce, steps = self.source.reduce, self.source.steps_per_epoch
         self._loss = StackLoss(tasks, self._splits, self.graph, device, reduce.ranks)
+        self.objective = self._loss.objective  # of all members
         for evaluation, objective in zip(self._evaluations, self._loss.objectives, strict=True):
             evaluation.objective = objective
         rates = [task.lr for task in tasks]
@@ -158,14 +158,9 @@ class Stack:
         self.eager = self.eager or reason
 
     @property
-    def objective(self) -> Objective:
-        """Of all members."""
-        return self._loss.objective
-
-    @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks of the members, row by row."""
-        return self.members.tasks
+        return tuple(slot.task for slot in self.members.slots)
 
     @property
     def source(self) -> Source:
