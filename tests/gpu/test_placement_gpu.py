@@ -214,8 +214,7 @@ def test_a_gpu_ranks_as_the_host_does(graph, monkeypatch, policy):
     assert torch.equal(there, make().choose(graph, 4096, room).features)
 
 
-def test_a_gpu_looks_for_loops_of_edges_on_the_host(graph, monkeypatch):
-    monkeypatch.setattr(sampled_source, "EDGES_AT_ONCE", 1 << 10)
+def test_a_gpu_looks_for_loops_of_edges_on_the_host(graph):
     for given in (graph.adj, graph.adj.with_self_loops()):
         wanted = bool((given.rows() == given.indices).any())
         assert sampled_source.has_loops(given, DEVICE) is sampled_source.has_loops(given, given.device) is wanted

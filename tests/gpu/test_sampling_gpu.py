@@ -228,9 +228,7 @@ def test_every_kind_of_batch_is_the_cpu_s(kind):
 
 def test_cpu_sampling_feeds_the_gpu():
     graph = flow_graph()
-    stages = training_stages(
-        NeighbourSampler(graph, FANOUTS), FeatureStore(graph.x, "cuda"), graph.y, "cuda", workers=2
-    )
+    stages = training_stages(NeighbourSampler(graph, FANOUTS), FeatureStore(graph.x, "cuda"), graph.y, "cuda")
     batches = list(Pipeline(stages, 3).run(SeedOrder(graph.train, 256).epoch(0)))
     assert len(batches) == -(-graph.train.numel() // 256)
     for batch in batches:

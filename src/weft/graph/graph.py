@@ -85,16 +85,20 @@ class Graph:
         self._stats: GraphStats | None = None
         self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
+        self._check_shapes()
+        if relation is not None and adj.relation is not relation:
+            self.adj = adj.related(relation, self.num_relations)
+
+    def _check_shapes(self) -> None:
+        adj, relation = self.adj, self.relation
         validate.check_num_nodes(adj.num_rows)
         if adj.num_cols != adj.num_rows or adj.row_scale is not None or adj.col_scale is not None:
             raise GraphError(f"{adj} is not a plain square adjacency; a graph keeps its edges unscaled")
-        for part, values in (("x", x), ("y", y)):
+        for part, values in (("x", self.x), ("y", self.y)):
             if values is not None:
                 validate.check_rows(values.shape[0], adj.num_rows, part, "node")
         if relation is not None:
             validate.check_rows(relation.numel(), adj.num_edges, "relation", "edge")
-            if adj.relation is not relation:
-                self.adj = adj.related(relation, self.num_relations)
 
     # ---- making one ----------------------------------------------------------------------------------
 
