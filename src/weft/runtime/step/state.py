@@ -134,6 +134,10 @@ class State:
         else:
             index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
             tensors = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
+        return self.of(tensors)
+
+    def of(self, tensors: Mapping[str, Tensor]) -> State:
+        """A state of ``tensors``, by the names of :meth:`tensors`."""
         return State(
             **{name: tensors[name] for name in PLAIN},
             moments=tuple(tensors[f"moment.{index}"] for index in range(len(self.moments))),
