@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 
-GNN_SETTINGS = ("hidden", "layers", "dropout", "input_dropout", "norm", "residual")  # what weft.nn.model.GNN takes
+GNN_SETTINGS = ("hidden", "layers", "dropout", "input_dropout", "norm", "residual")  # what weft.nn.models.GNN takes
 
 
 @dataclass(frozen=True)

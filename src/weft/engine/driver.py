@@ -35,6 +35,8 @@ def callbacks_of(tasks: Sequence[Task]) -> dict[str, tuple[Callback, ...]]:
     return functions
 
 
+# Decisions come after whole epochs and depend on records alone: ranks that each read their own clock would decide
+# differently and wait for each other for ever in a collective. A request takes effect after about this much training.
 POLL_SECONDS = 0.2  # often enough to feel live; rare enough that the GPU never idles
 GROWTH = 8  # how many times longer the next period may be than the last: the first epochs are no measure
 NOTHING = Requests()

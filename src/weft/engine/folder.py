@@ -41,7 +41,8 @@ from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_chec
 from weft.runtime.group import GroupRun
 from weft.runtime.modules.convert import described
 
-# ---- One run at a time writes into a folder. The system releases the lock however the run ends.
+# ---- One run at a time writes into a folder. The system releases the lock however the run ends. Files are replaced in
+# one piece (:mod:`weft.core.files`), so that an interrupted run leaves a folder that can be read.
 
 LOCK_FILE = ".lock"
 

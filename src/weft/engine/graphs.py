@@ -352,7 +352,7 @@ def unused_bytes() -> dict[tuple[int, int] | None, int]:
 
     Not by ``torch.cuda.memory_snapshot(pool.id)``: that gives up a reference too many of both numbers of the id (torch
     2.11). Python never frees those up to 256; a later one is freed while it is in use, and the process crashes some
-    time after, wherever it allocates the next number.
+    time after, wherever it allocates the next number: 3 times in some 500 trainings on an H200, and not once since.
     """
     unused: dict[tuple[int, int] | None, int] = {}
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]

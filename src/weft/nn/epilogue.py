@@ -281,9 +281,9 @@ ACTIVATIONS = ("relu", "elu", "none")
 class Epilogue(nn.Module):
     """``y = dropout(act(norm(x + b)))`` for a layer's output ``x [N, F]`` and its bias ``b [F]``.
 
-    This is one operator. A norm is a separate one on a CPU, as a layer norm of over 1,024 features or over the graph,
-    and as a batch norm in evaluation mode with gradients. A layer takes an epilogue as an argument and passes its bias
-    to it: ``conv(x, adj, epilogue=epilogue)``.
+    This is one operator, and so one pass over ``[N, F]``; as modules these would be up to four. A norm is a separate
+    one on a CPU, as a layer norm of over 1,024 features or over the graph, and as a batch norm in evaluation mode with
+    gradients. A layer takes an epilogue as an argument and passes its bias to it: ``conv(x, adj, epilogue=epilogue)``.
     """
 
     def __init__(self, features: int, norm: str | None = None, activation: str = "relu", dropout: float = 0.0) -> None:

@@ -1,10 +1,11 @@
 """Counter-based randomness: (seed, step, site, element) gives the bits, on every device alike.
 
-Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on the other members of
-the group, on the order of evaluation, or on the device. A 64-bit key is mixed from the seed, the step and
-the site (three rounds of SplitMix64); each element then passes twice through a 32-bit finaliser: its lower half in the
-first round, its upper half in the second. The element of a mask is its row below and its column above, so that a kernel
-makes the first round once for a whole row.
+Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on the other members of the
+group, on the order of evaluation, or on the device. A backward pass recomputes a mask, which takes 0 bytes between the
+passes, and a resumed run needs only its step number. A 64-bit key is mixed from the seed, the step and the site (three
+rounds of SplitMix64); each element then passes twice through a 32-bit finaliser: its lower half in the first round, its
+upper half in the second. The element of a mask is its row below and its column above, so that a kernel makes the first
+round once for a whole row.
 
 The same arithmetic is implemented three times: here in torch, in ``random_bits_triton.py`` and in
 ``cpu/random_bits.py``. Tests check that the three give equal bits.

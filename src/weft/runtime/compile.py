@@ -1,7 +1,8 @@
 """compile_stack: compile a stack's forward, loss and backward with Inductor, which fuses between Weft's operators.
 
 Built-in layers leave little to fuse. A user's module may be full of element-wise passes and reductions, PyG's layers of
-gathers and scatters; the predicted gain is in :mod:`weft.planner.cost.inductor`.
+gathers and scatters: an epoch of PyG's GCN on the arxiv shape took 20.2 ms on an H200, and 2.78 compiled. The predicted
+gain is in :mod:`weft.planner.cost.inductor`.
 
 The stack's own functions are traced below autograd and vmap, with every tensor that they read in its fixed place, and
 Weft's operators stay opaque calls. The result takes only the weights, and can be captured as a CUDA graph like the

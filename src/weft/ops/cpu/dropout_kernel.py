@@ -41,6 +41,8 @@ def _relu(out, at, count):
         out[k] = zero(out) if out[k] < 0 else out[k]  # NaN is not below 0 and stays
 
 
+# Part of one pass with bias and dropout, 0.8 to 1.5 times as fast as torch's. Torch's exponential has other last bits:
+# with it, the numbers of a training would change.
 @part
 def _elu(out, at, count):
     for k in range(at, at + count):

@@ -2,7 +2,8 @@
 
 Rows are destinations, columns are sources. As a matrix its entry for edge e = (j -> i) is
 ``row_scale[i] * weight[e] * col_scale[j]``, each factor 1 if it is None. Keeping the scales apart
-from the edges makes GCN's normalisation cost 8 bytes per node instead of 4 bytes per edge.
+from the edges makes GCN's normalisation cost 8 bytes per node instead of 4 bytes per edge: one structure serves all
+normalisations, and a symmetric graph shares its arrays with its transpose.
 
 Shapes: N rows, M columns, E edges.
 """

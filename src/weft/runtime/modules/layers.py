@@ -243,7 +243,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class TallLinear(TorchFunctionMode):
     """Inside, ``F.linear(x, W, b)`` and ``x @ W`` of tall ``x`` on a GPU are :func:`weft.ops.dense.linear`.
 
-    ``x [N, I]``, or in a stack ``[..., I]``, whose rows are then put one below another.
+    ``x [N, I]``, or in a stack ``[..., I]``, whose rows are then put one below another. Libraries make few tiles of the
+    weight gradient of many rows and few columns; other shapes, types and transforms are left to torch.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

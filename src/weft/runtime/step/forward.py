@@ -1,6 +1,7 @@
 """Forward: a model as a function of the flat parameters of one member, or of many under ``vmap``.
 
-All trainable parameters of a model are one flat float32 buffer, so that an update is one operation.
+All trainable parameters of a model are one flat float32 buffer, so that an update is one launch on a GPU, and keeping
+the best weights one copy.
 
 Shapes: T members, P parameters in all, N nodes, C classes; a leading ``...`` is for tasks that share a step.
 """
@@ -39,7 +40,9 @@ class Layout:
     """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it.
 
     A ``turned`` parameter ``[O, I]`` lies there transposed, for kernels that read it so: its view is transposed back,
-    and neither its use nor its gradient needs a copy. Checkpoints have all in their own order (:meth:`in_order`).
+    and neither its use nor its gradient needs a copy. On a small graph a copy takes as long as a layer: a step of a
+    two-layer GCN on cora has 21 launches on a GPU; it had 26 before this, Adam's own look-up of rates, a loss in one
+    program and dense weights without copies. Checkpoints have all in their own order (:meth:`in_order`).
     """
 
     names: tuple[str, ...]

@@ -72,8 +72,9 @@ if TYPE_CHECKING:
 
 # ---- Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
 #
-# Padded weights start at 0 and stay there: what they multiply or add to is 0, and so is their gradient, as long as
-# the activation keeps 0 at 0 and nothing takes a mean over the width. So a padded member trains as it would alone.
+# Padded weights start at 0 and stay there: what they multiply or add to is 0, and so is their gradient, as long as the
+# activation keeps 0 at 0 and nothing takes a mean over the width, as LayerNorm does, whose widths are not padded. So a
+# padded member trains exactly as it would alone.
 #
 # Shapes: P parameters of the wide model, Q of the narrow one.
 

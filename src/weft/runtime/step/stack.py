@@ -5,7 +5,8 @@ in width, which is padded with zeros (see :mod:`weft.runtime.step.members`).
 
 A step never reads a number back to the host: rates come from a table by the step's own counter, dropout from
 clocks, and the best weights and the end of training are found by comparisons on the device. So the same code
-runs eagerly on a CPU, and on a GPU it is captured once as a CUDA graph and replayed.
+runs eagerly on a CPU, and on a GPU an epoch with its evaluation is captured once as a CUDA graph and replayed: one
+launch per epoch, and the host looks at the records about every 0.2 s.
 
 Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of history.
 """
