@@ -199,7 +199,7 @@ def test_operators_between_edges():
     woven()
     for member, theirs in zip(members, expected, strict=True):
         assert torch.equal(member.x, theirs)
-    assert {fused.family for fused in woven.fused} == {"spmm", "sddmm"}
+    assert {fused.family for fused in woven.fused} == {"spmm", "sddmm", "softmax"}
     assert not woven.single
 
 

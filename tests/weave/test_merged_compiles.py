@@ -117,14 +117,17 @@ def test_spmm_of_every_kind(launches, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sddmm(launches, dtype):
+def test_sddmm_and_softmax(launches, dtype):
     from weft.weave.merged_launch import OpCall, merged_call_triton
 
     adj = small()
     csr = packed(both_csr(adj)[0])
     ends = numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype)
-    merged_call_triton([OpCall("sddmm", (*ends, heads, csr, [])) for heads in (1, 4)])
-    assert len(launches) == 1
+    scores = numbers(2, adj.num_edges, 4, dtype=dtype)
+    calls = [OpCall("sddmm", (*ends, heads, csr, [])) for heads in (1, 4)]
+    calls += [OpCall("edge_softmax", (scores, csr)), OpCall("edge_softmax_backward", (scores, scores, csr))]
+    merged_call_triton(calls)
+    assert len(launches) == 2
     compile_all(launches)
 
 

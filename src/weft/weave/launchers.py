@@ -35,6 +35,7 @@ from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.launch.backend import accumulate_dtype, custom_op, limits_of, use_triton
 from weft.ops.launch.triton_lang import flatten_tasks, tl, triton, triton_acc
 from weft.ops.sparse import sddmm, spmm  # noqa: F401
+from weft.ops.sparse.edge_softmax import edge_softmax_triton
 from weft.ops.sparse.sddmm import sddmm_triton
 from weft.ops.sparse.spmm import choose_launch, spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_triton, spmm_max_triton
@@ -323,6 +324,8 @@ LAUNCHERS: dict[str, Callable[..., Tensor | Tensors | Callable[[], Tensors] | No
         grad, winner, weight, unpack_csr(back)
     ),
     "sddmm": lambda a, b, heads, csr, back: sddmm_triton(a, b, heads, unpack_csr(csr)),
+    "edge_softmax": lambda scores, csr: edge_softmax_triton(scores, unpack_csr(csr)),
+    "edge_softmax_backward": lambda grad, out, csr: edge_softmax_triton(out, unpack_csr(csr), grad),
     "graph_attention_packed": _attention_packed,
     "graph_attention_packed_backward": _attention_packed_backward,
     "graph_attention_v2": lambda x_src, x_dst, att, slope, rate, clock, site, csr, back: attention_v2_forward_triton(

@@ -142,6 +142,8 @@ FAMILY = {
     "spmm_max": "spmm",
     "spmm_max_backward": "spmm",
     "sddmm": "sddmm",
+    "edge_softmax": "softmax",
+    "edge_softmax_backward": "softmax",
     "graph_attention_packed": "attention",
     "graph_attention_packed_backward": "attention backward",
     "graph_attention_v2": "attention v2",

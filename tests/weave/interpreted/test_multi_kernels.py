@@ -11,7 +11,7 @@ from tests.graphs_for_tests import empty, no_rows
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention.gat import attention_forward_torch, take_apart
 from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
-from weft.ops.sparse.edge_softmax import edge_softmax_torch
+from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.sparse.sddmm import sddmm_torch
 from weft.ops.sparse.spmm import spmm_torch, spmm_triton
 from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
@@ -144,6 +144,23 @@ def test_sddmm(dtype):
     assert_same([outputs[0] for outputs in merged_call_triton(calls)], expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_edge_softmax(dtype):
+    adj = small()
+    csr, _ = both_csr(adj)
+    shapes = [((), 1), ((), 3), ((2,), 4), ((), 3)]
+    given = [5 * numbers(*lead, adj.num_edges, heads, dtype=dtype) for lead, heads in shapes]
+    given[3][3, 0] = torch.nan
+    given[3][5, 1] = -torch.inf
+    outs = [out for (out,) in merged_call_triton([OpCall("edge_softmax", (scores, packed(csr))) for scores in given])]
+    assert_same(outs, [edge_softmax_torch(scores, csr) for scores in given], dtype)
+    grads = [numbers(*lead, adj.num_edges, heads, dtype=dtype, seed=1) for lead, heads in shapes]
+    pairs = list(zip(grads, outs, strict=True))
+    done = merged_call_triton([OpCall("edge_softmax_backward", (*pair, packed(csr))) for pair in pairs])
+    expected = [edge_softmax_backward_torch(*pair, csr) for pair in pairs]
+    assert_same([outputs[0] for outputs in done], expected, dtype)
+
+
 def test_attention_of_different_heads():
     dtype = torch.float32
     adj = small(num_rows=9, num_cols=9)
@@ -188,7 +205,7 @@ def test_attention_v2_beside_a_sum():
     assert_same(summed, Source(numbers(9, 5)).expected(csr), torch.float32)
 
 
-def test_an_operator_without_a_launcher_runs_by_itself():
+def test_operators_of_different_families_in_one_launch():
     adj = small()
     csr, _ = both_csr(adj)
     source, scores = Source(numbers(adj.num_cols, 3)), numbers(adj.num_edges, 2)
