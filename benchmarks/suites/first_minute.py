@@ -51,7 +51,7 @@ def environment_in(folder: Path) -> dict[str, str]:
 def write_byte_code(folder: Path, sides: Sequence[str]) -> None:
     """Import what the sides import, so that no cell is the first to read the sources."""
     names = ["torch", "benchmarks.harness.graphs"]
-    names += ["torch_geometric.nn", "benchmarks.baselines.pyg_training"] if "pyg" in sides else []
+    names += ["torch_geometric.nn", "benchmarks.baselines.epochs"] if "pyg" in sides else []
     words = [sys.executable, "-W", "ignore", "-c", f"import {', '.join(names)}"]
     subprocess.run(words, env=environment_in(folder), capture_output=True, timeout=MOST_SECONDS, check=False)
 
