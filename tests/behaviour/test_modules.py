@@ -106,3 +106,37 @@ def test_a_module_of_pyg_has_the_numbers_of_pyg_converted_or_not():
     torch.testing.assert_close(
         converted.model(data.x, data.edge_index()), kept.model(data.x, data.edge_index()), rtol=1e-3, atol=1e-4
     )
+
+
+class KeepsBoundMethod(torch.nn.Module):
+    """A deep copy of it would go on with the original's weights."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(out_features, in_features) / 8)
+        self.turned = self.weight.t
+
+    def forward(self, x):
+        return x @ self.turned()
+
+
+def test_the_model_of_a_result_follows_its_own_weights():
+    result = calls.run(weft.Task(graph=graph(), model=KeepsBoundMethod, epochs=5, lr=0.1))
+    assert torch.equal(result.model.turned().T, result.model.weight)
+
+
+SEEN = {}
+
+
+class FillsGlobalCache(torch.nn.Linear):
+    def forward(self, x):
+        if "half" not in SEEN:
+            SEEN["half"] = torch.full((x.shape[0], 1), 0.5, device=x.device)
+        return super().forward(x) * SEEN["half"]
+
+
+def test_a_plan_leaves_nothing_in_the_globals_of_a_module():
+    task = weft.Task(graph=graph(), model=FillsGlobalCache, epochs=2, metric=lambda logits, y, rows: logits.sum() * 0)
+    assert calls.plan(task, machine="h200").fits
+    assert not SEEN
+    assert calls.run(task).status == "finished"

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.batches.dry_sources import DrySampled, dry_source_for
 from weft.capture.costs import program_of
@@ -37,6 +37,7 @@ from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.device.cuda_graph import SIDE_STREAMS, Steps
 from weft.runtime.device.process import matmul_precision, same_draws
 from weft.runtime.group import GroupRun
+from weft.runtime.modules.build import build_model
 from weft.runtime.modules.state import GlobalsSnapshot
 
 CPU = torch.device("cpu")
@@ -66,6 +67,11 @@ def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger
     ``plan`` says for which kind of machine, which tasks stack, and whether it is a CUDA graph; ``merger`` merges the
     steps of several stacks if the plan says so.
     """
+    with same_draws(CPU), outside_unchanged(group, graph):  # a user's module may draw, and keep tensors without data
+        return _captured(group, graph, plan, merger)
+
+
+def _captured(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger: Any) -> Captured:
     placement = within_device(plan.places, plan.device)
     try:
         return _follow(group, lambda: meta_graph(graph, placement), plan, META, merger)
@@ -90,6 +96,25 @@ def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger
         ) from error
 
 
+@contextmanager
+def outside_unchanged(tasks: Sequence[Task], graph: Graph | GraphStats) -> Iterator[None]:
+    """Afterwards, what is outside of the users' modules of ``tasks`` is as before; inside, no result is cached.
+
+    The run must not find tensors without data there, which building the group may already leave behind.
+    """
+    own = {str(task.model) if isinstance(task.model, str) else id(task.model): task for task in tasks}
+    with ExitStack() as stack:
+        for task in (task for task in own.values() if task.traits is None):
+            model = task.model
+            with suppress(WeftError):  # one that cannot be built: the dry run says so in better words
+                if not isinstance(model, nn.Module):  # its classes matter, and its weights may be large
+                    model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to("meta")
+                variables = GlobalsSnapshot(model)
+                stack.callback(variables.restore)
+                stack.enter_context(variables.fresh_caches())
+        yield
+
+
 def _runs_users_code(task: Task) -> bool:
     return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
 
@@ -102,14 +127,9 @@ def _follow(
         # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
-    precision, draws = matmul_precision(group[0].precision), same_draws(CPU)  # a user's module may draw
-    with ExitStack() as outside, draws, precision, meta_means_gpu(gpu), gpu_rules(gpu), observer:
+    precision = matmul_precision(group[0].precision)
+    with precision, meta_means_gpu(gpu), gpu_rules(gpu), observer:
         run = GroupRun(group, make_graph(), plan, where, merger, dry_source_for(group[0], plan))
-        for members in (built.members for built in run.stacks if built.members.is_users):
-            # What is outside of users' modules is as before afterwards: the run must not find tensors without data.
-            variables = GlobalsSnapshot(members.model)
-            outside.callback(variables.restore)
-            outside.enter_context(variables.fresh_caches())
         run.merge()
         if run.plan.join == "concurrent" and gpu:
             run.run_steps = dry_run_concurrent(observer)

@@ -777,8 +777,10 @@ def _content(thing: Any) -> Any:
 def _has_content(thing: Any, content: Any) -> bool:
     """Whether what is in ``thing`` is still what :func:`_content` returned."""
     now = _content(thing)
-    if isinstance(now, Tensor):
+    if isinstance(now, Tensor) and isinstance(content, Tensor):
         return same_numbers(now, content)
+    if isinstance(now, Tensor) or isinstance(content, Tensor):  # it has grown or shrunk past the largest that is copied
+        return False
     if isinstance(thing, GENERATORS):
         return pickle.dumps(now) == pickle.dumps(content)
     if isinstance(now, dict):

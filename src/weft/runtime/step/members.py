@@ -379,8 +379,10 @@ class Members:
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         outside = GlobalsSnapshot(model)  # which a dry run, and calls before the first epoch, leave as it is
         with torch.no_grad(), model_errors(task, self.graph.name), outside.fresh_caches():
-            bind(model.eval())(self._source_for(model, self._features(dense)).example())
-        outside.restore()
+            try:
+                bind(model.eval())(self._source_for(model, self._features(dense)).example())
+            finally:
+                outside.restore()
 
     def build_again(self, model: nn.Module, task: Task) -> nn.Module:
         """The module of ``task`` again: built anew, or a copy of the object that the task has."""

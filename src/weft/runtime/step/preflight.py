@@ -27,7 +27,7 @@ from weft.batches.source import Batch
 from weft.core.errors import SpecError
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
-from weft.runtime.device.process import same_draws, step_seconds
+from weft.runtime.device.process import DTYPES, same_draws, step_seconds
 from weft.runtime.modules.build import functions_that_hold
 from weft.runtime.modules.settings import call_style, model_errors
 from weft.runtime.modules.state import (
@@ -43,7 +43,7 @@ from weft.runtime.modules.state import (
     same_numbers,
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import takes_edges
+from weft.runtime.step.inputs import bind, takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
@@ -550,16 +550,32 @@ class Preflight:
     # ---- copies --------------------------------------------------------------------------------------
 
     def _try_copy(self) -> None:
-        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
-        members, state = self._members, self._state
-        members.rebuilds = not isinstance(self._task.model, nn.Module) and bool(functions_that_hold(members.model))
+        """Copy a user's module as at the end of training, so that a failing copy is known before training.
+
+        The copy has other weights: one whose results do not follow them still holds the module's own somewhere.
+        """
+        members, state, task = self._members, self._state, self._task
+        members.rebuilds = not isinstance(task.model, nn.Module) and bool(functions_that_hold(members.model))
+        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
-            buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
-            members.model_of(members.slots[0], state.flat[0], buffers)
+            model = members.model_of(members.slots[0], flat, buffers, as_written=False)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise members.cannot_copy(f"{type(error).__name__}: {error}") from error
+        plain = DTYPES[task.precision] == torch.float32 and state.members == 1
+        if members.rebuilds or members.findings.hidden_state is not None or not plain:
+            return
+        batch, attributes, before = members.source.example(), members.module_state(), state.snapshot()
+        with torch.no_grad(), same_draws(self._device):
+            state.flat[0] = flat
+            expected = members.forward.one(state.flat[0], training=False, batch=batch)
+            state.restore(before)
+            members.rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
+        if attributes is not None:
+            restore_state(members.model, attributes)
+        if members.rebuilds and isinstance(task.model, nn.Module):
+            raise members.cannot_copy("a function that it keeps holds its parameters")
 
 
 def _names(model: nn.Module) -> list[str]:
