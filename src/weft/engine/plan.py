@@ -95,8 +95,8 @@ def report_on(
     alone: dict[str, Estimate] = {}  # of every task, or of some structures if there are very many
     remaining = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     for task in tasks:
-        if remaining < len(tasks):
-            remaining -= not estimator.knows([task], estimator.plan(task))
+        if remaining < len(tasks) and not estimator.knows([task], estimator.plan(task)):
+            remaining -= 1
             if remaining < 0:
                 continue
         alone[task.label] = estimate = estimator.alone(task)

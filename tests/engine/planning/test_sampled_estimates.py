@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep
+from weft.core.task import Task
 from weft.engine import estimator as following
 from weft.engine import plan as planning
 from weft.engine.home import STEPS, home
@@ -37,6 +39,18 @@ def test_few_tasks_are_all_followed(followed):
     report = plan(SWEEP, machine="cpu")
     assert sum(size for size in followed if size > 1) == len(SWEEP)
     assert all(task.cost is not None for task in report.tasks)
+
+
+def test_tasks_like_a_followed_one_have_its_estimate(monkeypatch):
+    bound(monkeypatch, tasks=3, members=8, alone=2)
+    tasks = [
+        Task(graph="shape:cora", model="gcn", hidden=hidden, name=f"{hidden}-{seed}", seed=seed)
+        for seed in (0, 1)
+        for hidden in (8, 16, 64)
+    ]
+    report = plan(tasks, machine="cpu", options=RunOptions(weave=False))
+    known = [task.name for task in report.tasks if task.cost is not None]
+    assert known == ["8-0", "16-0", "8-1", "16-1"], "not only those before the first that is one too many"
 
 
 def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
