@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from weft.core.wording import closest, did_you_mean, edits, nearest_names
+from weft.core.wording import closest, did_you_mean, edits, nearest_names, option, shell_words, switch
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
 
@@ -32,3 +34,10 @@ def test_sentences():
     assert did_you_mean(3, [None, 4]) == ""
     assert nearest_names("redit", ["reddit"]) == " (did you mean 'reddit'?)"
     assert nearest_names("xyz", ["reddit"]) == ""
+
+
+def test_a_server_that_a_shell_command_started_names_options_as_python_does():
+    with shell_words(), ThreadPoolExecutor(1) as answers:
+        assert (option("budget", 3), switch("resume")) == ("--budget 3", "--resume")
+        assert answers.submit(option, "budget", 3).result() == "budget=3"
+    assert switch("resume") == "resume=True"

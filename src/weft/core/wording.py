@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import SequenceMatcher
 
 MOST_SHOWN = 80  # characters of a value in a message
-_WORDS = {"shell": False}  # whether this process is a shell command
+_IN_SHELL: ContextVar[bool] = ContextVar("in_shell", default=False)  # not in the threads in which a server answers
 
 
 @contextmanager
 def shell_words() -> Iterator[None]:
-    """Messages made inside name options as the shell does."""
-    _WORDS["shell"] = True
+    """Messages made inside name options as the shell does; those of other threads, as Python does."""
+    token = _IN_SHELL.set(True)
     try:
         yield
     finally:
-        _WORDS["shell"] = False
+        _IN_SHELL.reset(token)
 
 
 def option(name: str, value: object = None) -> str:
@@ -25,7 +26,7 @@ def option(name: str, value: object = None) -> str:
 
     A long value is cut.
     """
-    if _WORDS["shell"]:
+    if _IN_SHELL.get():
         name = name.replace("_", "-")
         if isinstance(value, bool):
             return f"--{name}" if value else f"--no-{name}"
