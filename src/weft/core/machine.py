@@ -215,10 +215,10 @@ class Link(PlainData):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Link:
         """The inverse of :meth:`to_dict`."""
-        try:
-            return super().from_dict({**data, "origin": data["from"], "target": data["to"]})
-        except KeyError as missing:
-            raise SpecError(f"a link has no {missing}; expected kind, from, to and bytes_per_second") from None
+        for key in ("kind", "from", "to", "bytes_per_second"):
+            if key not in data:
+                raise SpecError(f"a link has no {key!r}; expected kind, from, to and bytes_per_second")
+        return super().from_dict({**data, "origin": data["from"], "target": data["to"]})
 
 
 # ---- Machines, measured by ``weft probe`` or taken from data sheets

@@ -138,6 +138,7 @@ def test_several_devices_and_their_links_go_through_json():
         ('{"name": "x", "host": {"cores": 0}}', "machine 'x': host: cores=0 must be a number above 0"),
         ('{"name": "x", "host": {}, "devices": 3}', "machine 'x': not as `weft probe` writes one"),
         ('{"name": "x", "host": {}, "links": [{"kind": "pcie"}]}', "a link has no 'from'"),
+        ('{"name": "x", "host": {}, "links": [{"from": "host", "to": "gpu:0"}]}', "a link has no 'kind'"),
     ],
 )
 def test_bad_files_are_named(text, message):
