@@ -42,6 +42,7 @@ from weft.core.errors import WeftError
 from weft.core.host_memory import free_host_bytes
 from weft.core.placement import DataPlacement, on_device
 from weft.core.plan import Plan
+from weft.core.run_options import Placement, RunOptions
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.machine import machine_with
@@ -206,7 +207,8 @@ def predicted(case: Case, args: Namespace) -> dict[str, Any]:
         return {}
     tasks = tasks_of(f"shape:{full_name(args.shape)}", case.tasks, args, case.precision)
     try:
-        report = make_plan(tasks, machine=args.machine, budget=args.budget, **case.planned)
+        options = RunOptions(placement=Placement(**case.planned))
+        report = make_plan(tasks, machine=args.machine, budget=args.budget, options=options)
     except WeftError as error:
         return {"plan_error": str(error)}
     group = report.groups[0]
