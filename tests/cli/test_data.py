@@ -57,8 +57,6 @@ def test_info_shows_sizes_and_degrees():
         (["shape:cora", "--scale", "0.1"], (271, 1_086, 7)),
         (["citation", "--nodes", "60", "--edges", "200", "--classes", "3", "--directed"], (60, 200, 3)),
         (["citation", "--nodes", "60", "--features", "90", "--density", "0.1", "--relations", "4"], (60, 600, 8)),
-        (["sbm", "--nodes", "31", "--classes", "3", "--p-in", "0.4", "--p-out", "0.05"], (31, 148, 3)),
-        (["rmat", "--nodes", "64", "--edges", "300"], (64, 300, 8)),
     ],
 )
 def test_make_saves_what_was_asked_for(words, expected, tmp_path):
@@ -105,8 +103,7 @@ def test_convert_splits_at_random(tmp_path):
     ("words", "error", "says"),
     [
         (["make", "cora", "--nodes", "5"], SpecError, "takes no --nodes; it takes --scale"),
-        (["make", "sbm", "--homophily", "0.5"], SpecError, "takes no --homophily; .*--p-in, --p-out"),
-        (["make", "sbm", "--nodes", "5", "--classes", "9"], SpecError, "--classes 9"),
+        (["make", "citation", "--scale", "2"], SpecError, "takes no --scale; it takes .*--homophily"),
         (["make", "corra"], GraphError, "did you mean 'cora'"),
         (["make", "citation", "--nodes", "9", "--edges", "80"], GraphError, "num_edges=80"),
         (["make", "citation", "--device", "tpu9"], SpecError, "tpu9"),

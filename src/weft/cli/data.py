@@ -74,30 +74,22 @@ def info(
 
 MADE = (
     ShellOption("scale", float, "Shapes: this many times the nodes."),
-    ShellOption("nodes", int, "Number of nodes."),
-    ShellOption("edges", int, "Stored entries; undirected edges count twice."),
-    ShellOption("features", int, "Number of features."),
-    ShellOption("classes", int, "Number of classes (sbm: of blocks)."),
+    ShellOption("nodes", int, "citation: number of nodes."),
+    ShellOption("edges", int, "citation: stored entries; undirected edges count twice."),
+    ShellOption("features", int, "citation: number of features."),
+    ShellOption("classes", int, "citation: number of classes."),
     ShellOption("max_degree", int, "citation: degree of the largest hub."),
     ShellOption("homophily", float, "citation: share of edges inside a class."),
     ShellOption("density", float, "citation: sparse features of this density."),
     ShellOption("relations", int, "citation: number of edge relations."),
-    ShellOption("directed", bool, "citation, rmat: directed edges.", flag="--directed"),
-    ShellOption("p_in", float, "sbm: edge probability inside a block."),
-    ShellOption("p_out", float, "sbm: edge probability between blocks."),
+    ShellOption("directed", bool, "citation: directed edges.", flag="--directed"),
 )
-SIZES = {"nodes", "features", "classes"}
-TAKES = {
-    "citation": SIZES | {"edges", "max_degree", "homophily", "density", "relations", "directed"},
-    "sbm": SIZES | {"p_in", "p_out"},
-    "rmat": SIZES | {"edges", "directed"},
-}
 
 
 @app.command()
 @takes(*MADE)
 def make(
-    kind: Annotated[str, typer.Argument(help="A shape (`weft data ls`), or citation, sbm, rmat.")],
+    kind: Annotated[str, typer.Argument(help="A shape (`weft data ls`), or citation.")],
     out: Out,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -110,27 +102,16 @@ def make(
     from weft.graph.catalog import shapes
 
     given = {name: value for name, value in options.items() if value is not None}
-    known = TAKES.get(kind, {"scale"})
+    known = {option.name for option in MADE if (option.name == "scale") != (kind == "citation")}
     unknown = sorted(set(given) - known)
     if unknown:
         flags = ["--" + name.replace("_", "-") for name in (unknown[0], *sorted(known))]
         raise SpecError(f"weft data make {kind} takes no {flags[0]}; it takes {', '.join(flags[1:])}")
     how = {"seed": seed, "device": choose_device(device)}
-    nodes = given.pop("nodes", 10_000)
     if kind == "citation":
+        nodes = given.pop("nodes", 10_000)
         edges, features, classes = given.pop("edges", 10 * nodes), given.pop("features", 64), given.pop("classes", 8)
         graph = generate.citation(nodes, edges, features, classes, **given, **how)
-    elif kind == "sbm":
-        blocks = given.get("classes", 8)
-        if not 1 <= blocks <= nodes:
-            raise SpecError(f"--classes {blocks} must lie in 1..{nodes}, the number of nodes")
-        sizes = [nodes // blocks + (block < nodes % blocks) for block in range(blocks)]
-        inside, between = given.get("p_in", min(1.0, 8.0 * blocks / nodes)), given.get("p_out", min(1.0, 2.0 / nodes))
-        graph = generate.sbm(sizes, inside, between, num_features=given.get("features", 16), **how)
-    elif kind == "rmat":
-        features, classes = given.get("features", 16), given.get("classes", 8)
-        edges, directed = given.get("edges", 16 * nodes), given.get("directed", False)
-        graph = generate.rmat(nodes, edges, num_features=features, num_classes=classes, directed=directed, **how)
     else:
         graph = shapes.make(kind.removeprefix("shape:"), **given, **how)
     _save(graph, out, overwrite)

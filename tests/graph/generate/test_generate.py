@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.core.errors import GraphError
 from weft.graph import Graph, SparseFeatures
-from weft.graph.generate import citation, rmat, sbm
+from weft.graph.generate import citation
 
 MAKERS = {
     "citation": lambda seed, **more: citation(400, 3001, 12, 5, seed=seed, **more),
@@ -17,9 +17,6 @@ MAKERS = {
     "citation relations": lambda seed, **more: citation(300, 2000, 4, 3, relations=7, seed=seed, **more),
     "citation words": lambda seed, **more: citation(300, 1500, 90, 4, density=0.05, seed=seed, **more),
     "citation multilabel": lambda seed, **more: citation(300, 1500, 4, 20, multilabel=True, seed=seed, **more),
-    "sbm": lambda seed, **more: sbm([80, 120, 60], 0.1, 0.01, seed=seed, **more),
-    "rmat": lambda seed, **more: rmat(300, 2000, seed=seed, **more),
-    "rmat directed": lambda seed, **more: rmat(300, 2001, directed=True, seed=seed, **more),
 }
 
 
@@ -197,30 +194,6 @@ def test_without_signal_features_tell_nothing():
     assert nearest_centre_accuracy(graph, graph.x) < 0.2
 
 
-# ---- the other two ------------------------------------------------------------------------------------
-
-
-def test_sbm_has_the_expected_number_of_edges_everywhere():
-    graph = sbm([40, 60], 0.2, 0.05)
-    src, dst = graph.edge_index()
-    inside = [int(((graph.y[src] == c) & (graph.y[dst] == c)).sum()) // 2 for c in (0, 1)]
-    assert inside == [round(0.2 * 40 * 39 / 2), round(0.2 * 60 * 59 / 2)]
-    assert graph.num_edges // 2 - sum(inside) == round(0.05 * 40 * 60)
-
-
-def test_sbm_can_be_complete_or_empty_inside():
-    assert sbm([6, 6], 1.0, 0.0).num_edges == 2 * 2 * 15
-    assert sbm([6, 6], 0.0, 0.0).num_edges == 0
-
-
-def test_rmat_is_more_skewed_than_a_uniform_graph():
-    skewed = rmat(2_000, 20_000).adj.degrees()
-    level = rmat(2_000, 20_000, a=0.25, b=0.25, c=0.25).adj.degrees()
-    assert int(skewed.max()) > 4 * int(level.max())
-    assert rmat(1_000, 5_001, directed=True).num_edges == 5_001
-    assert rmat(1_000, 5_001).num_edges == 5_000
-
-
 @pytest.mark.parametrize(
     ("build", "says"),
     [
@@ -237,10 +210,6 @@ def test_rmat_is_more_skewed_than_a_uniform_graph():
         (lambda: citation(100, 600, 4, 2, relations=-1), "relations=-1"),
         (lambda: citation(100, 600, 4, 2, split="half"), "split='half'"),
         (lambda: citation(100, 600, 4, 2, split=(80, 30, 10)), "needs 120 of 100"),
-        (lambda: sbm([], 0.1, 0.1), "block_sizes"),
-        (lambda: sbm([5, 5], 1.1, 0.1), "p_in=1.1"),
-        (lambda: rmat(10, 60), "num_edges=60 must lie in 0..45"),
-        (lambda: rmat(10, 6, a=0.9, b=0.2), "a, b, c"),
     ],
 )
 def test_a_wrong_argument_is_named(build, says):
