@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
@@ -317,11 +317,11 @@ def effect_chart(members: Members, effect: Effect) -> str:
     for number, (rows, scores) in enumerate(zip(effect.groups, effect.scores, strict=True)):
         for _, i, score in rows:
             parts.append(f'<circle {members.mark(i)} cx="{position[i]:.1f}" cy="{to_y(score):.1f}" r="3.4"/>')
-        mean, spread = fmean(scores), pstdev(scores)
+        mean, spread = fmean(scores), stdev(scores) if len(scores) > 1 else 0.0
         x = fmean(position[i] for _, i, _ in rows) if effect.binned else words[number][0] + 14
         means.append(
             f'<g class="{"mean top" if number == effect.ends[0] else "mean"}">'
-            f"<title>mean {mean:.4f}, spread {spread:.4f}</title>"
+            f"<title>mean {mean:.4f}, standard deviation {spread:.4f}</title>"
             f'<line x1="{x:.1f}" y1="{to_y(mean - spread):.1f}" x2="{x:.1f}" y2="{to_y(mean + spread):.1f}"/>'
             f'<rect x="{x - 3.5:.1f}" y="{to_y(mean) - 3.5:.1f}" width="7" height="7"/></g>'
         )

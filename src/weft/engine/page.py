@@ -34,6 +34,7 @@ from weft.engine.ranking import (
     is_number,
     labels_of,
     plus_minus,
+    pruned_words,
     repeats,
     score_of,
     verdict,
@@ -265,6 +266,7 @@ def _section(result: SweepResult, heading: str, number: int) -> str:
     curves = card(metric, member_curves(members, result.metric)) + card("training loss", member_curves(members, "loss"))
     cards = "".join(card(effect.setting, effect_chart(members, effect)) for effect in moved)
     words = "one dot per member; the square is the mean per value, the bar one standard deviation"
+    words += "; without pruned members" if 0 < result.statuses.get("pruned", 0) < len(result) else ""
     rows = [
         {"name": member.name, "status": member.status, "score": score}
         for member, score in zip(result.tasks, members.scores, strict=True)
@@ -291,19 +293,17 @@ def _winner(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
     first, task = ranked[0], result.tasks[ranked[0].positions[0]].task
     split, _, metric = result.metric.partition("_")
     by = f"{SPLITS.get(split, split)} {metric}"
-    error = first.error_of(first.deviation)
-    seeds = "" if error is None else f", mean of {len(first.members)} {repeats(result)} ± its standard error"
-    figures = [(first.mean, error, f"{by}{seeds}")]
+    seeds = "" if first.deviation is None else f", mean ± standard deviation over {first.repeats}"
+    figures = [(first.mean, first.deviation, f"{by}{seeds}")]
     if first.test_mean is not None and split != "test":
-        test_error = first.error_of(first.test_deviation)
-        figures.append((first.test_mean, test_error, f"test {metric}, not used to choose"))
+        figures.append((first.test_mean, first.test_deviation, f"test {metric}, not used to choose"))
     shown = ""
     for value, spread, words in figures:
         more = "" if spread is None else f' <span class="pm">± {spread:.4f}</span>'
         shown += f'<div><b>{value:.4f}{more}</b><span class="small">{text(words.replace("_", " "))}</span></div>'
-    common = in_common(result)
-    sentences = ([common] if common else []) + what_mattered(effects(result))
-    why = f"<h2>What mattered</h2>{bullets(sentences[:6])}" if sentences else ""
+    sentences = [words for words in (in_common(result), *what_mattered(effects(result))) if words][:6]
+    sentences += [pruned] if (pruned := pruned_words(result)) else []
+    why = f"<h2>What mattered</h2>{bullets(sentences)}" if sentences else ""
     single, pick = result.best(), ""
     if len(first.members) > 1:
         pick = f"<p>Best single training: <b>{text(single.name)}</b>, {score_of(single, result.metric):.4f}.</p>"

@@ -49,7 +49,7 @@ class SettingsScore:
     positions: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        seeds = f" over {self.repeats}" if len(self.members) > 1 else ""
+        seeds = f"; mean ± standard deviation over {self.repeats}" if len(self.members) > 1 else ""
         words = f"{self.metric.replace('_', ' ')} {plus_minus(self.mean, self.deviation)}"
         if self.test_mean is not None:
             words += f", test {plus_minus(self.test_mean, self.test_deviation)}"
@@ -193,9 +193,14 @@ def settings_scores(result: SweepResult, metric: str) -> list[SettingsScore]:
 
 
 def effects(result: SweepResult) -> list[Effect]:
-    """The effects of the settings that vary, except seeds; those that moved the score most first."""
+    """The effects of the settings that vary, except seeds; those that moved the score most first.
+
+    Pruned members count only if every member was pruned.
+    """
     labels, lower, ranked = labels_of(result), lower_is_better(result.metric), list[Effect]()
-    scores = [(index, score_of(member, result.metric)) for index, member in enumerate(result.tasks)]
+    whole = [index for index, member in enumerate(result.tasks) if member.status != "pruned"]
+    counted = whole or range(len(result.tasks))  # a pruned member's score is of an early epoch
+    scores = [(index, score_of(result.tasks[index], result.metric)) for index in counted]
     for key in result.sweep.varying:
         groups: dict[Any, list[Row]] = {}
         for index, score in scores:
@@ -253,15 +258,15 @@ def verdict(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
     share = ""
     if nodes and "split" not in result.sweep.varying and result.metric.endswith("accuracy") and 0 < first.mean < 1:
         # A share of so many nodes has a standard error of its own, which more seeds do not reduce.
-        share = f"known to ± {math.sqrt(first.mean * (1 - first.mean) / nodes):.4f}"
+        share = f"has a standard error of {math.sqrt(first.mean * (1 - first.mean) / nodes):.4f}"
     if error is None and not share:
         return f"{gap}. Every setting ran with one seed, so how much of that is chance is not known."
     if error is None:
-        return f"{gap}. One seed each; a share of {nodes:,} nodes is {share}. Vary the seed to be surer."
+        return f"{gap}. One seed each; a share of {nodes:,} nodes {share}. Vary the seed to be surer."
     seeds = f"{min(len(first.members), len(second.members))} {repeats(result)}"
     spread = f"(standard error of the difference: {error:.4f})"
     if not noise:
-        same = f"All were measured on the same {nodes:,} nodes (a share of them is {share})." if share else ""
+        same = f"All were measured on the same {nodes:,} nodes (a share of them {share})." if share else ""
         return f"{gap}, more than chance between {seeds} explains {spread}. {same}"
     level = sum(_lead(first, score)[2] for score in ranked[1:])
     words = "1 other setting is" if level == 1 else f"{level} other settings are"
@@ -288,6 +293,19 @@ def what_mattered(effects: Sequence[Effect]) -> list[str]:
             end, more = ("smallest", "smaller") if best == 0 else ("largest", "larger")
             sentences.append(f"the best {effect.setting} is the {end} that was tried: {more} ones may be better still")
     return sentences
+
+
+def pruned_words(result: SweepResult) -> str:
+    """How many members were pruned, and which values of settings have no other member; "" without any."""
+    pruned, words, labels = result.statuses.get("pruned", 0), [], labels_of(result)
+    for key in chosen_settings(result):
+        values = [(labels.word(key, setting_of(member.task, key)), member.status) for member in result.tasks]
+        kept = {word for word, status in values if status != "pruned"}
+        words += [f"{key}={word}" for word in dict.fromkeys(word for word, _ in values) if word not in kept]
+    if pruned in (0, len(result)):
+        return f"all {pruned} trainings were pruned: these are scores of early epochs" if pruned else ""
+    every = f": all with {', '.join(words[:MOST_VALUES])}" if words else ""
+    return f"{pruned} of {len(result)} trainings were pruned and do not count here{every}"
 
 
 def in_common(result: SweepResult) -> str:

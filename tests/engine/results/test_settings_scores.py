@@ -37,7 +37,10 @@ def test_the_best_settings_are_those_with_the_best_mean_not_the_luckiest_run():
     assert best.mean == pytest.approx(fmean([0.8, 0.78]))
     assert best.deviation == pytest.approx(stdev([0.8, 0.78]))
     assert best.test_mean == pytest.approx(0.69)
-    assert str(best) == "hidden=16 (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014 over 2 seeds)"
+    assert (
+        str(best)
+        == "hidden=16 (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014; mean ± standard deviation over 2 seeds)"
+    )
     table = result.settings_table()
     assert [one.name for one in table] == ["hidden=16", "hidden=8"]
     assert table[1].to_dict()["val_accuracy_mean"] == pytest.approx(0.7)
@@ -45,7 +48,7 @@ def test_the_best_settings_are_those_with_the_best_mean_not_the_luckiest_run():
 
 def test_settings_that_differ_in_nothing_but_seeds_are_called_by_the_model():
     best = made([0.8, 0.78], model="gat", seed=[0, 1]).best_settings()
-    assert str(best) == "gat (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014 over 2 seeds)"
+    assert str(best) == "gat (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014; mean ± standard deviation over 2 seeds)"
     assert [one.name for one in made([0.8, 0.78], model="gat", seed=[0, 1]).settings_table()] == ["gat"]
 
 
