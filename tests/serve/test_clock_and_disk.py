@@ -112,9 +112,9 @@ def test_places_that_cannot_be_written_are_one_sentence(tmp_path):
         make_folder(inside.parent)
     with pytest.raises(SpecError, match="cannot be made"), server_lock(inside):
         pass
-    (tmp_path / "q.db.lock").mkdir()
+    (tmp_path / "q.db").mkdir()
     with (
-        pytest.raises(SpecError, match=r"q\.db\.lock: cannot be written \(is a directory\)"),
+        pytest.raises(SpecError, match=r"q\.db: cannot be written \(is a directory\)"),
         server_lock(tmp_path / "q.db"),
     ):
         pass

@@ -109,7 +109,7 @@ def serve(
         devices = device_names(nodes_of(ray))
     budget, keep_graphs = given.pop("budget"), given.pop("keep_graphs")
     options = ServeOptions(
-        db=db.absolute(),
+        db=db.resolve(),  # the folder of runs goes with the file, whatever name it was given by
         devices=tuple(devices or ("auto",)),
         budget=None if budget is None else parse_bytes(budget),
         keep_graphs=parse_bytes(keep_graphs, "keep_graphs"),

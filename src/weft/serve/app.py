@@ -301,9 +301,8 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
 
     @app.get("/health", summary="Whether the queue is being worked on")
     async def health() -> Response:
-        fine = service.supervisor.running
-        status = "working" if fine else service.supervisor.error or "stopped"
-        return JSONResponse({"status": status}, status_code=200 if fine else 503)
+        trouble = service.trouble()
+        return JSONResponse({"status": trouble or "working"}, status_code=503 if trouble else 200)
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:

@@ -55,6 +55,10 @@ class LostClaimError(WeftError):
     """A worker reported on a task that it no longer holds: its lease ran out, or the task was cancelled or paused."""
 
 
+class LostQueueError(WeftError):
+    """Another server owns the queue now: this one can write nothing more, and has to end."""
+
+
 @dataclass(frozen=True)
 class QueueTask(PlainData):
     """A task in the durable queue. ``attempts`` counts its claims; the last one is the token of the present claim."""
@@ -167,6 +171,10 @@ CREATE TABLE IF NOT EXISTS shares (
     device_seconds REAL NOT NULL,
     last_start TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS server (
+    id INTEGER PRIMARY KEY,
+    nonce TEXT NOT NULL DEFAULT ''
+);
 """
 INDICES = """
 CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
@@ -181,9 +189,46 @@ CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
 """
 
 
+@dataclass(frozen=True)
+class Owner:
+    """The server that a queue belongs to: the ``nonce`` that it wrote there, and the device and inode of the file."""
+
+    nonce: str
+    file: tuple[int, int] | None
+
+    def check_file(self, path: Path) -> None:
+        """A :class:`WeftError` if ``path`` no longer leads to the file of the queue."""
+        if file_id(path) != self.file:
+            raise WeftError(
+                f"{path.name}: the file of the queue was deleted or replaced while the server runs, and nothing can be "
+                "written; put it back, or stop the server and restore a copy that `weft serve backup` made"
+            )
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file, which all its names have in common; None if it is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def take_queue(path: Path) -> Owner:
+    """Make a new owner of the queue in ``path``; a former one can write nothing from now on."""
+    with closing(open_file(path)) as connection, transaction(connection) as db:
+        owner = Owner(uuid.uuid4().hex, file_id(path))
+        db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
+        db.execute("UPDATE server SET nonce = ?", (owner.nonce,))
+    return owner
+
+
 def open_file(path: Path) -> sqlite3.Connection:
     """A connection to the queue in ``path``, which is made if it is not there, readable by its owner alone."""
     with suppress(OSError):  # it is there, or SQLite says why it cannot be made
+        if os.stat(path).st_nlink > 1:  # SQLite finds what was written last by the name of the file
+            raise QueueError(f"{path}: has several names (hard links) and may have one; remove the others, or copy it")
+    with suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's further files get the same mode
     try:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -369,8 +414,10 @@ class Submission:
 class QueueDB:
     """The durable queue in ``path``; ``connection``: for retention and checks."""
 
-    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
-        self.path, self._clock = Path(path), clock
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time, owner: Owner | None = None) -> None:
+        self.path, self._clock, self._owner = Path(path), clock, owner
+        if owner is not None:  # else opening would make another file
+            owner.check_file(self.path)
         self.connection = open_file(self.path)
 
     def close(self) -> None:
@@ -383,12 +430,22 @@ class QueueDB:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction; nothing is written once the queue is no longer the owner's."""
+        with transaction(self.connection) as db:
+            if self._owner is not None:
+                self._owner.check_file(self.path)
+                if db.execute("SELECT nonce FROM server").fetchone()[0] != self._owner.nonce:
+                    raise LostQueueError(f"{self.path.name}: another server has taken this queue over; use that one")
+            yield db
+
     # Submitting
 
     def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
         """Queue several batches in one transaction, each as a whole or not at all; its tasks or error per batch."""
         answers: list[list[QueueTask] | QueueError] = []
-        with transaction(self.connection) as db:
+        with self.writing() as db:
             for batch in batches:
                 db.execute("SAVEPOINT batch")
                 try:
@@ -467,7 +524,7 @@ class QueueDB:
 
     def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
-        with transaction(self.connection):
+        with self.writing():
             for task, plan in plans:
                 queued = self.get(task)
                 if queued.state == "queued":
@@ -475,7 +532,7 @@ class QueueDB:
 
     def unplan(self, task: str) -> QueueTask:
         """Queue a planned task again without its plan: what it was made from has changed."""
-        with transaction(self.connection):
+        with self.writing():
             return self._change(self.get(task), "queued", plan=None)
 
     def claim_all(
@@ -485,7 +542,7 @@ class QueueDB:
 
         ``shares``: of their users, from now on.
         """
-        with transaction(self.connection) as db:
+        with self.writing() as db:
             values = {**asdict(group), "members": json.dumps(group.members)}
             names = ", ".join(values)
             marks = ", ".join("?" for _ in values)
@@ -499,7 +556,7 @@ class QueueDB:
 
     def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
         """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
-        with transaction(self.connection) as db:
+        with self.writing() as db:
             lease = self._clock() + lease_seconds
             where = "worker = ? AND state = 'running'"
             db.execute(f"UPDATE tasks SET lease_until = ? WHERE {where}", (lease, worker))
@@ -507,7 +564,7 @@ class QueueDB:
 
     def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
         """Report a task as done, with its result."""
-        with transaction(self.connection):
+        with self.writing():
             held = self._held(task, worker, attempt)
             return self._change(held, "done", result=result, error=None, **_NO_WORKER)
 
@@ -518,36 +575,36 @@ class QueueDB:
 
         ``known``: its ``plan`` if more is known of it now, and the ``result`` that it left all the same.
         """
-        with transaction(self.connection):
+        with self.writing():
             return self._lost(self._held(task, worker, attempt), error, retry, **known)
 
     def release(self, task: str, reason: str) -> QueueTask:
         """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
-        with transaction(self.connection):
+        with self.writing():
             running = self.get(task)
             return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **_NO_WORKER)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""
-        with transaction(self.connection):
+        with self.writing():
             running = self.get(task)
             attempts = running.max_attempts + 1  # a task that is resumed has an attempt
             return self._change(running, "paused", error=reason, plan=plan, max_attempts=attempts, **_NO_WORKER)
 
     def refuse(self, task: str, error: str) -> QueueTask:
         """Fail a task that waits and can never run."""
-        with transaction(self.connection):
+        with self.writing():
             return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
 
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
-        with transaction(self.connection):
+        with self.writing():
             values = (_json(plan), self._clock(), self.get(task).id)
             self.connection.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", values)
 
     def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
-        with transaction(self.connection):
+        with self.writing():
             for task, kind, data in events:
                 if kind in STATES:
                     raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
@@ -558,7 +615,7 @@ class QueueDB:
 
         ``shares``: of the users of its members, from now on.
         """
-        with transaction(self.connection) as db:
+        with self.writing() as db:
             now = self._clock()
             db.execute(
                 "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
@@ -580,7 +637,7 @@ class QueueDB:
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
-        with transaction(self.connection) as db:
+        with self.writing() as db:
             rows = db.execute(
                 "SELECT * FROM tasks WHERE state = 'running' AND lease_until < ? ORDER BY position", (self._clock(),)
             ).fetchall()
@@ -589,20 +646,20 @@ class QueueDB:
 
     def cancel(self, task: str) -> QueueTask:
         """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
-        with transaction(self.connection):
+        with self.writing():
             present = self.get(task)
             return present if present.state in ENDED else self._change(present, "cancelled", **_NO_WORKER)
 
     def pause(self, task: str) -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
-        with transaction(self.connection):
+        with self.writing():
             present = self.get(task)
             attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
             return self._change(present, "paused", max_attempts=attempts, **_NO_WORKER)
 
     def resume(self, task: str) -> QueueTask:
         """Queue a paused task again."""
-        with transaction(self.connection):
+        with self.writing():
             paused = self.get(task)
             if paused.state != "paused":
                 raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from weft.serve.queue_db import ENDED, Group, QueueDB, transaction
+from weft.serve.queue_db import ENDED, Group, QueueDB
 
 # ---- Folders of runs that no task needs any more
 
@@ -102,7 +102,7 @@ def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
     whose group continues, is kept. Sequence numbers of deleted events are not used again.
     """
     marks = ", ".join("?" for _ in ENDED)
-    with transaction(queue.connection) as db:
+    with queue.writing() as db:
         rows = db.execute(
             f"SELECT id FROM tasks WHERE state IN ({marks}) AND updated < ? AND NOT EXISTS ("
             " SELECT 1 FROM dependencies JOIN tasks AS later ON later.id = dependencies.task"

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.core.errors import SpecError, WeftError
 from weft.serve.options import ServeOptions, check_option, is_gpu_name
-from weft.serve.queue_db import open_file
+from weft.serve.queue_db import take_queue
 from weft.serve.submissions import Tokens, is_loopback, make_token_file
 from weft.serve.supervisor import Supervisor
 
@@ -83,20 +83,21 @@ def check_devices(options: ServeOptions) -> None:
 
 @contextmanager
 def server_lock(db: Path) -> Iterator[None]:
-    """One server per queue file; the system lets go of it however the server ends."""
-    path = db.with_name(db.name + ".lock")
+    """One server per queue file, by whatever name; the system lets go of the lock however the server ends."""
+    # On Linux SQLite's own locks are of another kind than this one; elsewhere they would wait for each other.
+    path = db if sys.platform == "linux" else db.with_name(db.name + ".lock")
     make_folder(path.parent)
     try:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise SpecError(f"{path}: cannot be written ({reason}); a queue needs a folder to write to") from None
+        raise SpecError(f"{path}: cannot be written ({reason}); a queue needs a file to write to") from None
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise SpecError(f"{path}: another server works on this queue; use that one") from None
+        raise SpecError(f"{db}: another server works on this queue; use that one") from None
     try:
         yield
     finally:
@@ -166,9 +167,9 @@ def serve(
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with server_lock(options.db), ExitStack() as stack:
         addresses = [stack.enter_context(opened) for opened in bound_sockets(host, port)]
-        open_file(options.db).close()  # report a file that cannot be used before anything starts
+        owner = take_queue(options.db)  # which reports a file that cannot be used before anything starts
         begun()
-        supervisor = Supervisor(options)
+        supervisor = Supervisor(options, owner)
         app = make_app(options, supervisor, tokens)
         config = uvicorn.Config(
             app,

@@ -49,8 +49,18 @@ class QueueService:
     @property
     def _db(self) -> QueueDB:
         if not hasattr(self._local, "db"):
-            self._local.db = QueueDB(self.options.db)
+            self._local.db = QueueDB(self.options.db, owner=self.supervisor.state.owner)
         return self._local.db
+
+    def trouble(self) -> str:
+        """Why the queue is not being worked on; "" if it is."""
+        owner = self.supervisor.state.owner
+        try:
+            if owner is not None:
+                owner.check_file(self.options.db)
+        except WeftError as error:
+            return str(error)
+        return "" if self.supervisor.running else self.supervisor.error or "stopped"
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from weft.core.task import OWN_FUNCTIONS, Task, is_own
 from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
+from weft.serve.queue_db import ENDED, Group, LostClaimError, Owner, QueueDB, QueueError, QueueTask
 
 if TYPE_CHECKING:
     from weft.serve.worker_pool import WorkerProcess
@@ -213,6 +213,7 @@ class SupervisorState:
     """Read and changed by the supervisor's thread alone, but for ``draining``."""
 
     options: ServeOptions
+    owner: Owner | None = None
     db: QueueDB = field(init=False)  # opened by the thread that uses it
     counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
     active: dict[str, ActiveGroup] = field(default_factory=dict)  # by group

@@ -38,7 +38,7 @@ from weft.serve.groups import (
 )
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
-from weft.serve.queue_db import ENDED, QueueDB, QueueTask
+from weft.serve.queue_db import ENDED, LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, drop_checkpoints
 from weft.serve.state import (
     RESTARTED,
@@ -224,10 +224,13 @@ BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
 
 
 class Supervisor:
-    """Runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`."""
+    """Runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`.
 
-    def __init__(self, options: ServeOptions) -> None:
-        self.state = SupervisorState(options)
+    It works as long as the queue is ``owner``'s; None: it shares the queue with nobody.
+    """
+
+    def __init__(self, options: ServeOptions, owner: Owner | None = None) -> None:
+        self.state = SupervisorState(options, owner)
         self.pool = WorkerPool(self.state)
         # What the dashboard and the metrics read, published as one new object each time.
         self.view: dict[str, Any] = {"workers": [], "running": [], "devices": [], "samples": [], "why": {}}
@@ -282,6 +285,8 @@ class Supervisor:
                 with suppress(*TRANSIENT_ERRORS):  # the next server would take them for what this one died of
                     self._recover(died=False)
                 self._planner.note()
+        except LostQueueError as error:
+            self.error = str(error)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -292,7 +297,7 @@ class Supervisor:
         """The queue; if it cannot be opened now, as for want of files to open, in a while."""
         while True:
             try:
-                return QueueDB(self.state.options.db)
+                return QueueDB(self.state.options.db, owner=self.state.owner)
             except TRANSIENT_ERRORS as error:
                 if self.state.draining:
                     raise
@@ -334,7 +339,7 @@ class Supervisor:
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
                 self.view = self._show()
-        except NoWorkersError:
+        except (NoWorkersError, LostQueueError):
             raise
         except TRANSIENT_ERRORS as error:
             self._complain(str(error) or type(error).__name__)
@@ -416,7 +421,7 @@ class Supervisor:
         for worker, message in waiting:  # what cannot be written of one must not lose the others
             try:
                 self._take(worker, message)
-            except NoWorkersError:
+            except (NoWorkersError, LostQueueError):
                 raise
             except TRANSIENT_ERRORS as error:
                 failed = failed or error
