@@ -162,6 +162,15 @@ class Frame:
             for tick in ticks
         )
 
+    def cut_off(self, noun: str, spans: Sequence[tuple[float, float]], ticks: Sequence[float]) -> str:
+        """Says at the edges of the plot how many lines or dots, given by their ends, go beyond the lowest or highest
+        tick; "" if none does.
+        """
+        below, above = sum(low < ticks[0] for low, _ in spans), sum(high > ticks[-1] for _, high in spans)
+        shown = [(below, f"▾ {below} {noun} below {ticks[0]:.4g}", self.floor - 6)]
+        shown.append((above, f"▴ {above} {noun} above {ticks[-1]:.4g}", self.top + 13))
+        return "".join(word(self.end, y, words, "end", "halo") for count, words, y in shown if count)
+
 
 # ---- Members of a sweep: scores, colours, order of drawing.
 
@@ -228,7 +237,8 @@ class Members:
 
 # ---- Lines over epochs.
 
-LINES = Frame(width=560, height=300, left=50, right=14, top=12, bottom=34)
+# Margins leave room for the larger letters of narrow screens.
+LINES = Frame(width=560, height=310, left=58, right=14, top=12, bottom=44)
 MOST_POINTS, MOST_POINTS_OF_MANY = 400, 160  # of a line; a screen shows no more
 
 
@@ -245,7 +255,8 @@ def line_chart(
 ) -> str:
     """Lines over epochs, each with the attributes of its polyline; "" where nothing was measured.
 
-    ``shown``: lowest and highest value to show; lines leave the plot beyond them. ``marked``: an epoch to mark.
+    ``shown``: lowest and highest value to show; lines that go beyond are drawn at the edge, which says how many do.
+    ``marked``: an epoch to mark.
     """
     lines = [(attributes, points) for attributes, points in lines if points]
     if not lines:
@@ -255,8 +266,8 @@ def line_chart(
     epochs = max(points[-1][0] for _, points in lines)
     to_x, to_y = LINES.across(1, max(epochs, 2)), LINES.up(ticks[0], ticks[-1])
     labelled = sorted({1, *(round(epochs * share) for share in (0.25, 0.5, 0.75)), epochs} - {0})
-    parts = [LINES.grid(ticks, to_y), *(word(to_x(epoch), LINES.height - 16, epoch) for epoch in labelled)]
-    parts.append(word((LINES.left + LINES.end) / 2, LINES.height - 2, "epoch"))
+    parts = [LINES.grid(ticks, to_y), *(word(to_x(epoch), LINES.floor + 19, epoch) for epoch in labelled)]
+    parts.append(word((LINES.left + LINES.end) / 2, LINES.height - 3, "epoch"))
     if marked:
         parts.append(line("best", to_x(marked), LINES.top, to_x(marked), LINES.floor))
     most = MOST_POINTS if len(lines) <= 4 else MOST_POINTS_OF_MANY
@@ -265,6 +276,8 @@ def line_chart(
         thinned += [points[-1]] if thinned[-1] != points[-1] else []
         inside = ((epoch, min(max(value, ticks[0]), ticks[-1])) for epoch, value in thinned)
         parts.append(f'<polyline {attributes} points="{path(inside, to_x, to_y)}"/>')
+    spans = [(min(drawn), max(drawn)) for drawn in ([value for _, value in points] for _, points in lines)]
+    parts.append(LINES.cut_off("lines", spans, ticks))
     return LINES.svg(label, parts, 'class="lines"')
 
 
@@ -289,7 +302,9 @@ EFFECT = Frame(width=340, height=210, left=52, right=10, top=12, bottom=30)
 
 def effect_chart(members: Members, effect: Effect) -> str:
     """A dot for every member over the value it had, and the mean of every value (or range) with its spread."""
-    ticks = nice_ticks(members.span.low, members.span.high, 4)
+    spans = [(score, score) for scores in effect.scores for score in scores]
+    span = Span.of([score for score, _ in spans], effect.lower)
+    ticks = nice_ticks(span.low, span.high, 4)
     scale = EFFECT.up(ticks[0], ticks[-1])
 
     def to_y(score: float) -> float:
@@ -325,7 +340,8 @@ def effect_chart(members: Members, effect: Effect) -> str:
             f'<line x1="{x:.1f}" y1="{to_y(mean - spread):.1f}" x2="{x:.1f}" y2="{to_y(mean + spread):.1f}"/>'
             f'<rect x="{x - 3.5:.1f}" y="{to_y(mean) - 3.5:.1f}" width="7" height="7"/></g>'
         )
-    return EFFECT.svg(f"effect of {effect.setting}", [*parts, *means], 'class="dots"')
+    parts = [*parts, *means, EFFECT.cut_off("dots", spans, ticks)]
+    return EFFECT.svg(f"effect of {effect.setting}", parts, 'class="dots"')
 
 
 # ---- Parallel coordinates: one axis per setting, one line per member.

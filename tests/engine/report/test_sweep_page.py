@@ -92,6 +92,21 @@ def test_the_winner_and_why():
     assert "No member reached an evaluation" in render_sweep_report(PAGES["all diverged"]())
 
 
+def test_lines_that_leave_the_plot_are_counted_at_its_edge():
+    result = made(GRID, score)
+    cut = [member.history for member in result.tasks[:3]]
+    for history in cut:
+        history["val_accuracy"][0] = -0.5
+        history["loss"][5] = 1e9
+    page = render_sweep_report(result)
+    assert re.search(r"▾ \d+ lines below 0\.\d", page)
+    assert re.search(r"▴ 3 lines above \d", page)
+    whole = made(Sweep("cora", lr=[0.1, 0.2]), score)
+    for member in whole.tasks:
+        member.history["val_accuracy"] = [0.5] * 12
+    assert " lines below " not in render_sweep_report(whole)
+
+
 # ---- in a browser ------------------------------------------------------------------------------------
 
 BROWSER = next(
@@ -172,3 +187,44 @@ def test_in_a_browser(kind, tmp_path):
         assert len(seen["lit"]) >= 4, "in the table and in every chart"
         assert seen["dark"] == 0
         assert seen["colours"] > 1
+
+
+MEASURE = """<script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {
+  const inner = frame.contentDocument, seen = { headings: [] };
+  const sizes = [...inner.querySelectorAll("svg text")].map((text) =>
+    parseFloat(frame.contentWindow.getComputedStyle(text).fontSize) * text.ownerSVGElement.getScreenCTM().a);
+  seen.smallest = Math.min(...sizes);
+  const text = (cell) => {
+    const range = inner.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect();
+  };
+  for (const th of inner.querySelectorAll(".settings th")) {
+    const column = [...inner.querySelectorAll(`.settings td:nth-child(${th.cellIndex + 1})`)];
+    const cells = column.filter((td) => td.textContent);
+    if (!cells.length || !th.textContent) continue;
+    const [a, b] = [text(th), text(cells[0])];
+    seen.headings.push(Math.min(Math.abs(a.left - b.left), Math.abs(a.right - b.right)));
+  }
+  seen.wide = inner.documentElement.scrollWidth - inner.documentElement.clientWidth;
+  document.body.innerHTML = "<pre>" + JSON.stringify(seen) + "</pre>";
+};
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_on_a_telephone_labels_are_readable_and_headings_stand_over_their_columns(tmp_path):
+    result = PAGES["grid"]()
+    (tmp_path / "report.html").write_text(render_sweep_report(result), encoding="utf-8")
+    frame = '<iframe src="report.html" style="width:390px;height:3000px"></iframe>'
+    (tmp_path / "page.html").write_text(f"<body>{frame}{MEASURE}</body>", encoding="utf-8")
+    flags = [*FLAGS, "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [BROWSER, *flags, f"file://{tmp_path / 'page.html'}"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    seen = json.loads(re.search(r"<pre>(.*?)</pre>", dom, re.DOTALL).group(1))
+    assert seen["smallest"] >= 9, "pixels"
+    assert len(seen["headings"]) >= 4
+    assert max(seen["headings"]) < 2, "pixels between the edges of a heading and its column"
+    assert seen["wide"] <= 0, "no sideways scrolling"
