@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from tests.serve.serving import TASK, ServeProcess
+from weft.cli.app import app as cli
 from weft.core.errors import SpecError
 
 pytest.importorskip("fastapi")
 
 from weft.serve.app import make_app
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import LostQueueError, QueueDB, QueueError, Submission, take_queue
+from weft.serve.queue_db import LostQueueError, QueueDB, QueueError, Submission, back_up, take_queue
 from weft.serve.server import server_lock
 from weft.serve.submissions import Tokens
 from weft.serve.supervisor import Supervisor
@@ -112,12 +114,18 @@ class Asleep(Supervisor):
         return True
 
 
+@contextmanager
+def served(path, owner):
+    """The HTTP interface of a server that owns the queue in ``path``."""
+    options = ServeOptions(path, devices=("cpu",))
+    app = make_app(options, Asleep(options, owner), Tokens(open=True))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as opened:
+        yield opened
+
+
 @pytest.fixture
 def client(tmp_path):
-    """The HTTP interface of a server that owns ``q.db``."""
-    options = ServeOptions(tmp_path / "q.db", devices=("cpu",))
-    app = make_app(options, Asleep(options, take_queue(options.db)), Tokens(open=True))
-    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as opened:
+    with served(tmp_path / "q.db", take_queue(tmp_path / "q.db")) as opened:
         yield opened
 
 
@@ -138,3 +146,62 @@ def test_a_file_that_is_deleted_or_replaced_under_a_server(client, tmp_path, rep
     (tmp_path / "away").rename(path)
     assert client.get("/health").status_code == 200
     assert client.post("/api/tasks", json=BODY).status_code == 201
+
+
+def test_a_backup_while_a_server_runs(client, tmp_path):
+    path, copy = tmp_path / "q.db", tmp_path / "copy.db"
+    assert client.post("/api/tasks", json=BODY).status_code == 201
+    shell = CliRunner().invoke(cli, ["serve", "backup", str(path), str(copy)])
+    assert (shell.exit_code, shell.stdout) == (0, f"{copy}: 1 tasks, checked\n")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert client.post("/api/tasks", json=BODY).status_code == 201  # the copying has taken nothing from the server
+    with served(copy, take_queue(copy)) as other:
+        assert len(other.get("/api/tasks").json()["tasks"]) == 1
+    assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith("copy")) == ["copy.db"]
+
+
+def test_a_backup_overwrites_nothing(tmp_path):
+    take_queue(tmp_path / "q.db")
+    (tmp_path / "copy.db").write_text("precious")
+    with pytest.raises(QueueError, match=r"copy\.db: is there already and is not overwritten; name a new file"):
+        back_up(tmp_path / "q.db", tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").read_text() == "precious"
+    with pytest.raises(QueueError, match="there is no such file; name the queue"):
+        back_up(tmp_path / "none.db", tmp_path / "other.db")
+    with pytest.raises(QueueError, match="name a file in a folder to write to"):
+        back_up(tmp_path / "q.db", tmp_path / "nowhere" / "other.db")
+    (tmp_path / "other.db.part").touch()
+    with pytest.raises(QueueError, match="remove it, if no other backup writes it"):
+        back_up(tmp_path / "q.db", tmp_path / "other.db")
+    assert not (tmp_path / "none.db").exists()
+    assert not (tmp_path / "other.db").exists()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A queue with pages that were overwritten, and the server that owned it."""
+    path = tmp_path / "q.db"
+    with QueueDB(path, owner=take_queue(path)) as queue:
+        queue.submit_apart([[Submission({"task": {**TASK, "seed": seed}}) for seed in range(300)]])
+    owner = take_queue(path)
+    with open(path, "r+b") as file:
+        for page in range(20, path.stat().st_size // 4096, 3):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 4096)
+    return path, owner
+
+
+def test_a_damaged_file_is_refused_at_the_start(damaged, tmp_path):
+    path, _ = damaged
+    with pytest.raises(QueueError, match=r"q\.db: is damaged .*; restore a copy that `weft serve backup .*` made, or"):
+        take_queue(path)
+    with pytest.raises(QueueError, match=r"q\.db: is damaged"):
+        back_up(path, tmp_path / "copy.db")
+    assert [file.name for file in tmp_path.iterdir()] == ["q.db"]
+
+
+def test_pages_that_are_damaged_under_a_server_are_503(damaged):
+    with served(*damaged) as client:
+        answer = client.get("/api/tasks")
+        assert answer.status_code == 503
+        assert "the queue cannot be read now" in answer.json()["error"]

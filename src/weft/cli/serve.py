@@ -61,9 +61,18 @@ SERVED = (
     ShellOption("hang_seconds", float, "Seconds without progress after which a worker is ended.", "S", default=900.0),
 )
 
+app = typer.Typer(
+    invoke_without_command=True,
+    subcommand_metavar="[backup ...]",
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
+
+@app.callback()
 @takes(*SERVED)
 def serve(
+    context: typer.Context,
     bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:8787",
     db: Annotated[Path, typer.Option(metavar="FILE", help="The queue; runs are kept in FILE.runs.")] = Path("weft.db"),
     on: Annotated[
@@ -92,6 +101,8 @@ def serve(
     kill -9 of any process: start the server again with the same --db. SIGTERM and Ctrl-C let running groups save a
     checkpoint first. The dashboard is at the address that is printed.
     """
+    if context.invoked_subcommand is not None:
+        return
     from weft.serve.options import ServeOptions, check_option
     from weft.serve.server import check_devices, find_tokens, make_folder, parse_address
     from weft.serve.server import serve as run_server
@@ -123,3 +134,17 @@ def serve(
     known = f"token in {file}" if file is not None else "no token is needed"
     sentence = f"weft: serving {db} at http://{bind} ({known})"
     run_server(options, host, port, tokens, drain_seconds, lambda: print(sentence, file=sys.stderr, flush=True))
+
+
+@app.command()
+def backup(
+    db: Annotated[Path, typer.Argument(metavar="DB", help="The queue, as --db names it.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy; it must not be there yet.")],
+) -> None:
+    """Copy the queue DB to the new file OUT, also while a server runs, and check the copy.
+
+    The copy has every task as of now; the folder DB.runs, with weights and logs, is not part of it.
+    """
+    from weft.serve.queue_db import back_up
+
+    print(f"{out}: {back_up(db.resolve(), out)} tasks, checked")

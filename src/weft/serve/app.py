@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -121,7 +122,7 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         dependencies=[] if tokens.open else [Depends(BEARER)],
     )
     app.state.service = service
-    for kind in (RequestValidationError, HTTPException, WeftError):
+    for kind in (RequestValidationError, HTTPException, WeftError, sqlite3.Error):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(_Gate, tokens=tokens, answers=answers)
     _add_changes(app, service)
@@ -150,6 +151,8 @@ async def _refused(_: Request, error: Any) -> Response:
         return _error(error.status_code, str(error.detail))
     if isinstance(error, BadRequestError):
         return _error(error.status, str(error))
+    if isinstance(error, sqlite3.Error):
+        return _error(503, f"the queue cannot be read now ({error}); try again, or tell the operator")
     status = 409 if isinstance(error, QueueError) else 400 if isinstance(error, InputError) else 503
     return _error(status, str(error))
 

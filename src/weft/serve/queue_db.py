@@ -215,12 +215,56 @@ def file_id(path: Path) -> tuple[int, int] | None:
 
 
 def take_queue(path: Path) -> Owner:
-    """Make a new owner of the queue in ``path``; a former one can write nothing from now on."""
-    with closing(open_file(path)) as connection, transaction(connection) as db:
+    """Make a new owner of the queue in ``path``; a former one can write nothing from now on.
+
+    A :class:`QueueError` if pages of the file are damaged.
+    """
+    with closing(open_file(path)) as connection:
+        _check_pages(connection, path)
         owner = Owner(uuid.uuid4().hex, file_id(path))
-        db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
-        db.execute("UPDATE server SET nonce = ?", (owner.nonce,))
+        with transaction(connection) as db:
+            db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
+            db.execute("UPDATE server SET nonce = ?", (owner.nonce,))
     return owner
+
+
+def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        remedy = f"restore a copy that `weft serve backup {path} COPY` made, or name a new file"
+        raise QueueError(f"{path}: is damaged ({' '.join(found.split())[:120]}); {remedy}")
+
+
+def back_up(path: Path, copy: Path) -> int:
+    """Write the queue in ``path`` as it is now to the new file ``copy``, also while a server runs; how many tasks.
+
+    The copy has its name only once it is complete and SQLite has checked it.
+    """
+    part = copy.with_name(f"{copy.name}.part")
+    if not path.is_file():
+        raise QueueError(f"{path}: there is no such file; name the queue, as `weft serve --db` does")
+    if os.path.lexists(copy):
+        raise QueueError(f"{copy}: is there already and is not overwritten; name a new file")
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        remedy = "remove it, if no other backup writes it" if part.exists() else "name a file in a folder to write to"
+        raise QueueError(f"{part}: cannot be made ({reason}); {remedy}") from None
+    try:
+        with closing(open_file(path)) as source, closing(sqlite3.connect(part)) as target:
+            source.backup(target)
+            _check_pages(target, path)
+            count = int(target.execute("SELECT count(*) FROM tasks").fetchone()[0])
+        part.rename(copy)
+    except (sqlite3.Error, OSError) as error:
+        raise WeftError(f"{copy}: could not be written ({error}); there is no copy") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return count
 
 
 def open_file(path: Path) -> sqlite3.Connection:
