@@ -68,3 +68,13 @@ def test_sampled_weights_predict_on_the_whole_graph():
     found = calls.run(task(model="sage", hidden=8, fanout=(4, 3), batch=16))
     data = graph()
     assert torch.equal(found.predict(), found.model(data.x, data.adj).argmax(1))
+
+
+def test_a_smaller_last_batch_counts_by_its_rows_in_the_loss_of_an_epoch():
+    """With all neighbours and a rate too small to move a weight, the epoch's loss is that of the whole graph."""
+    graph = weft.load("demo")
+    settings = {"graph": graph, "model": "gcn", "hidden": 8, "dropout": 0.0, "epochs": 1, "lr": 1e-30}
+    whole = weft.run(weft.Task(mode="full", **settings), progress=False)
+    batch = int(graph.train.numel()) - 1
+    parts = weft.run(weft.Task(mode="sampled", fanout=[-1, -1], batch=batch, **settings), progress=False)
+    assert parts.history["loss"] == pytest.approx(whole.history["loss"], rel=1e-5)

@@ -75,6 +75,13 @@ def test_layer_norm(mode: str) -> None:
     torch.testing.assert_close(ours(x, b), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_layer_norm_over_a_graph_of_tiny_values_is_that_of_pyg() -> None:
+    """PyG adds epsilon to the deviation, not to the variance: values of 1e-3 tell the two apart."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    x = torch.randn(11, 5) * 1e-3
+    torch.testing.assert_close(LayerNorm(5, mode="graph")(x), pyg.LayerNorm(5, mode="graph")(x), rtol=1e-4, atol=1e-5)
+
+
 def test_reduced_precision_keeps_float_statistics() -> None:
     norm = BatchNorm(5)
     weights = {name: p.detach().bfloat16() for name, p in norm.named_parameters()}

@@ -221,3 +221,9 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_queue():
     few, many = reads_of_one_decision(500), reads_of_one_decision(5000)
     assert many <= few + 5
     assert many < 200
+
+
+def test_a_group_has_at_most_the_members_that_the_policy_allows():
+    tasks = [task(f"t{i}", 0.1, 10, join_key="k", utilisation=0.05) for i in range(8)]
+    decision = Backfill(max_members=3).schedule(tasks, [], MachineState((device(workers=1),), 0.0))
+    assert [len(start.members) for start in decision.start] == [3]

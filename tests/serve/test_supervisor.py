@@ -174,6 +174,8 @@ def test_memory_that_was_not_enough_is_learned_from_once(queue):
     estimates = [e.data for e in queue.db.events(task=task.id, limit=1000) if e.kind == "queued"]
     assert "the estimate is now" in estimates[1]["error"]
     assert task.plan["memory_errors"] == 1
+    starts = sorted((group.started, group.bytes) for group in queue.db.groups(limit=10) if task.id in group.members)
+    assert starts[1][1] > starts[0][1]
     again = submit_own(queue, own("NoMemory", seed=1))
     [task] = queue.wait(again)
     assert (task.state, task.attempts) == ("failed", 2)

@@ -139,3 +139,14 @@ def test_benefit_density_divides_one_budget():
     wide, narrow = (BenefitDensity(batches(), size).choose(graph, 24, 600) for size in (1, 10_000))
     assert wide.topology.numel() < narrow.topology.numel()
     assert wide.features.numel() > narrow.features.numel()
+
+
+def test_benefit_density_prefers_many_short_lists_to_a_long_one():
+    """The hub's list saves most in all, but the bytes that it takes save more as several short lists."""
+    graph, hub, short = random_graph(), 5, list(range(20, 32))
+    sampler = NeighbourSampler(graph, [1])
+    made = [sampler.sample(torch.tensor([hub, *short[i : i + 3]])) for i in range(0, 12, 3)]
+    budget = CacheChoice(torch.tensor([], dtype=torch.int64), torch.tensor([hub])).bytes(graph, 24)
+    chosen = BenefitDensity(made, features=False).choose(graph, 24, budget).topology.tolist()
+    assert hub not in chosen
+    assert len(chosen) > 4  # each was read once, the hub four times

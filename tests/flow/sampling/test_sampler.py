@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.flow.graphs import NODES, random_graph
+from weft import Graph, ops
 from weft.batches import MiniBatch, NeighbourSampler, Subgraph
 from weft.core.errors import GraphError, InputError
 from weft.graph.readers import read
@@ -82,13 +83,16 @@ def test_a_mapped_graph_gives_the_same_batches(tmp_path, kind, subgraph, directi
 
 
 def test_threads_sample_at_the_same_time():
-    sampler = NeighbourSampler(random_graph(), [5, 5])
-    expected = [sampler.sample(SEEDS, 0, number).input_nodes.tolist() for number in range(20)]
+    """Batches take long enough for the threads to be in them together, each with a table of its own."""
+    pairs = torch.randint(0, 50_000, (2, 500_000), generator=torch.Generator().manual_seed(3))
+    seeds = torch.arange(2_000)
+    sampler = NeighbourSampler(Graph.from_edges(*pairs, 50_000), [10, 10])
+    expected = [sampler.sample(seeds, 0, number).input_nodes.tolist() for number in range(20)]
     found: dict[int, list[int]] = {}
 
     def work(first: int) -> None:
         for number in range(first, 20, 4):
-            found[number] = sampler.sample(SEEDS, 0, number).input_nodes.tolist()
+            found[number] = sampler.sample(seeds, 0, number).input_nodes.tolist()
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -178,3 +182,15 @@ def test_padded_batches_are_the_gpu_s():
     sampler = NeighbourSampler(random_graph(), [2])
     with pytest.raises(InputError, match=r"backend='cpu' with fan-outs \[2\] has no padded batches"):
         sampler.sample_padded(SEEDS.to(torch.int32), torch.zeros(3, dtype=torch.int64))
+
+
+def test_full_degrees_are_those_of_the_direction_that_is_followed():
+    graph = random_graph()
+    src, dst = graph.edge_index()
+    turned = Graph.from_edges(dst, src, graph.num_nodes, x=graph.x, y=graph.y, directed=True)
+
+    def mixed(graph: Graph, direction: str) -> torch.Tensor:
+        batch = NeighbourSampler(graph, [-1], direction=direction, degrees="full").sample(torch.arange(10))
+        return ops.spmm(batch.blocks[0].adjacency().gcn(), graph.x[batch.input_nodes.long()])
+
+    torch.testing.assert_close(mixed(graph, "out"), mixed(turned, "in"))

@@ -251,3 +251,15 @@ def test_closing_a_channel_wakes_both_sides():
     assert channel.take() == 1
     with pytest.raises(Closed):
         channel.take()
+
+
+def test_a_stage_begins_nothing_that_has_no_place_behind_it():
+    """With items that the consumer never takes, a stage holds ``depth`` finished items and none in work."""
+    begun, depth = [], 3
+    items = Pipeline([Stage("work", lambda item: begun.append(item) or item)], depth).run(range(100))
+    assert next(items) == 0
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline and len(begun) <= depth + 1:
+        time.sleep(0.01)
+    items.close()
+    assert len(begun) == depth + 1  # those that wait, and the one that was taken

@@ -38,6 +38,19 @@ def by_group(model):
     )
 
 
+def sgd_by_group(model):
+    groups = [
+        {"params": model.first.parameters(), "weight_decay": 0.1},
+        {"params": model.second.parameters(), "lr": 0.01},
+    ]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=0.05)
+
+
+def steep(logits, y, rows):
+    """A loss so large that rates near torch's least change of a rate still train."""
+    return 1e7 * F.cross_entropy(logits[rows], y[rows])
+
+
 def of_plateau(**settings):
     return lambda optimizer: ReduceLROnPlateau(optimizer, **settings).step
 
@@ -83,11 +96,19 @@ CASES = {
     "state from the start": ({"optimizer": torch.optim.Adagrad}, {"make": make(torch.optim.Adagrad, lr=0.05)}),
     "optimizer by name": ({"optimizer": "torch.optim:NAdam"}, {"make": make(torch.optim.NAdam, lr=0.05)}),
     "groups": ({"optimizer": "adamw", "param_groups": GROUPS}, {"make": by_group}),
+    "groups of sgd": (
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.05, "param_groups": GROUPS},
+        {"make": sgd_by_group},
+    ),
     "groups of torch": (
         {"optimizer": torch.optim.AdamW, "weight_decay": 0.0, "param_groups": GROUPS},
         {"make": by_group},
     ),
     "clip norm": ({"clip_norm": 0.05}, {"clip": lambda ps: clip_grad_norm_(ps, 0.05)}),
+    "clip norm above every gradient": (
+        {"clip_norm": 1e3, "optimizer": "sgd", "lr": 0.5},
+        {"clip": lambda ps: clip_grad_norm_(ps, 1e3), "make": make(torch.optim.SGD, lr=0.5)},
+    ),
     "clip value": (
         {"clip_value": 0.002, "optimizer": "sgd"},
         {"clip": lambda ps: clip_grad_value_(ps, 0.002), "make": make(torch.optim.SGD, lr=0.05)},
@@ -110,6 +131,20 @@ CASES = {
     "plateau with pauses": (
         {"schedule": "plateau", "plateau": PAUSES},
         {"schedule": of_plateau(**PAUSES)},
+    ),
+    "plateau that would change the rate by less than torch's least": (
+        {
+            "objective": steep,
+            "optimizer": "sgd",
+            "lr": 1.5e-8,
+            "schedule": "plateau",
+            "plateau": {"patience": 0, "factor": 0.5, "threshold": 0.5},
+        },
+        {
+            "loss": steep,
+            "make": make(torch.optim.SGD, lr=1.5e-8),
+            "schedule": of_plateau(patience=0, factor=0.5, threshold=0.5),
+        },
     ),
     "everything of torch": (
         {

@@ -65,6 +65,13 @@ def test_who_comes_anew_is_level_with_the_least_served():
     assert [shares.of(user).device_seconds for user in ("ann", "bob")] == [910.0, 910.0]
 
 
+def test_who_comes_back_keeps_what_they_had_above_the_least_served():
+    shares = UserShares([UserShare("ann", 900.0), UserShare("bob", 100.0), UserShare("cid", 500.0)])
+    shares.see({"ann", "bob"})
+    shares.see({"ann", "bob", "cid"})
+    assert shares.of("cid").device_seconds == 500.0
+
+
 def test_shares_are_in_the_file(tmp_path):
     with DirectQueue(tmp_path / "queue.db") as db:
         db.submit(Submission({"task": {}}, id="t", user="ann"))
