@@ -43,7 +43,7 @@ def events(text):
 
 
 def test_a_run_prints_events_and_leaves_files(weft, spec):
-    code, out, err = weft("run", spec, "--device", "cpu")
+    code, out, err = weft("run", spec, "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     lines = events(out)
     assert [line["event"] for line in lines[:2]] == ["preparing", "start"]
@@ -87,7 +87,7 @@ def test_mistakes_exit_with_2_and_no_traceback(weft, spec, arguments, message):
 
 
 def test_failed_training_exits_with_3(weft, spec):
-    code, out, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=1e12")
+    code, out, err = weft("run", spec, "--json", "--set", "train.optimizer=sgd", "--set", "train.lr=1e12")
     assert code == 3
     assert "became" in err
     assert "lower lr" in err
@@ -96,7 +96,7 @@ def test_failed_training_exits_with_3(weft, spec):
 
 def test_what_does_not_fit_into_the_budget_exits_with_4_before_it_begins(weft, spec, tmp_path):
     wide = ("--set", "graph=shape:ogbn-arxiv", "--set", "model.hidden=2048", "--budget", "1GiB", "--device", "cpu")
-    code, out, err = weft("run", spec, *wide, "--out", tmp_path / "out")
+    code, out, err = weft("run", spec, *wide, "--json", "--out", tmp_path / "out")
     assert code == 4
     assert "of 1.00 GiB: does not fit; nearest plan that fits: " in err
     assert [event["event"] for event in events(out)] == ["failed"]
@@ -137,7 +137,7 @@ def test_help_and_version_do_not_wait_for_torch(words):
 
 def test_a_finished_run_is_reported_by_resume(weft, spec):
     weft("run", spec)
-    code, out, _ = weft("run", spec, "--resume")
+    code, out, _ = weft("run", spec, "--resume", "--json")
     assert code == 0
     assert [line["event"] for line in events(out)] == ["preparing", "start", "note", "finish"]
 
@@ -174,7 +174,7 @@ def test_a_terminal_is_asked_about_a_run_that_is_there(weft, spec, monkeypatch, 
 
 
 def test_resume_where_nothing_is_says_so_first(weft, spec):
-    code, out, _ = weft("run", spec, "--resume")
+    code, out, _ = weft("run", spec, "--resume", "--json")
     assert code == 0
     assert events(out)[0]["message"] == "no checkpoint to resume from; starting afresh"
 
@@ -194,7 +194,7 @@ class Net(nn.Module):
 
 def test_a_module_that_raises_costs_nobody_else_and_alone_exits_with_3(weft, spec):
     Path("net.py").write_text(FAILING)
-    code, out, err = weft("run", spec, "--set", 'model.name=["gcn", "net.py:Net"]')
+    code, out, err = weft("run", spec, "--json", "--set", 'model.name=["gcn", "net.py:Net"]')
     assert code == 0
     assert events(out)[-1]["statuses"] == {"finished": 1, "failed": 1}
     assert re.search(
@@ -237,7 +237,7 @@ SWEEP = ["--set", "model.hidden=[4, 8]", "--set", "train.lr=[0.01, 0.1]", "--set
 
 
 def test_a_list_is_a_sweep(weft, spec):
-    code, out, err = weft("run", spec, "--out", "o", *SWEEP)
+    code, out, err = weft("run", spec, "--json", "--out", "o", *SWEEP)
     assert (code, err) == (0, "")
     lines = events(out)
     assert lines[1]["event"] == "start"
@@ -278,7 +278,7 @@ def test_the_winner_of_every_graph(weft, spec, monkeypatch):
 
 def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
     wild = ["--set", "train.optimizer=sgd", "--set", "train.lr=[0.1, 1e30]"]
-    code, out, err = weft("run", spec, *wild)
+    code, out, err = weft("run", spec, "--json", *wild)
     assert code == 0
     assert "weft: task 'lr=1e+30'" in err
     assert events(out)[-1]["statuses"] == {"finished": 1, "diverged": 1}
@@ -292,7 +292,7 @@ def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
 def test_a_sweep_that_was_ended_continues(weft, spec, number):
     """Killed in the middle, resumed, and the same numbers as without the interruption."""
     arguments = [*SWEEP, "--set", "train.epochs=[40, 240]", "--set", "model.hidden=8"]
-    command = [sys.executable, "-c", FREQUENT, "run", str(spec), "--out", "o", *arguments]
+    command = [sys.executable, "-c", FREQUENT, "run", str(spec), "--json", "--out", "o", *arguments]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -308,7 +308,7 @@ def test_a_sweep_that_was_ended_continues(weft, spec, number):
     assert child.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
     reached = read_checkpoint(Path("o/groups/1")).about["epoch"]
     assert 60 <= reached < 240
-    code, out, _ = weft("run", spec, "--out", "o", "--resume", *arguments)
+    code, out, _ = weft("run", spec, "--json", "--out", "o", "--resume", *arguments)
     assert code == 0
     lines = events(out)
     assert any("resumed after epoch" in line.get("message", "") for line in lines)
@@ -335,7 +335,7 @@ main()
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, number, code):
     change = "train.epochs=100000"
-    command = [sys.executable, "-m", "weft.cli.main", "run", str(spec), "--out", "my run", "--set", change]
+    command = [sys.executable, "-m", "weft.cli.main", "run", str(spec), "--json", "--out", "my run", "--set", change]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -355,12 +355,25 @@ def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, nu
     assert resume == ["weft", "run", str(spec), "--out", "my run", "--resume", "--set", change]
 
 
-def test_progress_as_plain_lines(weft, spec):
-    code, out, err = weft("run", spec, "--out", "o", "--progress", "plain")
+@pytest.mark.parametrize("words", [(), ("--progress", "plain")])
+def test_a_pipe_gets_lines_of_text_and_a_summary(weft, spec, words):
+    code, out, err = weft("run", spec, "--out", "o", "--device", "cpu", *words)
     assert code == 0
     assert "planned: 1 task" in err
-    assert "finished" in err
-    assert not out.startswith("{")
+    assert re.search(r"spec: finished; val accuracy 0\.\d+, test accuracy 0\.\d+ at epoch \d+", err)
+    assert "best epoch" in out
+    assert out.endswith("report: o/report.html\n")
+    assert "{" not in out + err
+
+
+def test_a_pipe_gets_the_best_settings_of_a_sweep(weft, spec):
+    code, out, err = weft("run", spec, "--out", "o", "--device", "cpu", *SWEEP)
+    assert code == 0
+    assert re.search(r"^best: hidden=\d lr=0\.\d+ \(val accuracy 0\.\d+ ± 0\.\d+.* over 2 seeds\)", out, re.M)
+    best = json.loads(Path("o/result.json").read_text())["best_settings"]
+    assert f"best settings {best}" in err
+    assert f"best: {best}" in out
+    assert "{" not in out + err
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_planned_run_and_resumed(weft, here):
     assert code == 0
     assert out.startswith("spec: 2 tasks in 1 group")
     assert err == "run it as planned with: weft run plans/p.json\n"
-    code, out, err = weft("run", "plans/p.json", "--device", "cpu")
+    code, out, err = weft("run", "plans/p.json", "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out.splitlines()[-1])["statuses"] == {"finished": 2}
     planned = json.loads((here / "plans" / "p.json").read_text())
@@ -48,7 +48,7 @@ def test_planned_run_and_resumed(weft, here):
         group["plan"]["members"] for group in planned["groups"]
     ]
     before = json.loads((here / "runs" / "p" / "result.json").read_text())["best"]
-    code, out, _ = weft("run", "plans/p.json", "--resume")
+    code, out, _ = weft("run", "plans/p.json", "--resume", "--json")
     assert code == 0
     assert json.loads((here / "runs" / "p" / "result.json").read_text())["best"] == before
     assert "starting afresh" not in out

@@ -59,7 +59,11 @@ def test_a_stage_that_raises(weft, spec, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr(FeatureStore, "read", broken)
     spec.write_text(SPEC)
-    refused(weft("run", spec, "--device", "cpu"), 3, "stage 'fetch' failed at item 0: OSError: the disk was taken away")
+    refused(
+        weft("run", spec, "--device", "cpu", "--json"),
+        3,
+        "stage 'fetch' failed at item 0: OSError: the disk was taken away",
+    )
 
 
 def test_a_disk_without_room(spec):  # noqa: F811

@@ -12,6 +12,7 @@ import torch
 
 import weft
 from tests.serve.serving import Queue
+from weft.cli.main import main
 from weft.cluster.ray import run_on_ray
 from weft.core.errors import SpecError
 
@@ -48,6 +49,26 @@ def assert_same(found: Any, expected: Any) -> None:
         if mine.metrics["best_epoch"] == theirs.metrics["best_epoch"]:
             for one, other in zip(mine_weights, weights, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("words", [(), ("--progress", "plain"), ("--json",)])
+def test_the_command_shows_a_cluster_as_it_shows_one_machine(cluster, tmp_path, monkeypatch, capsys, words):
+    (tmp_path / "s.toml").write_text(
+        'graph = "demo"\nseed = [0, 1]\n[model]\nhidden = [4, 8]\n[train]\nepochs = 3\n', encoding="utf-8"
+    )
+    given = ["weft", "run", str(tmp_path / "s.toml"), "--on", "ray", "--device", "cpu", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr("sys.argv", [*given, *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert not end.value.code
+    if words == ("--json",):
+        assert {json.loads(line)["event"] for line in out.splitlines()} >= {"start", "group", "progress", "finish"}
+        return
+    assert "s: 4 tasks on demo (2,400 nodes, 9,600 edges)" in err
+    assert "s: finished (4 finished); best settings hidden=" in err
+    assert "best: hidden=" in out
+    assert "{" not in out
 
 
 def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):

@@ -166,6 +166,7 @@ def test_the_command_under_torchrun(tmp_path):
         "-m",
         "weft",
         "run",
+        "--json",
         str(spec),
         "--ranks",
         "2",

@@ -53,7 +53,7 @@ def run(
         typer.Option(
             metavar="auto|live|plain|json|none",
             help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
-            show_default="live on a terminal, else json",
+            show_default="live on a terminal, else plain",
         ),
     ] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
@@ -74,7 +74,8 @@ def run(
     A plan is run exactly as it was made, with the same groups and choices, or refused with the reason.
 
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
-    terminal and prints JSON lines otherwise (--progress plain: lines of text). Ctrl-C finishes the epoch, saves a
+    terminal and lines of text otherwise, both on stderr, then a summary on stdout; --json prints a line of JSON per
+    event instead. Ctrl-C finishes the epoch, saves a
     checkpoint and says how to resume.
     A run that is in --out already is kept: choose --resume, --extend or --overwrite, or answer the question on a
     terminal.
@@ -92,23 +93,20 @@ def run(
         if spec.suffix == ".json":
             raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
         from weft.cluster.ray import run_on_ray
-        from weft.engine.sweep_result import SweepResult
 
         work = read_spec(spec, changes or [])
-        result = run_on_ray(work, on, out=folder, overwrite=overwrite, on_event=_print_line, options=options)
-        if isinstance(result, SweepResult):
-            _conclude_sweep(result, folder, live=False)
+        _conclude(
+            run_on_ray(work, on, out=folder, overwrite=overwrite, options=options, **_display(shown)), folder, shown
+        )
         return
     work = _read(spec, changes or [], options)  # mistakes are reported before torch is loaded
     with gc_paused():
         from weft.engine.run import run as train
-        from weft.engine.sweep_result import SweepResult
 
     if options.ranks > 1:
         from weft.dist.launch import is_first_rank
 
         shown = shown if is_first_rank() else "none"
-    live = shown in ("live", "plain")
     if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
     try:
@@ -118,9 +116,8 @@ def run(
             resume=resume,
             overwrite=overwrite,
             extend=extend,
-            progress=True if shown == "live" else shown if shown == "plain" else False,
-            on_event=_print_line if shown == "json" else None,
             options=options,
+            **_display(shown),
         )
     except Interrupted as interruption:
         command = ["weft", "run", str(spec), "--out", str(folder), "--extend" if extend else "--resume"]
@@ -130,6 +127,19 @@ def run(
         print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
         print(f"  {shlex.join(command)}", file=sys.stderr)
         raise typer.Exit(interruption.exit_code) from None
+    _conclude(result, folder, shown)
+
+
+def _display(shown: str) -> dict[str, Any]:
+    """What a run is given so that it shows itself as ``shown``: ``progress`` and ``on_event``."""
+    progress = {"live": True, "plain": "plain"}.get(shown, False)
+    return {"progress": progress, "on_event": _print_line if shown == "json" else None}
+
+
+def _conclude(result: Result | SweepResult, folder: Path, shown: str) -> None:
+    from weft.engine.sweep_result import SweepResult
+
+    live = shown in ("live", "plain")
     if isinstance(result, SweepResult):
         _conclude_sweep(result, folder, live)
     elif live:
@@ -168,7 +178,7 @@ def _progress(asked: str, json: bool) -> str:
         raise SpecError(f"--json and --progress {asked}: give one of the two")
     if json:
         return "json"
-    return asked if asked != "auto" else "live" if sys.stdout.isatty() else "json"
+    return asked if asked != "auto" else "live" if sys.stdout.isatty() else "plain"
 
 
 def _print_line(event: Event) -> None:
@@ -217,16 +227,14 @@ def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
 
 
 def _best_words(result: SweepResult) -> str:
-    """The best member on one graph, and its scores."""
+    """The best settings on one graph by their mean over seeds, and the best single training."""
     if not any(member.metrics["best_epoch"] for member in result):
         return "none: no member reached an evaluation"
     best, metric = result.best(), result.metric.partition("_")[2]
     values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
-    settings = result.best_settings()
-    over_what = "seeds" if settings.splits == 1 else "splits"
-    over_seeds = f"; best settings over {over_what}: {settings}" if len(settings.members) > 1 else ""
-    return f"{best.name} ({words}){over_seeds}"
+    settings, single = result.best_settings(), f"{best.name} ({words})"
+    return f"{settings}; best single training: {single}" if len(settings.members) > 1 else single
 
 
 def over_gpus(gpus: int | None, given: Mapping[str, Any]) -> RunOptions:

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from weft.core.run_options import RunOptions
 from weft.core.sweep import Sweep, as_work
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.engine.display import display_for
 from weft.engine.events import Broadcast, Listener
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import HOST, Graphs, with_all_splits
@@ -256,7 +257,7 @@ def gpu_bytes(name: str) -> int:
 
 POLL_SECONDS = 0.2
 MOST_ATTEMPTS = 5  # of one share: a share that kills every node it is on is not tried for ever
-FORWARDED = ("note", "progress", "end", "checkpoint")
+FORWARDED = ("note", "group", "progress", "end", "checkpoint")
 
 
 def run_on_ray(
@@ -265,16 +266,17 @@ def run_on_ray(
     *,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    progress: bool | str = "auto",
     on_event: Listener | None = None,
     options: RunOptions = RunOptions(),  # noqa: B008
 ) -> Result | SweepResult:
     """Train ``work`` on a Ray cluster and return what :func:`weft.run` would.
 
     ``on``: ``"ray"`` for the running cluster (or one started on this machine), ``"ray://HOST:PORT"`` for another.
-    Of the ``options``, ``device="auto"`` uses the cluster's GPUs if it has some, and ``budget`` is what a group may
-    take on a device. A node that is lost costs what it trained since its last checkpoint (``checkpoint_every``).
-    Weft, its extras and what users' modules import have to be installed on the nodes, and graphs that are named by a
-    path have to exist there.
+    ``progress`` and ``on_event``: as of :func:`weft.run`. Of the ``options``, ``device="auto"`` uses the cluster's GPUs
+    if it has some, and ``budget`` is what a group may take on a device. A node that is lost costs what it trained since
+    its last checkpoint (``checkpoint_every``). Weft, its extras and what users' modules import have to be installed on
+    the nodes, and graphs that are named by a path have to exist there.
     """
     options.refuse_unread("cluster", f"does not go with --on {on}: every node trains its share on one device")
     planned = with_all_splits(as_work(work, "run_on_ray"))
@@ -289,17 +291,29 @@ def run_on_ray(
         ray, connected = connect(on)
         if connected:
             stack.callback(ray.shutdown)
-        return _Run(ray, planned, folder, on_event).train(options)
+        display = display_for(progress, several=True)
+        shown = [] if display is None else [stack.enter_context(display)]
+        return _Run(ray, planned, folder, shown, on_event).train(options)
 
 
 class _Run:
     """One run on a cluster."""
 
-    def __init__(self, ray: Any, work: Task | Sweep, folder: RunFolder | None, on_event: Listener | None) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        work: Task | Sweep,
+        folder: RunFolder | None,
+        shown: Sequence[Listener],
+        on_event: Listener | None,
+    ) -> None:
         self._ray, self._work, self._folder = ray, work, folder
         self._tasks = [work] if isinstance(work, Task) else work.tasks()
         journal = [] if folder is None else [folder.journal]
-        self._broadcast = Broadcast(journal, on_event, uuid.uuid4().hex[:12], 0)
+        self._broadcast = Broadcast([*journal, *shown], on_event, uuid.uuid4().hex[:12], 0)
+        self._advanced: dict[
+            str, dict[str, float]
+        ] = {}  # task epochs that every share has trained, will, and per second
         self._results: dict[str, Result] = {}
         self._failures: list[str] = []
 
@@ -329,7 +343,17 @@ class _Run:
             {"key": share.key, "tasks": [task.label for task in share.tasks], "bytes": share.num_bytes}
             for share in shares
         ]
-        self._emit("start", tasks=len(self._tasks), device=device, nodes=len(nodes), shares=described)
+        stats = Graphs(HOST).stats(self._tasks[0])
+        size = {"name": stats.name, "nodes": stats.num_nodes, "edges": stats.num_edges}
+        graphs = [] if isinstance(self._work, Task) else list(self._work.graphs)
+        self._advanced = {
+            share.key: {"done": 0, "total": sum(task.epochs for task in share.tasks), "epochs_per_second": 0.0}
+            for share in shares
+        }
+        total = sum(share["total"] for share in self._advanced.values())
+        about = {"tasks": len(self._tasks), "epochs": total, "device": device, "nodes": len(nodes)}
+        # The groups of shares name their metrics.
+        self._emit("start", **about, graph=size, graphs=graphs, metric="", shares=described)
         # A node of GPUs keeps to what is free on each of them.
         self._train_shares(shares, replace(options, device=device, budget=None if on_gpu else options.budget))
         return self._conclude(tuple(share.plan for share in shares), time.perf_counter() - begin)
@@ -367,7 +391,12 @@ class _Run:
                             if event.kind == "checkpoint":
                                 self._emit("checkpoint", key=key, epoch=event.data.get("epoch"))
                             else:
-                                self._emit(event.kind, event.task if event.kind == "end" else "", key, **event.data)
+                                data = dict(event.data)
+                                if event.kind == "progress":
+                                    data = self._of_all(key, data)
+                                if "groups" in data:  # the share is one of the groups of the whole
+                                    data |= {"group": list(self._advanced).index(key) + 1, "groups": len(shares)}
+                                self._emit(event.kind, event.task if event.kind == "end" else "", key, **data)
                 for reference in ready:
                     share, attempt = running.pop(reference)
                     outcome = self._outcome(reference, share.key, attempt)
@@ -382,6 +411,12 @@ class _Run:
             for reference in running:
                 ray.cancel(reference, force=True)
             ray.kill(mailbox)
+
+    def _of_all(self, key: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The progress of one share as that of the whole run."""
+        share = next(iter(self._advanced.values()))
+        self._advanced[key] = {name: data[name] for name in share}
+        return {**data, **{name: sum(one[name] for one in self._advanced.values()) for name in share}}
 
     def _outcome(self, reference: Any, key: str, attempt: int) -> dict[str, Any] | None:
         """What a share returned; None if its node was lost and it is to be tried again."""
@@ -430,6 +465,7 @@ class _Run:
         if isinstance(self._folder, SweepFolder):
             self._folder.save_sweep(result)
         summary = result.summary()
-        figures = {key: summary[key] for key in ("best", "metric", "statuses", "seconds")}
+        several = ("graphs",) if len(summary["graphs"]) > 1 else ()
+        figures = {key: summary[key] for key in ("best", "best_settings", "metric", "statuses", "seconds", *several)}
         self._emit("finish", status="finished", **figures, **report)
         return result

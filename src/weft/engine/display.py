@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +14,10 @@ from weft.core.errors import SpecError
 from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
 
-EVERY_SECONDS = 5.0  # between two lines of progress
+EVERY_SECONDS = 5.0  # between two lines of progress, at first
+STEADY_SECONDS = 100.0  # of a run, after which lines of progress become rarer as it goes on
+MOST_ENDS = 40  # members of a sweep whose ends are a line each; of more, those that went wrong
+BRIEF = ("note", "end", "finish", "interrupted", *STEERED)
 NOTEBOOK_SECONDS = 0.5
 MOST_LINES = 6
 CHOICES = (True, False, "auto", "live", "plain")
@@ -32,15 +36,35 @@ def progress_words(data: Mapping[str, Any], metric: str, best: str = "best {:.4f
     return words + ([best.format(best_value, data["best_epoch"])] if best_value is not None else [])
 
 
+def outcome_words(event: Event) -> str:
+    """How a run ended: its scores, or the best settings of a sweep on every graph, and where the report is."""
+    data, metrics = event.data, event.data.get("metrics", {})
+    words = [f"{event.task}: {data['status']}"]
+    if "statuses" in data:
+        words[0] += f" ({', '.join(f'{count} {status}' for status, count in data['statuses'].items())})"
+        graphs = data.get("graphs") or {"": data}
+        best = {f" on {name}" if name else "": part.get("best_settings") for name, part in graphs.items()}
+        words += [f"best settings{where} {settings}" for where, settings in best.items() if settings]
+    elif (metric := metrics.get("metric")) and metrics.get("best_epoch"):
+        scores = {split: metrics.get(f"{split}_{metric}") for split in ("val", "test")}
+        shown = ", ".join(f"{split} {metric} {score:.4f}" for split, score in scores.items() if score is not None)
+        words += [f"{shown} at epoch {metrics['best_epoch']}"] if shown else []
+    seconds = data.get("seconds", metrics.get("seconds"))
+    words += [f"{seconds:.1f} s"] if seconds is not None else []
+    return "; ".join(words + ([f"report: {data['report']}"] if "report" in data else []))
+
+
 class PlainLog:
     """Writes a run as plain lines to ``file`` (stderr by default), each with the seconds since the run began.
 
-    For logs: no colours, no cursor, few lines of progress.
+    For logs: no colours, no cursor, few lines of progress. ``brief``: notes, what went wrong, and the outcome alone.
     """
 
-    def __init__(self, file: TextIO | None = None, every: float = EVERY_SECONDS) -> None:
-        self._file, self._every = file, every
-        self._begin, self._last_progress, self._metric = time.monotonic(), -every, ""
+    def __init__(self, file: TextIO | None = None, every: float = EVERY_SECONDS, brief: bool = False) -> None:
+        self._file, self._every, self._brief = file, every, brief
+        self._begin, self._last_progress, self._metric = time.monotonic(), -math.inf, ""
+        self._most_ends = 0 if brief else MOST_ENDS
+        self._count = 1
 
     def __enter__(self) -> PlainLog:
         return self
@@ -50,7 +74,7 @@ class PlainLog:
 
     def __call__(self, event: Event) -> None:
         """Write the line of an event, if it has one."""
-        words = self._words(event)
+        words = "" if self._brief and event.kind not in BRIEF else self._words(event)
         if words:
             print(f"{time.monotonic() - self._begin:9.1f} s  {words}", file=self._file or sys.stderr, flush=True)
 
@@ -61,22 +85,24 @@ class PlainLog:
         if kind in STEERED or kind == "interrupted":
             return f"{kind} after epoch {data['epoch']}"
         if kind == "start":
-            self._metric = data["metric"]
+            self._metric, self._count = data["metric"], data.get("tasks", 1)
             count = f"{data['tasks']} tasks" if "tasks" in data else f"{data['parameters']:,} parameters"
             return f"{event.task}: {count} on {graph_words(data['graph'])}, {data['device']}"
         if kind == "group":
             return f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks, {data['plan']['join']}"
         if kind == "end":
-            metrics = data["metrics"]
+            metrics, message = data["metrics"], data.get("message")
+            if self._count > self._most_ends and not message:
+                return ""
             score = metrics.get(f"val_{metrics.get('metric', self._metric)}")
             best = "" if score is None else f", best val {score:.4f} @ {metrics['best_epoch']}"
-            return f"{event.task}: {data['status']} after epoch {metrics['epochs_run']}{best}"
-        if kind in ("finish", "failed"):
-            words = [f"{event.task}: {data.get('status', kind)}"]
-            words += [str(data["message"])] if "message" in data else []
-            return ", ".join(words + ([f"best {data['best']}"] if data.get("best") else []))
+            why = f": {message}" if message and self._brief else ""  # else the summary has it
+            return f"{event.task}: {data['status']} after epoch {metrics['epochs_run']}{best}{why}"
+        if kind == "finish":
+            return outcome_words(event)  # nothing for "failed": the error that follows says it
         now = time.monotonic()
-        if kind != "progress" or now - self._last_progress < self._every:
+        every = self._every * max(1.0, (now - self._begin) / STEADY_SECONDS)
+        if kind != "progress" or now - self._last_progress < every:
             return ""
         self._last_progress = now
         if "members" in data:
@@ -141,7 +167,7 @@ class NotebookDisplay(PlainLog):
 
 def display_for(progress: bool | str, several: bool = False) -> AbstractContextManager[Any] | None:
     """What ``progress`` selects: a live line, or a table for ``several`` tasks (True, ``"live"``), plain lines of text
-    (``"plain"``), nothing (False); ``"auto"``: live on a terminal and in a notebook, else nothing.
+    (``"plain"``), nothing (False); ``"auto"``: live on a terminal and in a notebook, else notes and the outcome.
     """
     if progress not in CHOICES:
         raise SpecError(f"progress={progress!r} must be True, False, 'auto', 'live' or 'plain'")
@@ -150,8 +176,10 @@ def display_for(progress: bool | str, several: bool = False) -> AbstractContextM
     if progress is not False and in_notebook():
         return NotebookDisplay()
     on_terminal = hasattr(sys.stderr, "isatty") and sys.stderr.isatty()
-    if progress is False or (progress == "auto" and not on_terminal):
+    if progress is False:
         return None
+    if progress == "auto" and not on_terminal:
+        return PlainLog(brief=True)
     from rich.console import Console  # a run that is shown nowhere imports no display
 
     from weft.engine.live_table import LiveDisplay, LiveTable

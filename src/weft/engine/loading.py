@@ -30,7 +30,7 @@ from weft.runtime.modules.build import build_model
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.modules.state import EXTRA, ModuleState, restore_state
 
-OF_MEMBERS = ("tasks", "metric", "best")  # in the summary of a graph: of its members, not its size
+OF_MEMBERS = ("tasks", "metric", "best", "best_settings")  # in the summary of a graph: of its members, not its size
 
 
 def read(

@@ -68,8 +68,9 @@ def run(
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
     refused, unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
     repeating what is there, or ``overwrite=True`` deletes it.
-    ``progress``: show a live line or table (``"auto"``: on a terminal or in a notebook), or lines of text
-    (``"plain"``). ``on_event`` is called with every :class:`Event`; an error of it is reported once.
+    ``progress``: show a live line or table on a terminal or in a notebook, elsewhere notes and the outcome on stderr
+    (``"auto"``), lines of text (``"plain"``), or nothing (False). ``on_event`` is called with every :class:`Event`; an
+    error of it is reported once.
     ``control``: a :class:`Control` that pauses, resumes, preempts the run or ends members from outside.
     ``budget``: bytes that it may take on the device (``"24GiB"``; None: what is free there). ``ranks``: how many
     processes share the graph. ``placement``: where the data of sampled training lies. ``options``: everything else
@@ -223,7 +224,7 @@ def _train(
     if isinstance(result, SweepResult):
         whole = result.summary()
         several = ("graphs",) if len(whole["graphs"]) > 1 else ()
-        summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
+        summary = {key: whole[key] for key in ("best", "best_settings", "metric", "statuses", "seconds", *several)}
         status = "preempted" if "preempted" in whole["statuses"] else "finished"
         best = {} if whole["best"] is None else result[whole["best"]].metrics
         events.event("finish", status=status, **summary, metrics=best, **report)

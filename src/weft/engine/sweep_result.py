@@ -210,11 +210,13 @@ class SweepResult:
         alone = len(parts) == 1
         graphs = {
             name: {**part.graph, "tasks": len(part), "metric": part.metric, "best": part._best_name()}
+            | {"best_settings": next((str(score) for score in part.settings_table()), None)}
             for name, part in parts.items()
         }
         return {
             "metric": self.metric if alone else None,
             "best": self._best_name() if alone else None,
+            "best_settings": next(iter(graphs.values()))["best_settings"] if alone else None,
             "statuses": self.statuses,
             "seconds": self.seconds,
             "graphs": graphs,
