@@ -257,7 +257,7 @@ def test_a_key_with_other_settings_is_refused(server, anna):
     work = [weft.Task(**TASK, seed=33)]
     [task] = anna.submit(work, key="monday", deadline=5e9, priority=-1)
     assert anna.submit(work, key="monday", deadline=5e9, priority=-1)[0]["id"] == task["id"]
-    for other in ({"priority": 1}, {"after": [first["id"]]}, {"deadline": 6e9}, {"budget": "2GiB"}):
+    for other in ({"priority": -2}, {"after": [first["id"]]}, {"deadline": 6e9}, {"budget": "2GiB"}):
         with pytest.raises(InputError, match=r"key='monday' was used for task .* choose another key"):
             anna.submit(work, key="monday", **{"deadline": 5e9, "priority": -1, **other})
     asked = anna.infer(first["id"], key="ask", latency_target=60)

@@ -37,7 +37,9 @@ TASKS = st.fixed_dictionaries(
 )
 BODIES = PLAIN | st.fixed_dictionaries(
     {"task": TASKS},
-    optional=dict.fromkeys(("key", "priority", "after", "budget", "deadline", "max_attempts", "user"), PLAIN),
+    optional=dict.fromkeys(
+        ("key", "priority", "after", "budget", "deadline", "time_limit", "max_attempts", "user"), PLAIN
+    ),
 )
 INFER = st.fixed_dictionaries({}, optional=dict.fromkeys(("of", "weights", "nodes", "graph", "latency_target"), PLAIN))
 INFERENCES = st.fixed_dictionaries({"infer": PLAIN | INFER}, optional={"task": TASKS, "tasks": PLAIN, "key": PLAIN})

@@ -134,15 +134,6 @@ def with_local_times(log: str) -> str:
     return STAMP.sub(lambda found: f"{local_time(float(found[1]))} ", log)
 
 
-def with_lateness(task: dict[str, Any]) -> dict[str, Any]:
-    """A task as the server shows it and, where it has a deadline, whether it was not done by then."""
-    deadline = task.get("deadline")
-    if not isinstance(deadline, (int, float)) or "late" in task:
-        return task
-    end = task["updated"] if task["state"] == "done" else time.time()
-    return {**task, "late": end > deadline}
-
-
 # ---- Write the file of ``--out FILE``.
 
 

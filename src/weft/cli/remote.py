@@ -16,7 +16,6 @@ from weft.cli.format import (
     plain_text,
     task_table,
     terminal_width,
-    with_lateness,
     with_local_times,
 )
 from weft.cli.options import Changes, Json, ShellOption, takes
@@ -57,6 +56,7 @@ SUBMITTED = (
         "TIME",
         "none",
     ),
+    ShellOption("time_limit", float, "Seconds that each task may run in all; then it is ended.", "S", "the server's"),
     ShellOption("infer", str, "Infer with the best weights of a task, once it is done.", "TASK"),
     ShellOption("weights", str, "Infer with this file of the server's folder of graphs.", "FILE"),
     ShellOption("nodes", str, "Of an inference task: all, train, val, test, or ids: 3,5,8.", shown="all"),
@@ -103,7 +103,8 @@ def submit(
         if spec is None:
             raise SpecError("give SPEC.toml, or --infer TASK")
         due = None if given["deadline"] is None else parse_deadline(given["deadline"])
-        queued = client.submit(read_spec(spec, changes or []), budget=given["budget"], deadline=due, **common)
+        limits = {"budget": given["budget"], "deadline": due, "time_limit": given["time_limit"]}
+        queued = client.submit(read_spec(spec, changes or []), **limits, **common)
     if wait:
         queued = client.wait(queued)
     if json:
@@ -124,6 +125,8 @@ def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any]
     if given["budget"] is not None:
         reason = "is for trainings; an inference task takes less than one epoch of its own"
         raise SpecError(f"--budget {given['budget']} {reason}")
+    if given["time_limit"] is not None:
+        raise SpecError(f"--time-limit {given['time_limit']:g} is for trainings; leave it out")
     if given["deadline"] is not None:
         raise SpecError(f"--deadline {given['deadline']} is for trainings; give an inference task --latency-target S")
     work = None if spec is None else read_spec(spec, changes)
@@ -148,7 +151,7 @@ def list_tasks(
 
 def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
     """Everything that the server knows of a task, as JSON; late: whether it missed its deadline."""
-    print(jsonlib.dumps(with_lateness(_client(server, token).show(task)), indent=2))
+    print(jsonlib.dumps(_client(server, token).show(task), indent=2))
 
 
 def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:

@@ -57,6 +57,17 @@ SERVED = (
         "downloads", bool, "Let tasks name graphs that are downloaded.", default=False, flag="--allow-downloads"
     ),
     ShellOption("quota", int, "Tasks per user that have not ended.", "N", default=10_000),
+    ShellOption(
+        "max_priority", int, "Highest priority that a user may give; the operator may give any.", "N", default=0
+    ),
+    ShellOption("time_limit", float, "Seconds that a task may run in all.", "S", "none"),
+    ShellOption(
+        "user_time_limit",
+        float,
+        "Seconds that tasks of one user may run in 24 hours; then their next tasks wait.",
+        "S",
+        "none",
+    ),
     ShellOption("checkpoint_seconds", float, "Between two checkpoints of a group.", "S", default=30.0),
     ShellOption("hang_seconds", float, "Seconds without progress after which a worker is ended.", "S", default=900.0),
 )

@@ -30,7 +30,7 @@ from weft.core.version import __version__
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import QueueError
 from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService
-from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_json, submitting_user
+from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, check_caps, read_json, submitting_user
 from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -91,7 +91,8 @@ SUBMISSION = {
             },
         },
         "key": {"type": "string", "description": "Queues the same tasks only once; others are refused."},
-        "priority": {"type": "integer"},
+        "priority": {"type": "integer", "description": "Of a user at most the server's --max-priority."},
+        "time_limit": {"type": "number", "description": "Seconds that each task may run in all."},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
         "deadline": {"type": "number", "description": "Seconds since 1970."},
         "budget": {"description": 'Bytes that the task may take, such as "2GiB".'},
@@ -235,6 +236,7 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
     @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
     async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
         body = await _body(request)
+        check_caps(body, user, service.options)
         return {"tasks": await commits.put((body, submitting_user(body, user)))}
 
     def changing(action: str) -> Callable[..., Any]:

@@ -170,16 +170,19 @@ class Client:
         after: TaskId | Sequence[TaskId] = (),
         budget: str | int | None = None,
         deadline: float | None = None,
+        time_limit: float | None = None,
         user: str | None = None,
     ) -> list[dict[str, Any]]:
         """Queue a task, or every task of a sweep, all or none; returns them as the server shows them.
 
         ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
         tasks that must be done before. ``budget``: bytes that each task may take. ``deadline``: seconds since 1970.
+        ``time_limit``: seconds that each task may run in all, after which it is ended.
         """
         tasks = tasks_in(work, "submit")
         body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after)}
-        body |= _checked(priority=priority, key=key, budget=budget, deadline=deadline, user=user)
+        limits = {"budget": budget, "deadline": deadline, "time_limit": time_limit}
+        body |= _checked(priority=priority, key=key, user=user, **limits)
         return self._json("POST", "/api/tasks", body)["tasks"]
 
     def infer(

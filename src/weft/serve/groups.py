@@ -28,6 +28,7 @@ from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
 from weft.serve.state import (
     ALONE_SECONDS,
+    RAN,
     TRANSIENT_ERRORS,
     ActiveGroup,
     SupervisorState,
@@ -221,6 +222,7 @@ class GroupEndings:
     def _charge(self, active: ActiveGroup) -> None:
         for user in active.users.values():
             self._state.shares.charge(user, active.had)
+            self._state.ran.append((time.monotonic(), user, active.seconds / len(active.users)))
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Queue again what a worker had that has ended."""
@@ -456,6 +458,11 @@ class Groups:
             heard=time.monotonic(),
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
             users_code=any(map(runs_users_code, everyone.values())),
+            may_run={
+                task.id: limit - float((task.plan or {}).get(RAN, 0.0))
+                for task in claimed
+                if (limit := self._state.time_limit(task)) is not None
+            },
         )
         for other in self._state.active.values():
             if other.group.device == group.device:
@@ -535,6 +542,20 @@ class Groups:
             if len(cancelled) == len(active.members):
                 active.unwanted_since = min(active.unwanted_since, time.monotonic())
         self._state.db.requeue_expired()
+
+    def end_overdue(self) -> bool:
+        """Fail tasks that have run for longer than they may; True if one was, so that a heartbeat makes it leave.
+
+        Other members of its group train on. A worker that does not let it go is ended as after a cancellation.
+        """
+        overdue = [(a, name) for a in self._state.active.values() for name, s in a.may_run.items() if a.seconds > s]
+        for active, name in overdue:
+            limit = self._state.time_limit(self._state.db.get(name)) or 0.0
+            error = f"it ran for longer than its time limit of {limit:g} s, and was ended"
+            claim = (self._state.claimant(active.worker), active.attempts[name])
+            unless_lost(self._state.db.fail, name, *claim, error)
+            del active.may_run[name]
+        return bool(overdue)
 
     def split(self, group: Group, names: Iterable[str]) -> None:
         """Let members of a group continue alone from its checkpoint when they start again."""

@@ -22,6 +22,9 @@ RULES = {
     "workers": Rule(int, low=1),
     "inference_workers": COUNT,
     "quota": Rule(int, low=1, described="at least 1 task per user"),
+    "max_priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
+    "time_limit": Rule(float, above=0, optional=True, described=ABOVE_0.described),
+    "user_time_limit": Rule(float, above=0, optional=True, described=ABOVE_0.described),
     "budget": Rule(int, low=1, optional=True),
     "reserved": Rule(int, low=0, optional=True),
     "keep_graphs": COUNT,
@@ -40,7 +43,7 @@ def check_option(name: str, value: Any) -> None:
     """A :class:`SpecError` for a value that an option of a server cannot have."""
     RULES[name].check("", name, value)
     unit, size = ("days", DAY) if name.endswith("days") else ("seconds", 1.0)
-    if name.endswith((unit, "seconds")) and value is not None and value * size > MOST_SECONDS:
+    if name.endswith((unit, "seconds", "time_limit")) and value is not None and value * size > MOST_SECONDS:
         raise SpecError(f"{name}={value} must be at most {MOST_SECONDS / size:,.0f} {unit}")
 
 
@@ -53,7 +56,10 @@ class ServeOptions:
     ``budget``: bytes per device for all groups (None: what is free).
     ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
-    not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
+    not ended. ``max_priority``: the highest priority that a user may give; the operator may give any.
+    ``time_limit``: seconds that a task may run in all (None: no limit). ``user_time_limit``: running seconds of a
+    user's tasks in 24 hours, after which no more of them are started. ``overrun_bytes``: what a CPU worker may hold
+    beyond its group's bytes before its allocations fail.
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
     how long ended tasks and their folders are kept (None: for good). ``keep_graphs``: bytes of graphs that each worker
     keeps between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the
@@ -71,6 +77,9 @@ class ServeOptions:
     graphs: Path | None = None
     downloads: bool = False
     quota: int = 10_000
+    max_priority: int = 0
+    time_limit: float | None = None
+    user_time_limit: float | None = None
     checkpoint_seconds: float = 30.0
     lease_seconds: float = 30.0
     silent_seconds: float = 60.0

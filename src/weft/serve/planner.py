@@ -37,7 +37,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths")
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds")
 SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 

@@ -553,7 +553,7 @@ class QueueDB:
         former, spec, other = QueueTask.from_row(row), json.loads(_json(new.spec)), ""
         if former.spec != spec:
             names = [name for name in dict.fromkeys((*former.spec, *spec)) if former.spec.get(name) != spec.get(name)]
-            limits = ("budget", "deadline", "max_attempts")
+            limits = ("budget", "deadline", "time_limit", "max_attempts")
             other = f"another {names[0]}" if len(names) == 1 and names[0] in limits else "another spec"
         elif former.priority != new.priority:
             other = f"another priority ({former.priority}, not {new.priority})"
@@ -844,10 +844,14 @@ def _event(row: sqlite3.Row) -> QueueEvent:
 
 
 _METRIC = "json_extract(result, '$.metrics.metric')"
+_DEADLINE = "json_extract(spec, '$.deadline')"
+_END = "iif(state = 'done', updated, (julianday('now') - 2440587.5) * 86400.0)"  # or now, in seconds since 1970
+_LATE = f"json(iif({_DEADLINE} IS NULL, 'null', iif({_END} > {_DEADLINE}, 'true', 'false')))"
 _LISTED = f"""json_object(
     'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
     'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
-    'user', user, 'priority', priority, 'after', json(after), 'attempts', attempts,
+    'user', user, 'priority', priority, 'deadline', {_DEADLINE}, 'late', {_LATE},
+    'after', json(after), 'attempts', attempts,
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
     'metric', {_METRIC},

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
-from weft.serve.state import COUNTERS
+from weft.serve.state import COUNTERS, is_late
 from weft.serve.submissions import OPERATOR, BadRequestError, HiddenPaths, Registry, read_submissions
 from weft.serve.supervisor import Supervisor
 
@@ -195,6 +195,7 @@ class QueueService:
             "state": task.state,
             "user": task.user,
             "deadline": task.spec.get("deadline"),
+            "late": is_late(task),
             "budget": task.spec.get("budget"),
             "priority": task.priority,
             "after": list(task.after),

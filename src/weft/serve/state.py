@@ -10,7 +10,7 @@ import sqlite3
 import statistics
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from weft.core.sweep import all_settings
 from weft.core.task import OWN_FUNCTIONS, Task, is_own
 from weft.sched.queue_state import QueuedTask, RunningGroup
 from weft.sched.task_queue import UserShares
-from weft.serve.options import ServeOptions
+from weft.serve.options import DAY, ServeOptions
 from weft.serve.queue_db import ENDED, Group, LostClaimError, Owner, QueueDB, QueueError, QueueTask
 
 if TYPE_CHECKING:
@@ -97,6 +97,13 @@ def is_inference(task: QueueTask) -> bool:
     return task.spec.get("kind") == "inference"
 
 
+def is_late(task: QueueTask) -> bool | None:
+    """Whether a task is or was done after its deadline, or its latency target; None for one that has neither."""
+    target = task.spec["infer"].get("latency_target") if is_inference(task) else None
+    due = task.spec.get("deadline") if target is None else task.created + target
+    return None if due is None else (task.updated if task.state == "done" else time.time()) > due
+
+
 def runs_users_code(task: QueueTask) -> bool:
     """Whether a task runs code that is not Weft's: a model, a callback, or another function that it names."""
     settings = task.spec["task"]
@@ -141,6 +148,7 @@ def estimate_key(spec: Mapping[str, Any]) -> str:
 TRANSIENT_ERRORS = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
 
 FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
+RAN = "ran_seconds"  # of a plan: how long a task with a time limit ran before
 
 
 @dataclass
@@ -161,6 +169,7 @@ class ActiveGroup:
     unwanted_since: float = math.inf  # when its last member was cancelled
     shared: bool = False  # whether another group ran on the device meanwhile
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
+    may_run: dict[str, float] = field(default_factory=dict)  # seconds, of members with a time limit
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
     began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
 
@@ -220,6 +229,7 @@ class SupervisorState:
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
     shares: UserShares = field(default_factory=UserShares)
+    ran: deque[tuple[float, str, float]] = field(default_factory=deque)  # end, user and seconds of what has run
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
     runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
@@ -244,6 +254,21 @@ class SupervisorState:
         """Take one more group into account; one that had kernels to compile says nothing of the next."""
         self.setup_seconds.setdefault(device, deque(maxlen=STARTS_KNOWN)).append(seconds)
 
+    def time_limit(self, task: QueueTask) -> float | None:
+        """Seconds that a task may run in all: its own limit and the server's, whichever is less; None for neither."""
+        limits = (self.options.time_limit, task.spec.get("time_limit"))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def user_seconds(self) -> dict[str, float]:
+        """Seconds that the tasks of each user have run in the last 24 hours; members of a group share its seconds."""
+        seconds, now = defaultdict[str, float](float), time.monotonic()
+        while self.ran and self.ran[0][0] < now - DAY:
+            self.ran.popleft()
+        active = [(now, user, a.seconds / len(a.users)) for a in self.active.values() for user in a.users.values()]
+        for _, user, length in (*self.ran, *active):
+            seconds[user] += length
+        return seconds
+
     def end_group(self, active: ActiveGroup, how: str, note: str = "") -> None:
         """Write that a group no longer runs, and what its users have had so far."""
         for name in active.members:  # the lane of a task that continues was served until now: it does not rise
@@ -251,6 +276,9 @@ class SupervisorState:
                 task = self.db.get(name)
                 if task.state not in ENDED:
                     self.shares.started(queued_task(task), time.time())
+                    if self.time_limit(task) is not None:
+                        had = float((task.plan or {}).get(RAN, 0.0)) + active.seconds
+                        self.db.replan(name, {**(task.plan or {}), RAN: had})
         shares = [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
         self.db.end_group(active.group.id, how, note, shares)
 

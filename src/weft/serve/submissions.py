@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import InputError, SpecError, WeftError
 from weft.core.models import BUILT_IN
@@ -29,6 +29,9 @@ from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
 from weft.core.wording import option
 from weft.serve.queue_db import QueueTask, Submission
+
+if TYPE_CHECKING:
+    from weft.serve.options import ServeOptions
 
 # ---- Read JSON from strangers: bounded in size and depth, finite numbers, text that can be stored.
 
@@ -112,6 +115,7 @@ OPTION_RULES = {
     "priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
     "max_attempts": Rule(int, low=1, high=20, described="a whole number from 1 to 20"),
     "deadline": Rule(float, low=0, below=1e12, described="a time in seconds since 1970, such as time.time() + 3600"),
+    "time_limit": Rule(float, above=0, below=1e12, described="a number of seconds above 0"),
     "latency_target": Rule(float, above=0, high=86_400, described="a number of seconds above 0 and at most 86,400"),
     "budget": Rule(int, parse=queue_bytes),
     "key": Rule(str, described=f"a text of 1 to {LONGEST_TEXT} characters"),
@@ -258,7 +262,19 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-FIELDS = ("task", "tasks", "infer", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
+FIELDS = (
+    "task",
+    "tasks",
+    "infer",
+    "key",
+    "priority",
+    "after",
+    "deadline",
+    "budget",
+    "time_limit",
+    "max_attempts",
+    "user",
+)
 DOWNLOADED = ("planetoid", "ogb", "pyg")
 PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
 
@@ -359,6 +375,20 @@ def submitting_user(body: Any, user: str) -> str:
     return user
 
 
+def check_caps(body: Any, user: str, options: ServeOptions) -> None:
+    """Refuse a request of ``user`` beyond the server's caps; that of priorities is not for the operator."""
+    if not isinstance(body, dict):
+        return
+    priority, limit = _option(body, "priority"), _option(body, "time_limit")
+    if user != OPERATOR and (priority or 0) > options.max_priority:
+        most = f"users of this server may give at most {options.max_priority}"
+        raise BadRequestError(f"priority={priority}: {most}; lower it, or ask the operator to submit it", 403)
+    if limit is not None and options.time_limit is not None and limit > options.time_limit:
+        raise BadRequestError(
+            f"time_limit={limit:g}: a task may run for at most {options.time_limit:g} s here; lower it"
+        )
+
+
 def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
     """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
     if not isinstance(body, dict):
@@ -385,7 +415,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
         specs = [{"task": _settings(task), **_graph(task, registry)} for task in tasks]
     key, priority, attempts = (_option(body, name) for name in ("key", "priority", "max_attempts"))
     # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
-    limits = {"budget": _option(body, "budget"), "deadline": _option(body, "deadline"), "max_attempts": attempts}
+    limits = {name: _option(body, name) for name in ("budget", "deadline", "time_limit")} | {"max_attempts": attempts}
     limits = {name: value for name, value in limits.items() if value is not None}
     return [
         Submission(

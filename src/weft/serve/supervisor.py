@@ -47,6 +47,7 @@ from weft.serve.state import (
     WAITS_FOR_SUSPECT,
     SupervisorState,
     is_inference,
+    is_late,
     is_suspect,
     queued_task,
     records_of,
@@ -71,6 +72,7 @@ class Scheduler:
         self._state, self._pool, self._groups = state, pool, groups
         self.policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
+        self._user_seconds: dict[str, float] = {}
 
     def schedule(self) -> None:
         """Start what can start now."""
@@ -81,6 +83,7 @@ class Scheduler:
             return
         running = {name for active in self._state.active.values() for name in active.members}
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
+        self._user_seconds = self._state.user_seconds()
         groups = self._groups.ready()
         ready = [
             task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
@@ -107,6 +110,9 @@ class Scheduler:
         for name, group in groups.items():
             if name not in started:
                 self._state.why |= {task.id: decision.reason(name) for task in group.present}
+        for task in waiting:
+            if task.id not in started and is_late(task):
+                self._state.why[task.id] = f"{self._state.why.get(task.id, '')}; it is late: its deadline has passed"
         decided = {*started, *decision.refuse}
         still = {name: group for name, group in groups.items() if name not in decided}
         needs = self._next_group(still, [task for task in ready if task.id not in decided], decision)
@@ -206,6 +212,10 @@ class Scheduler:
         until = self._state.not_before.get(task.id, 0.0)
         if until > time.monotonic():
             self._state.why[task.id] = f"waits {until - time.monotonic():.0f} s before it is tried again: {task.error}"
+            return True
+        most, had = self._state.options.user_time_limit, self._user_seconds.get(task.user, 0.0)
+        if most is not None and had > most:
+            self._state.why[task.id] = f"tasks of its user ran for {had:.0f} s in 24 hours, and may run for {most:g} s"
             return True
         open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
         if open_names:
@@ -314,7 +324,7 @@ class Supervisor:
             self.pool.end_silent(now)
             self._planner.end_stuck(now)
             self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
-            if now - self._beat > self.state.options.lease_seconds / 3:
+            if self._groups.end_overdue() or now - self._beat > self.state.options.lease_seconds / 3:
                 self._beat = now
                 self._groups.heartbeat()
             if now - self._looked > POLL_SECONDS or self.state.again <= time.time():
