@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.serve.direct_queue import DirectQueue, delete_ended, problems
 from tests.serve.serving import Queue
 from weft.serve import retention as queue_retention
-from weft.serve.queue_db import Group, Submission
-from weft.serve.retention import clean_up, drop_checkpoints
+from weft.serve.queue_db import Group, Submission, take_queue
+from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
 
 A, B, C, G = "a" * 12, "b" * 12, "c" * 12, "0123456789ab"
 LATER = 1e12
@@ -225,3 +227,51 @@ def test_a_server_removes_folders_and_checkpoints(tmp_path):
         again.until(lambda: not again.db.tasks() and not left(again.options.runs))
     finally:
         again.close()
+
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("days", "keep_days", "trusted"),
+    [
+        (0.5, 30, True),
+        (6, 30, True),
+        (8, 30, False),
+        (365, 30, False),
+        (2, 1, False),
+        (-0.01, 30, True),
+        (-1, 30, False),
+    ],
+)
+def test_nothing_is_deleted_by_a_clock_that_is_far_off(tmp_path, days, keep_days, trusted):
+    with DirectQueue(tmp_path / "queue.db", lambda: 1e9) as queue:
+        submit(queue, A)
+    take_queue(tmp_path / "queue.db")
+    with DirectQueue(tmp_path / "queue.db", lambda: 1e9 + days * DAY) as queue:
+        submit(queue, B)  # the server's own events say nothing about its clock
+        for _ in range(2):
+            trouble = clock_trouble(queue, keep_days * DAY, 1e9 + days * DAY)
+            assert (not trouble) == trusted
+        if not trusted:
+            assert "and was 2001-09-09 before; set the clock, or if it is right start the server once" in trouble
+            assert not clock_trouble(queue, keep_days * DAY, 1e9 + 60)  # the clock was set
+            assert not clock_trouble(queue, None, 1e9 + days * DAY)  # the remedy
+            assert not clock_trouble(queue, keep_days * DAY, 1e9 + days * DAY + 60)
+
+
+@pytest.mark.rest
+def test_a_server_with_a_clock_that_is_far_ahead_says_so_once_and_deletes_nothing(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("weft.serve.supervisor.CLEAN_SECONDS", 0.2)
+    with DirectQueue(tmp_path / "queue.db", lambda: time.time() - 365 * DAY) as queue:
+        submit(queue, A)
+        queue.cancel(A)
+    take_queue(tmp_path / "queue.db")
+    server = Queue(tmp_path, keep_seconds=30 * DAY)
+    try:
+        server.wait(server.submit({"seed": 1}))
+    finally:
+        server.close()
+    assert capfd.readouterr().err.count("--keep-days deletes nothing") == 1
+    with DirectQueue(tmp_path / "queue.db") as queue:
+        assert queue.get(A).state == "cancelled"

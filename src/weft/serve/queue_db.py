@@ -173,7 +173,8 @@ CREATE TABLE IF NOT EXISTS shares (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS server (
     id INTEGER PRIMARY KEY,
-    nonce TEXT NOT NULL DEFAULT ''
+    nonce TEXT NOT NULL DEFAULT '',
+    clock REAL
 );
 """
 INDICES = """
@@ -224,7 +225,8 @@ def take_queue(path: Path) -> Owner:
         owner = Owner(uuid.uuid4().hex, file_id(path))
         with transaction(connection) as db:
             db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
-            db.execute("UPDATE server SET nonce = ?", (owner.nonce,))
+            last = "(SELECT time FROM events ORDER BY seq DESC LIMIT 1)"
+            db.execute(f"UPDATE server SET nonce = ?, clock = coalesce(clock, {last})", (owner.nonce,))
     return owner
 
 

@@ -95,6 +95,28 @@ def _drop(runs: Path, folder: str) -> int:
     return dropped
 
 
+FAR_SECONDS, SLACK_SECONDS = 7 * 86_400.0, 3_600.0  # ahead of, and behind, the last time that was right
+
+
+def clock_trouble(queue: QueueDB, keep_seconds: float | None, now: float) -> str:
+    """Why nothing may be deleted by a clock that says ``now``; "" if it can be right, which the queue remembers.
+
+    By a clock that is a year ahead everything would be old. So one that is further from the time that was last right
+    than servers usually rest deletes nothing; a server that deletes nothing (None) takes every time for right.
+    """
+    with queue.writing() as db:
+        db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
+        last = db.execute("SELECT clock FROM server").fetchone()[0]
+        if keep_seconds is not None and last is not None:
+            far = max(min(keep_seconds, FAR_SECONDS), SLACK_SECONDS)
+            if not -SLACK_SECONDS <= now - last <= far:
+                today, then = (time.strftime("%Y-%m-%d", time.localtime(seconds)) for seconds in (now, last))
+                remedy = "set the clock, or if it is right start the server once without --keep-days"
+                return f"--keep-days deletes nothing: it is {today} by the clock and was {then} before; {remedy}"
+        db.execute("UPDATE server SET clock = ?", (now,))
+    return ""
+
+
 def clean_up(queue: QueueDB, before: float, runs: Path) -> int:
     """Delete tasks that ended before the time ``before``, then the folders in ``runs`` of no task; how many tasks.
 

@@ -39,7 +39,7 @@ from weft.serve.groups import (
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
 from weft.serve.queue_db import ENDED, LostQueueError, Owner, QueueDB, QueueTask
-from weft.serve.retention import clean_up, drop_checkpoints
+from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
 from weft.serve.state import (
     RESTARTED,
     TRANSIENT_ERRORS,
@@ -227,6 +227,7 @@ class Scheduler:
 
 UNUSABLE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError)
 TICK_SECONDS, POLL_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
+CLEAN_SECONDS = 600.0  # between two deletions of old tasks
 COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
 PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions need the file, too
@@ -251,7 +252,7 @@ class Supervisor:
         self._scheduler = Scheduler(self.state, self.pool, self._groups)
         self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
-        self._drained_by, self._complaint = 0.0, ("", 0.0)
+        self._drained_by, self._complaint, self._distrust = 0.0, ("", 0.0), ""
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     # ---- for the server --------------------------------------------------------------------------------
@@ -343,9 +344,9 @@ class Supervisor:
                 for active in (active for active in self.state.active.values() if not active.leaving):
                     self._groups.preempt(active)
             self.state.write_records()
-            if self.state.options.keep_seconds is not None and now - self._cleaned > 600.0:
+            if now - self._cleaned > CLEAN_SECONDS:
                 self._cleaned = now
-                clean_up(self.state.db, time.time() - self.state.options.keep_seconds, self.state.options.runs)
+                self._clean_up(self.state.options.keep_seconds, time.time())
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
                 self.view = self._show()
@@ -355,6 +356,13 @@ class Supervisor:
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
+
+    def _clean_up(self, keep_seconds: float | None, now: float) -> None:
+        former, self._distrust = self._distrust, clock_trouble(self.state.db, keep_seconds, now)
+        if self._distrust and not former:
+            print(f"weft: {self._distrust}", file=sys.stderr, flush=True)
+        elif keep_seconds is not None and not self._distrust:
+            clean_up(self.state.db, now - keep_seconds, self.state.options.runs)
 
     def _show(self) -> dict[str, Any]:
         """The state as it is now, with one more sample of the memory of each device."""
