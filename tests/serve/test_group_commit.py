@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -49,6 +50,32 @@ def test_a_write_that_fails_is_told_to_all_of_its_requests():
     assert [type(one) for one in run(write, range(3))] == [OSError] * 3
 
 
+def test_a_request_that_is_cancelled_while_it_waits_is_not_written():
+    written, begun, go_on = [], threading.Event(), threading.Event()
+
+    def write(requests):
+        written.extend(requests)
+        begun.set()
+        assert go_on.wait(10)
+        return requests
+
+    async def cancel_the_second(pool):
+        commits = GroupCommit(pool, write)
+        first = asyncio.create_task(commits.put("first"))
+        await asyncio.to_thread(begun.wait, 10)
+        second = asyncio.create_task(commits.put("second"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        go_on.set()
+        assert await first == "first"
+        assert await commits.put("third") == "third"
+
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(cancel_the_second(pool))
+    assert written == ["first", "third"]
+
+
 def test_a_batch_that_is_refused_leaves_the_others(tmp_path):
     with DirectQueue(tmp_path / "q.db") as queue:
         good, bad = Submission({"n": 1}, id="a"), Submission({"n": 2}, id="b", after=("missing",))
@@ -69,7 +96,7 @@ def test_a_quota_holds_for_requests_that_arrive_together(tmp_path, quota):
     options = ServeOptions(tmp_path / "q.db", quota=quota, devices=("cpu",))
     service = QueueService(options, Supervisor(options))
     body = {"task": {"graph": "demo", "model": "gcn"}}
-    answers = service.submit_together([(body, "ann")] * 5 + [(body, "ben")])
+    answers = service.submit_together([(body, "ann", "ann")] * 5 + [(body, "ben", "ben")])
     refused = [one for one in answers if isinstance(one, BadRequestError)]
     assert (len(refused), {one.status for one in refused}) == (2, {429})
     assert isinstance(answers[-1], list)

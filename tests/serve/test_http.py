@@ -65,6 +65,25 @@ def test_six_tasks_finish_with_the_numbers_of_a_run(server, anna):
     assert all(same(anna.result(name)["history"], expected[name]) for name in by_id)
 
 
+def test_who_did_what_is_on_record(server, anna):
+    operator = weft.Client(server.url, OPERATOR)
+    [task] = anna.submit(weft.Task(**{**TASK, "epochs": 100_000}, seed=77))
+    anna.pause(task["id"])
+    operator.resume(task["id"])
+    operator.cancel(task["id"])
+    [other] = operator.submit(weft.Task(**TASK, seed=78), user="anna")
+    changes = [(c["state"], c["by"]) for c in anna.show(task["id"])["changes"] if "by" in c]
+    assert changes == [
+        ("queued", "anna"),
+        ("paused", "anna"),
+        ("queued", "the operator"),
+        ("cancelled", "the operator"),
+    ]
+    assert (other["user"], anna.show(other["id"])["changes"][0]["by"]) == ("anna", "the operator")
+    with http(server) as client:
+        assert "by the operator" in client.get(f"/api/tasks/{task['id']}/logs").text
+
+
 def test_inference_over_http_and_from_the_command_line(server, anna, tmp_path):
     from safetensors.torch import load_file
 

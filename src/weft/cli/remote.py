@@ -170,9 +170,8 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
     for event in client.events(task=only, on_lost=_say) if left else ():
         if event["task"] in tasks:
             data = event["data"]
-            shown = {
-                key: data[key] for key in ("epoch", "epochs", "loss", "message", "error", "worker") if data.get(key)
-            }
+            named = ("epoch", "epochs", "loss", "message", "error", "worker", "by")
+            shown = {key: data[key] for key in named if data.get(key)}
             shown |= {key: value for key, value in data.items() if key.startswith("val_")}
             words = " ".join(
                 f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()

@@ -237,7 +237,7 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
     async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
         body = await _body(request)
         check_caps(body, user, service.options)
-        return {"tasks": await commits.put((body, submitting_user(body, user)))}
+        return {"tasks": await commits.put((body, submitting_user(body, user), user))}
 
     def changing(action: str) -> Callable[..., Any]:
         async def change(task: str, user: str = Depends(_user)) -> dict[str, Any]:

@@ -444,7 +444,7 @@ def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -
 class Submission:
     """A task to queue. The same ``key`` queues it only once; without an ``id`` it gets one.
 
-    ``said_key``: the key as the user gave it, for messages.
+    ``said_key``: the key as the user gave it, for messages. ``by``: who submits it, for the record.
     """
 
     spec: Mapping[str, Any]
@@ -455,6 +455,7 @@ class Submission:
     after: tuple[str, ...] = ()
     max_attempts: int = 3
     said_key: str | None = None
+    by: str = ""
 
 
 class QueueDB:
@@ -544,7 +545,7 @@ class QueueDB:
         )
         needs = [(name, needed) for needed in dict.fromkeys(new.after)]
         self.connection.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
-        self._emit(name, "queued", now, {})
+        self._emit(name, "queued", now, {"by": new.by} if new.by else {})
         return self.get(name)
 
     def _by_key(self, new: Submission) -> QueueTask | None:
@@ -690,26 +691,26 @@ class QueueDB:
             tasks = [QueueTask.from_row(row) for row in rows]
             return [self._lost(task, f"worker {task.worker!r} sent no heartbeat", retry=True) for task in tasks]
 
-    def cancel(self, task: str) -> QueueTask:
-        """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
+    def cancel(self, task: str, by: str = "") -> QueueTask:
+        """Cancel a task and fail what depends on it; a task that has ended stays as it is. ``by``: for the record."""
         with self.writing():
             present = self.get(task)
-            return present if present.state in ENDED else self._change(present, "cancelled", **_NO_WORKER)
+            return present if present.state in ENDED else self._change(present, "cancelled", by, **_NO_WORKER)
 
-    def pause(self, task: str) -> QueueTask:
+    def pause(self, task: str, by: str = "") -> QueueTask:
         """Keep a task from running until it is resumed; a running one is taken from its worker."""
         with self.writing():
             present = self.get(task)
             attempts = present.max_attempts + (present.state == "running")  # a pause is not a failed attempt
-            return self._change(present, "paused", max_attempts=attempts, **_NO_WORKER)
+            return self._change(present, "paused", by, max_attempts=attempts, **_NO_WORKER)
 
-    def resume(self, task: str) -> QueueTask:
+    def resume(self, task: str, by: str = "") -> QueueTask:
         """Queue a paused task again."""
         with self.writing():
             paused = self.get(task)
             if paused.state != "paused":
                 raise QueueError(f"task {task!r} is {paused.state}, not paused; only a paused task can be resumed")
-            return self._change(paused, "queued")
+            return self._change(paused, "queued", by)
 
     def _held(self, task: str, worker: str, attempt: int) -> QueueTask:
         held = self.get(task)
@@ -726,9 +727,9 @@ class QueueDB:
         error = error if again else f"{error} (attempt {task.attempts} of {task.max_attempts})"
         return self._change(task, "queued" if again else "failed", error=error, **known, **_NO_WORKER)
 
-    def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
+    def _change(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> QueueTask:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
-        self._move(task, state, **columns)
+        self._move(task, state, by, **columns)
         if state in ("failed", "cancelled"):
             lost = deque([(task.id, state)])
             while lost:
@@ -741,7 +742,7 @@ class QueueDB:
                         lost.append((dependent.id, "failed"))
         return self.get(task.id)
 
-    def _move(self, task: QueueTask, state: str, **columns: Any) -> None:
+    def _move(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> None:
         check_change(task.id, task.state, state)
         now = self._clock()
         names = ", ".join(f"{name} = ?" for name in columns)
@@ -750,7 +751,7 @@ class QueueDB:
             (state, now, *(_json(v) if isinstance(v, Mapping) else storable(v) for v in columns.values()), task.id),
         )
         data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
-        self._emit(task.id, state, now, data)
+        self._emit(task.id, state, now, {**data, "by": by} if by else data)
 
     def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
         self.connection.execute(

@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,6 +23,8 @@ OPEN = tuple(state for state in STATES if state not in ENDED)
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
 MOST_LOG_BYTES = 1 << 20
 MOST_LISTED = 10_000
+MOST_CHANGES = 100  # of a task, that are shown: the last ones
+THE_OPERATOR = "the operator"  # no user has a name of two words
 
 
 class QueueService:
@@ -64,8 +66,8 @@ class QueueService:
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
-    def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[dict[str, Any]] | Exception]:
-        """Queue what each body describes for its user, in one commit; per request its tasks, or why it was refused."""
+    def submit_together(self, requests: Sequence[tuple[Any, str, str]]) -> list[list[dict[str, Any]] | Exception]:
+        """Queue what each body describes for its user, by a user, in one commit; its tasks, or why it was refused."""
         more: Counter[str] = Counter()
         answers: list[list[dict[str, Any]] | Exception] = [self._read(*request, more) for request in requests]
         good = [index for index, answer in enumerate(answers) if not isinstance(answer, Exception)]
@@ -75,7 +77,7 @@ class QueueService:
         self.supervisor.wake()
         return answers
 
-    def _read(self, body: Any, user: str, more: Counter[str]) -> Any:
+    def _read(self, body: Any, user: str, by: str, more: Counter[str]) -> Any:
         """The submissions of a request, counted in ``more`` by user; an error if that is the answer to it."""
         try:
             new = read_submissions(body, self._registry, user, self._task)
@@ -94,14 +96,14 @@ class QueueService:
         except WeftError as error:
             return error
         more[user] += fresh
-        return new
+        return [replace(submission, by=by or THE_OPERATOR) for submission in new]
 
     def change(self, action: Literal["cancel", "pause", "resume"], task: str, user: str) -> dict[str, Any]:
         """Cancel, pause or resume a task for ``user``; a paused task keeps its checkpoint."""
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
             raise BadRequestError(f"task {task!r} belongs to {owner or 'the operator'!r}", 403)
-        changed = getattr(self._db, action)(task)
+        changed = getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
         return self._shown(changed)
 
@@ -110,7 +112,10 @@ class QueueService:
     def show(self, task: str) -> dict[str, Any]:
         """One task with everything that is known of it."""
         shown = self._task(task)
-        return {**self._shown(shown), "estimate": self._hidden.data(shown.plan), "result": shown.result}
+        events = self._db.last_events(task, STATES, MOST_CHANGES)
+        changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
+        known = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
+        return {**self._shown(shown), **known}
 
     def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
         """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait."""
@@ -148,7 +153,7 @@ class QueueService:
         """What its models printed, and the notes of its run."""
         entry = self._task(task)
         notes = self._db.last_events(task, ("note", *STATES), MOST_EVENTS)
-        texts = [f"{e.time:.1f} {e.kind} {e.data.get('message') or e.data.get('error') or ''}".rstrip() for e in notes]
+        texts = [f"{e.time:.1f} {e.kind} {_said(e.data)}".rstrip() for e in notes]
         folders = [entry.id, *([str(entry.plan["from"])] if entry.plan and entry.plan.get("from") else [])]
         folders += [group.folder for group in self._db.groups(limit=1000) if entry.id in group.members]
         paths = [self.options.runs / folder / "log.txt" for folder in dict.fromkeys(folders)]
@@ -212,6 +217,10 @@ class QueueService:
         }
 
 
+def _said(data: Mapping[str, Any]) -> str:
+    return data.get("message") or data.get("error") or (f"by {data['by']}" if "by" in data else "")
+
+
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.
 
 MOST_AT_ONCE = 256
@@ -231,10 +240,14 @@ class GroupCommit:
         """The result for ``request``, once it is on the disk."""
         answer: list[Any] = []
         self._waiting.append((request, answer))
-        while not answer:
-            async with self._writing:
-                if not answer:
-                    await asyncio.get_running_loop().run_in_executor(self._pool, self._write_waiting)
+        try:
+            while not answer:
+                async with self._writing:
+                    if not answer:
+                        await asyncio.get_running_loop().run_in_executor(self._pool, self._write_waiting)
+        except asyncio.CancelledError as error:  # nobody waits any more: it is not to be written with the next ones
+            answer.append(error)
+            raise
         if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]
@@ -242,6 +255,7 @@ class GroupCommit:
     def _write_waiting(self) -> None:
         """Write the requests that wait. In the thread, so that all are answered though one of them is cancelled."""
         batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+        batch = [(request, answer) for request, answer in batch if not answer]
         try:
             results = self._write([request for request, _ in batch])
         except Exception as error:  # none of them was written
