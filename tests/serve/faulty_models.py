@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -300,3 +301,23 @@ class NamesAFile(Plain):
 
     def go_wrong(self, y):
         raise ValueError("cannot read " + os.fsdecode(b"caf\xe9.txt"))
+
+
+class Prints(Plain):
+    """Prints 8 MiB, then waits until a file is there."""
+
+    def go_wrong(self, y):
+        for _ in range(128):
+            os.write(1, b"x" * (1 << 16))
+        while not (Path(os.environ["WEFT_TEST_FOLDER"]) / "go").exists():
+            time.sleep(0.01)
+        return y
+
+
+class HangsInC(Plain):
+    """Ignores signals, and never returns from a call that holds Python's lock."""
+
+    def go_wrong(self, y):
+        (Path(os.environ["WEFT_TEST_FOLDER"]) / "hangs").touch()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.PyDLL(None).sleep(1000)

@@ -110,7 +110,7 @@ def test_graphs_that_would_be_downloaded(tmp_path):
         assert on.graph_path(name) is None
     for registry in (off, on):
         assert registry.graph_path("pubmed") == str(tmp_path.resolve() / "pubmed.npz")
-        with pytest.raises(BadRequestError, match=r"'mine' is not in the graphs folder$"):
+        with pytest.raises(BadRequestError, match=r"'mine' is not a file, or a folder of files, in the graphs folder$"):
             registry.graph_path("mine")
 
 

@@ -38,12 +38,13 @@ from weft.serve.state import (
     own_names,
     queued_task,
     runs_users_code,
+    take_over,
     unchanged,
     unless_lost,
     without_twins,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, WorkerPool, WorkerProcess
+from weft.serve.worker_pool import PLANNER, SPAWNER_GONE, WorkerPool, WorkerProcess, bound_log
 
 # ---- How groups end.
 
@@ -123,6 +124,8 @@ class GroupEndings:
             for name in active.members:
                 unless_lost(self._try_apart, active, name, text)
             self._state.end_group(active, "dissolved" if active.fused else "ended", text)
+        elif message.get("kind") == "orphaned":
+            self._orphaned(active, str(message["error"]))
         elif "error" in message:
             kind, error = str(message["kind"]), str(message["error"])
             for name in active.members:
@@ -140,10 +143,27 @@ class GroupEndings:
             missing = {"status": "failed", "message": "no result"}
             continues = [self._member_done(active, name, outcomes.get(name, missing)) for name in active.members]
             state = "ended" if not any(continues) else "preempted" if active.fused else "dissolved"
-            self._state.end_group(active, state)
-            if state == "preempted":
-                preempted = self._state.db.groups("preempted", limit=1_000_000)
-                self._state.resumable |= {group.id: group for group in preempted if group.id == active.group.id}
+            self._end_group(active, state)
+
+    def _end_group(self, active: ActiveGroup, state: str, note: str = "") -> None:
+        self._state.end_group(active, state, note)
+        if state == "preempted":
+            preempted = self._state.db.groups("preempted", limit=1_000_000)
+            self._state.resumable |= {group.id: group for group in preempted if group.id == active.group.id}
+
+    def _orphaned(self, active: ActiveGroup, reason: str) -> None:
+        """Queue a group again that ended with the process that starts workers, as after the death of a server.
+
+        That costs no attempt, unless it happens again before the task has saved anything: its model may be the cause.
+        """
+        claimant = self._state.claimant(active.worker)
+        tasks = known_tasks(self._state.db, active.members)
+        held = [task for task in tasks if (task.state, task.worker) == ("running", claimant)]
+        apart = take_over(self._state.db, held, died=True, reason=reason)
+        for task in known_tasks(self._state.db, active.members) if active.fused and apart else ():
+            if task.state not in ENDED:
+                self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": active.group.folder})
+        self._end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
 
     def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
         """Queue a task again that ran on a device that broke; the second time it has failed."""
@@ -220,16 +240,17 @@ class GroupEndings:
         self._state.counters["memory_errors"] += 1
 
     def _charge(self, active: ActiveGroup) -> None:
+        bound_log(self._state.options.runs / active.group.folder / LOG)
         for user in active.users.values():
             self._state.shares.charge(user, active.had)
             self._state.ran.append((time.monotonic(), user, active.seconds / len(active.users)))
 
-    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+    def worker_gone(self, worker: WorkerProcess, reason: str, orphaned: bool = False) -> None:
         """Queue again what a worker had that has ended."""
         active = self._state.active.pop(worker.group, None)
         if active is not None:
             self._charge(active)
-            kind = "memory" if reason.startswith("out of memory") else "gone"
+            kind = "orphaned" if orphaned else "memory" if reason.startswith("out of memory") else "gone"
             self._write(partial(self._ended, active, {"error": reason, "kind": kind, "held": worker.bytes}))
 
 
@@ -264,8 +285,8 @@ def _unfit(worker: WorkerProcess, message: Mapping[str, Any]) -> str:
 
 def why_gone(worker: WorkerProcess, code: Any) -> str:
     """Why a worker has ended."""
-    words = f"exit code {code}"
-    if isinstance(code, int) and code < 0:
+    words = "the process that starts workers was killed" if code == SPAWNER_GONE else f"exit code {code}"
+    if isinstance(code, int) and SPAWNER_GONE < code < 0:
         words = f"signal {-code}, {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
     return worker.end_reason or f"its worker ended ({words})"
 
@@ -374,7 +395,7 @@ class Preempted:
 
 # ---- How groups start.
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, LOG = "model.safetensors", "log.txt"
 
 
 class Groups:

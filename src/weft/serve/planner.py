@@ -215,10 +215,13 @@ class TaskPlanner:
         self._forget()
         planner.kill(reason)
 
-    def planner_gone(self, reason: str) -> None:
-        """The planner ended; a task that ends it again and again is refused."""
+    def planner_gone(self, reason: str, orphaned: bool = False) -> None:
+        """The planner ended; a task that ends it again and again is refused.
+
+        ``orphaned``: it ended with the process that starts workers, which only code that is not Weft's may have killed.
+        """
         planning = self._forget()
-        if planning is not None:
+        if planning is not None and (planning.users_code or not orphaned):
             self._count_try(planning.task, reason)
 
     def _forget(self) -> Planning | None:

@@ -337,7 +337,7 @@ def is_suspect(task: QueueTask) -> bool:
     return bool((task.plan or {}).get(SUSPECT))
 
 
-def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
+def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool, reason: str = RESTARTED) -> set[str]:
     """Queue again what a server ran, or hold what it ``died`` of too often; those that go on without their groups."""
     apart: set[str] = set()
     for task in ran:
@@ -359,7 +359,7 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool) -> set[str]:
             db.fail(task.id, str(task.worker), task.attempts, "the server died while it ran", retry=True, plan=plan)
         else:
             db.replan(task.id, plan)
-            db.release(task.id, RESTARTED)
+            db.release(task.id, reason)
     return apart
 
 

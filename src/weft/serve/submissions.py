@@ -341,7 +341,7 @@ class Registry:
         if place is None and self.graphs is None:
             raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
         if place is None:
-            raise BadRequestError(f"{told} is not in the graphs folder")
+            raise BadRequestError(f"{told} is not a file, or a folder of files, in the graphs folder")
         return place
 
     def _found(self, graph: str) -> str | None:
@@ -352,12 +352,19 @@ class Registry:
         for name in (graph, f"{graph}.npz"):
             try:
                 place = (root / name).resolve()
-                found = place != root and place.is_relative_to(root) and place.exists()
+                found = place != root and place.is_relative_to(root) and is_regular(place)
             except (OSError, ValueError, RuntimeError):
                 break
             if found:
                 return str(place)
         return None
+
+
+def is_regular(path: Path) -> bool:
+    """Whether ``path`` is a file or a folder of files: opening a FIFO, a socket or a device may wait for ever."""
+    if path.is_dir():
+        return all(inside.is_file() or inside.is_dir() for inside in path.iterdir())
+    return path.is_file()
 
 
 def submitting_user(body: Any, user: str) -> str:

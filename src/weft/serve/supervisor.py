@@ -29,6 +29,7 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision
 from weft.sched.task_queue import UserShares
 from weft.serve.groups import (
+    LOG,
     GroupEndings,
     Groups,
     Preempted,
@@ -55,7 +56,7 @@ from weft.serve.state import (
     unless_lost,
     worker_settings,
 )
-from weft.serve.worker_pool import PLANNER, NoWorkersError, WorkerPool, WorkerProcess
+from weft.serve.worker_pool import PLANNER, SPAWNER_GONE, NoWorkersError, WorkerPool, WorkerProcess, bound_log
 
 SAMPLES = 1_800  # of memory by device over time
 
@@ -323,6 +324,9 @@ class Supervisor:
             if trouble := self.pool.start_missing(now):
                 self._complain(trouble)
             self.pool.end_silent(now)
+            bound_log(self.state.options.runs / "workers.log", anew=True)
+            for active in self.state.active.values():
+                bound_log(self.state.options.runs / active.group.folder / LOG)
             self._planner.end_stuck(now)
             self._endings.write_left()  # first: their leases are no longer renewed, and may have run out
             if self._groups.end_overdue() or now - self._beat > self.state.options.lease_seconds / 3:
@@ -510,8 +514,9 @@ class Supervisor:
         self.state.counters["workers_lost"] += not worker.renewed
         self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
+            orphaned = message.get("code") == SPAWNER_GONE and not worker.end_reason
             if worker.name == PLANNER:
-                self._planner.planner_gone(reason)
-            self._endings.worker_gone(worker, reason)
+                self._planner.planner_gone(reason, orphaned)
+            self._endings.worker_gone(worker, reason, orphaned)
         finally:  # also where that cannot be written now
             self.pool.replace(worker)

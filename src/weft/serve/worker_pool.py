@@ -30,6 +30,8 @@ from weft.serve.state import SupervisorState
 
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
 READY_SECONDS, CODE_SECONDS = 300.0, 5.0
+SPAWNER_GONE = -1_000  # code of a worker that ended because its spawner did; no signal has that number
+MOST_LOG_BYTES = 16 << 20  # of the log of a group, and of the one of all workers
 MOST_LINE_BYTES = 64 << 20  # of one message
 POLL_MILLISECONDS = 500  # between two looks whether a worker that says nothing has ended
 
@@ -88,7 +90,7 @@ class Spawner:
                     alive |= {message["pid"]} if "pid" in message else set()
                     answers.put(message)
         answers.put({"gone": True})
-        self._note_ended(dict.fromkeys(alive, -signal.SIGKILL), alive)  # workers end with their spawner
+        self._note_ended(dict.fromkeys(alive, SPAWNER_GONE), alive)  # workers end with their spawner
 
     def _note_ended(self, codes: Mapping[int, int], alive: set[int]) -> None:
         with self._changed:
@@ -161,6 +163,20 @@ def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]
     return pid, (to_write, from_read)
 
 
+def bound_log(path: Path, anew: bool = False) -> None:
+    """Cut a log that is too long to its first bytes, or to none if ``anew``, and say so in it.
+
+    Those who write to it append, so they go on behind the sentence until it is cut again.
+    """
+    dropped = "what was here before" if anew else "what came after"
+    line = f"\n[weft: a log holds at most {show_bytes(MOST_LOG_BYTES)}; {dropped} was dropped]\n".encode()
+    with suppress(OSError):
+        if os.stat(path).st_size > MOST_LOG_BYTES + len(line):
+            os.truncate(path, 0 if anew else MOST_LOG_BYTES)
+            with open(path, "ab") as log:
+                log.write(line)
+
+
 def message_in(line: bytes | str) -> Mapping[str, Any]:
     """The message in a line of a worker; a :class:`ValueError` if it has none."""
     try:
@@ -222,6 +238,9 @@ class WorkerProcess:
             if code is None:
                 self.kill("closed its pipe to the server")
                 code = self._spawner.code_of(self.pid)
+            if code == SPAWNER_GONE:  # it was to end what the model has started
+                with suppress(OSError):
+                    os.killpg(self.pid, signal.SIGKILL)
             self._ended.set()
             self._inbox.put((self, {"say": "gone", "code": code}))
             os.close(self._out)

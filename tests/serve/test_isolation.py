@@ -1,0 +1,81 @@
+"""What one user's task does to logs, files and processes of the server costs no other task anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.serve.serving import FAULTY, TASK, opened
+from tests.serve.test_supervisor import own, submit_own
+from weft.serve import worker_pool
+from weft.serve.submissions import BadRequestError, Registry
+
+
+def test_a_model_that_prints_without_end_leaves_a_bounded_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pool, "MOST_LOG_BYTES", 1 << 20)
+    with opened(tmp_path) as queue:
+        [name] = submit_own(queue, {"model": f"{FAULTY}:Prints", "graph": "demo", "epochs": 2})
+        log = queue.options.runs / name / "log.txt"
+        queue.until(lambda: log.exists() and b"what came after was dropped" in log.read_bytes())
+        assert queue.db.get(name).state == "running"
+        (tmp_path / "go").touch()
+        [done] = queue.wait([name])
+        assert done.state == "done", done.error
+        assert log.stat().st_size < (1 << 20) + 200
+
+
+def test_the_log_of_all_workers_begins_anew_when_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pool, "MOST_LOG_BYTES", 1 << 20)
+    with opened(tmp_path) as queue:
+        queue.until(lambda: queue.supervisor.pool.any_idle())
+        log = queue.options.runs / "workers.log"
+        with open(log, "ab") as file:
+            file.write(b"x" * (2 << 20))
+        queue.until(lambda: b"what was here before was dropped" in log.read_bytes())
+        assert log.stat().st_size < 1000
+
+
+@pytest.mark.rest
+def test_a_killed_spawner_costs_no_task_an_attempt(tmp_path):
+    with opened(tmp_path) as queue:
+        single = submit_own(queue, own("Counts", epochs=3_000), max_attempts=1)
+        queue.until(lambda: queue.epoch(single[0]) > 0)
+        spawner = queue.supervisor.pool._spawner._process.pid
+        os.kill(spawner, signal.SIGKILL)
+        [done] = queue.wait(single)
+        assert done.state == "done", done.error
+        assert (done.max_attempts - done.attempts) == 0
+        starts = [event for event in queue.db.events(task=single[0], limit=10_000) if event.kind == "running"]
+        assert len(starts) == 2
+
+
+@pytest.mark.rest
+def test_a_group_goes_on_together_after_the_spawner_was_killed(tmp_path):
+    with opened(tmp_path) as queue:
+        names = queue.submit({"epochs": 900}, {"epochs": 900, "seed": 1}, max_attempts=1)
+        queue.until(lambda: all(queue.epoch(name) > 0 for name in names))
+        os.kill(queue.supervisor.pool._spawner._process.pid, signal.SIGKILL)
+        assert [task.state for task in queue.wait(names)] == ["done", "done"]
+        assert len(queue.db.groups()) == 1
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_a_fifo_is_no_graph(tmp_path, kind):
+    place = tmp_path / "g.npz"
+    if kind == "folder":
+        place.mkdir()
+    os.mkfifo(place / "edges.npy" if kind == "folder" else place)
+    with pytest.raises(BadRequestError, match="is not a file, or a folder of files, in the graphs folder"):
+        Registry(graphs=tmp_path).graph_path("g.npz")
+
+
+def test_a_cancelled_model_that_hangs_in_c_frees_its_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_pool, "CANCELLED_SECONDS", 0.2)
+    with opened(tmp_path, hang_seconds=3600.0) as queue:
+        [bad] = submit_own(queue, own("HangsInC"))
+        queue.until(lambda: (tmp_path / "hangs").exists())
+        queue.db.cancel(bad)
+        queue.supervisor.wake()
+        assert [task.state for task in queue.wait(queue.submit({**TASK, "seed": 1}), 30.0)] == ["done"]
