@@ -94,7 +94,14 @@ def test_convert_splits_at_random(tmp_path):
     shares, counts = read(tmp_path / "shares"), read(tmp_path / "counts")
     assert [len(part) for part in (shares.train, shares.val, shares.test)] == [1_200, 600, 600]
     assert [len(part) for part in (counts.train, counts.val, counts.test)] == [140, 500, 100]
-    for text in ("half", "0.5", "1,2,3,4"):
+    data("convert", "demo", tmp_path / "classes", "--split", "per-class:20,500,1000")
+    data("convert", "demo", tmp_path / "folds", "--split", "stratified-folds:5")
+    data("convert", "demo", tmp_path / "stratified", "--split", "stratified:0.6,0.2", "--seed", "3")
+    assert read(tmp_path / "classes").train.numel() == 7 * 20
+    assert read(tmp_path / "folds").num_splits == 5
+    demo = read(tmp_path / "shares")
+    assert read(tmp_path / "stratified").train.equal(demo.random_split(kind="stratified", seed=3).train)
+    for text in ("half", "0.5", "1,2,3,4", "folds:2,3", "by-class:0.5,0.2"):
         with pytest.raises(SpecError, match=f"--split {text}: expected shares such as"):
             data("convert", "demo", tmp_path / "none", "--split", text)
 

@@ -127,8 +127,9 @@ def convert(
     split: Annotated[
         str | None,
         typer.Option(
-            metavar="TRAIN,VAL[,TEST]",
-            help="Split the labelled nodes at random by --seed: shares or numbers; TEST is the rest unless given.",
+            metavar="[KIND:]TRAIN,VAL[,TEST]",
+            help="Split the labelled nodes at random by --seed: shares or numbers; TEST is the rest unless given. "
+            "KIND: stratified, or per-class (TRAIN nodes of every class); folds:K, stratified-folds:K make K splits.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of generated graphs and of --split.")] = 0,
@@ -145,15 +146,23 @@ def convert(
     else:
         raise SpecError(f"--undirected is for edge files; {source!r} is not the path of one")
     if split is not None:
-        try:  # "0.6,0.2" are shares, "140,500,1000" numbers of nodes
-            parts = [float(word) if "." in word else int(word) for word in split.split(",")]
-        except ValueError:
-            parts = []
-        if len(parts) not in (2, 3):
-            expected = "expected shares such as 0.6,0.2 or numbers of nodes such as 140,500,1000"
-            raise SpecError(f"--split {split}: {expected}")
-        graph = graph.random_split(*parts, seed=seed)
+        graph = _split(graph, split, seed)
     _save(graph, target, overwrite)
+
+
+def _split(graph: Graph, split: str, seed: int) -> Graph:
+    """The graph with the split or splits that the words of ``--split`` describe."""
+    kind, _, sizes = split.rpartition(":")
+    try:  # "0.6,0.2" are shares, "140,500,1000" numbers of nodes
+        parts = [float(word) if "." in word else int(word) for word in sizes.split(",")]
+    except ValueError:
+        parts = []
+    if kind in ("folds", "stratified-folds") and len(parts) == 1:
+        return graph.k_fold(parts[0], seed, stratified=kind != "folds")  # type: ignore[arg-type]
+    if kind in ("", "stratified", "per-class") and len(parts) in (2, 3):
+        return graph.random_split(*parts, seed=seed, kind=kind.replace("-", "_") or "random")
+    expected = "expected shares such as 0.6,0.2 or numbers of nodes such as 140,500,1000, maybe after stratified: or "
+    raise SpecError(f"--split {split}: {expected}per-class:, or folds:10 or stratified-folds:10")
 
 
 def _save(graph: Graph, out: Path, overwrite: bool) -> None:

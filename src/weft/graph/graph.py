@@ -27,6 +27,7 @@ from weft.graph.build import (
 )
 from weft.graph.check import dtype_name
 from weft.graph.labels import (
+    SPLIT_KINDS,
     SPLITS,
     Split,
     as_labels,
@@ -34,6 +35,7 @@ from weft.graph.labels import (
     check_num_classes,
     columns_of,
     count_classes,
+    fold_splits,
     is_matrix_of_numbers,
     random_split,
 )
@@ -400,13 +402,37 @@ class Graph:
         return self._changed(**self.split_rows(number)._asdict())
 
     def random_splits(
-        self, count: int, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0
+        self,
+        count: int,
+        train: float = 0.6,
+        val: float = 0.2,
+        test: float | None = None,
+        seed: int = 0,
+        kind: str = "random",
     ) -> Graph:
         """The same graph with ``count`` random splits, of the seeds ``seed``, ``seed + 1``, ...: see random_split."""
         if count < 1:
             raise GraphError(f"count={count!r}: give the number of splits, at least 1")
-        drawn = [self.random_split(train, val, test, seed + number) for number in range(count)]
+        drawn = [self.random_split(train, val, test, seed + number, kind) for number in range(count)]
         return self._with_several([Split(graph.train, graph.val, graph.test) for graph in drawn])
+
+    def k_fold(self, folds: int, seed: int = 0, stratified: bool = False) -> Graph:
+        """The same graph with one split per fold: that fold to test on, the next to validate on, the rest to train on.
+
+        A task with ``split="all"`` trains on each. ``stratified``: every fold has the classes in the same shares.
+        """
+        return self._with_several(fold_splits(*self._labelled("stratified" if stratified else "random", folds, seed)))
+
+    def _labelled(self, kind: str, *arguments: Any) -> tuple[Any, ...]:
+        """The labelled nodes, ``arguments``, and the classes of these nodes if a split of this kind is by class."""
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        if self.y is not None and not self.multilabel:
+            nodes = nodes[~validate.lacks_number(self.y) if self.regression else self.y >= 0]
+        if kind == "random":
+            return nodes, *arguments, None
+        if self.y is None or self.multilabel or self.regression:
+            raise GraphError(f"a {kind} split goes by class, and graph {self.name!r} has no class per node")
+        return nodes, *arguments, self.y[nodes].cpu()
 
     def _with_several(self, splits: list[Split]) -> Graph:
         return self._changed(**splits[0]._asdict(), several=splits if len(splits) > 1 else ())
@@ -436,15 +462,19 @@ class Graph:
                 validate.check_labelled(self.y, ids[name], name)
         return Split(**ids)
 
-    def random_split(self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0) -> Graph:
+    def random_split(
+        self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0, kind: str = "random"
+    ) -> Graph:
         """The same graph with its labelled nodes split at random, the same for the same seed on any device.
 
-        An integer is a number of nodes, a float a share; ``test=None`` takes all that remain.
+        An integer is a number of nodes, a float a share; ``test=None`` takes all that remain. ``kind="stratified"``:
+        every part has the classes in the same shares. ``kind="per_class"``: ``train`` is a number of nodes of every
+        class, ``val`` and ``test`` are of all others (``random_split(20, 500, 1000, kind="per_class")`` is the
+        Planetoid rule).
         """
-        nodes = torch.arange(self.num_nodes, device=self.device)
-        if self.y is not None and not self.multilabel:
-            nodes = nodes[~validate.lacks_number(self.y) if self.regression else self.y >= 0]
-        parts = random_split(nodes, train, val, test, seed)
+        if kind not in SPLIT_KINDS:
+            raise GraphError(f"kind={kind!r}: must be one of {', '.join(SPLIT_KINDS)}")
+        parts = random_split(*self._labelled(kind, train, val, test, seed, kind))
         return self._changed(**dict(zip(SPLITS, parts, strict=True)))
 
     def with_one_hot_features(self) -> Graph:

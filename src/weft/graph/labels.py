@@ -8,7 +8,7 @@ Shapes: ``[N]`` int64, ``[N, C]`` float32, or ``[N]`` or ``[N, D]`` float32 (reg
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -159,11 +159,43 @@ def as_split(value: Any, num_nodes: int, name: str, device: torch.device) -> Ten
     return ids
 
 
-def random_split(nodes: Tensor, train: float, val: float, test: float | None, seed: int) -> tuple[Tensor, ...]:
+SPLIT_KINDS = ("random", "stratified", "per_class")
+
+
+def shuffled_rows(total: int, seed: int, classes: Tensor | None) -> Tensor:
+    """Positions ``[total]`` shuffled by ``seed``; with ``classes [total]`` then sorted by class.
+
+    Shuffled on the CPU whatever the device, so that a seed means the same split everywhere.
+    """
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return order if classes is None else order[torch.sort(classes[order], stable=True).indices]
+
+
+def random_split(
+    nodes: Tensor, train: float, val: float, test: float | None, seed: int, kind: str, classes: Tensor | None
+) -> tuple[Tensor, ...]:
     """The nodes ``[M]`` shuffled by ``seed`` and cut into train, validation and test ids, each sorted.
 
-    An integer is a number of nodes, a float a share of them; ``test=None`` takes all that remain.
+    An integer is a number of nodes, a float a share of them; ``test=None`` takes all that remain. ``classes [M]``, on
+    the CPU, for ``kind="stratified"`` (every part has the classes in the same shares) and ``"per_class"`` (``train``
+    nodes of every class).
     """
+    if kind == "per_class" and classes is not None:
+        if isinstance(train, bool) or not isinstance(train, Integral) or train < 1:
+            raise GraphError(f"train={train!r}: give the number of training nodes per class, at least 1")
+        order = shuffled_rows(nodes.numel(), seed, classes)
+        rank, count = _rank_in_class(classes[order])
+        few = (count < train).nonzero()
+        if few.numel():
+            worst = classes[order][few[0]]
+            raise GraphError(
+                f"class {int(worst)} has {int(count[few[0]])} labelled nodes, fewer than train={train} per class; "
+                "lower train"
+            )
+        chosen = torch.zeros(nodes.numel(), dtype=torch.bool)
+        chosen[order[rank < train]] = True
+        chosen = chosen.to(nodes.device)
+        return nodes[chosen], *random_split(nodes[~chosen], 0, val, test, seed, "random", None)[1:]
     total, sizes = nodes.numel(), []
     for name, share in (("train", train), ("val", val), ("test", test)):
         if name == "test" and share is None:
@@ -177,7 +209,52 @@ def random_split(nodes: Tensor, train: float, val: float, test: float | None, se
         raise GraphError(
             f"train={train}, val={val}, test={test} are more nodes than the {total} labelled ones; lower them"
         )
-    # Shuffled on the CPU whatever the device, so that a seed means the same split everywhere.
-    shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    parts = torch.split(shuffled[: sum(sizes)], sizes)
+    order = shuffled_rows(total, seed, classes)
+    if classes is not None:  # by the place of a node in its class: any stretch of that order has all classes alike
+        rank, count = _rank_in_class(classes[order])
+        order = order[torch.sort((rank + 0.5) / count, stable=True).indices]
+    parts = torch.split(order[: sum(sizes)], sizes)
+    for name, part in zip(SPLITS, parts, strict=True):
+        if classes is not None and part.numel():
+            lacking = classes[~torch.isin(classes, classes[part])]
+            if lacking.numel():
+                raise GraphError(
+                    f"class {int(lacking[0])} has {int((classes == lacking[0]).sum())} labelled nodes, too few for one "
+                    f"of them in {name}; change the sizes, or take kind='random'"
+                )
     return tuple(nodes[part.sort().values.to(nodes.device)] for part in parts)
+
+
+def fold_splits(nodes: Tensor, folds: int, seed: int, classes: Tensor | None) -> list[Split]:
+    """One split per fold of the nodes ``[M]``: that fold to test on, the next to validate on, the rest to train on.
+
+    With ``classes [M]``, on the CPU, every fold has the classes in the same shares.
+    """
+    if isinstance(folds, bool) or not isinstance(folds, Integral) or not 3 <= folds <= nodes.numel():
+        raise GraphError(
+            f"folds={folds!r}: give a whole number from 3 (to train, validate and test on) to {nodes.numel()}, the "
+            "number of labelled nodes"
+        )
+    if classes is not None:
+        values, counts = classes.unique(return_counts=True)
+        if int(counts.min()) < folds:
+            few = int(counts.argmin())
+            raise GraphError(
+                f"class {int(values[few])} has {int(counts[few])} labelled nodes, fewer than {folds} folds; take fewer "
+                "folds, or stratified=False"
+            )
+    fold = torch.empty(nodes.numel(), dtype=torch.int64)
+    fold[shuffled_rows(nodes.numel(), seed, classes)] = torch.arange(nodes.numel()) % folds
+    fold = fold.to(nodes.device)
+    splits = []
+    for number in range(folds):
+        test, val = fold == number, fold == (number + 1) % folds
+        splits.append(Split(nodes[~(test | val)], nodes[val], nodes[test]))
+    return splits
+
+
+def _rank_in_class(classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Of sorted class numbers, the position of every entry among those of its class, and how many there are."""
+    counts = torch.bincount(classes)
+    begins = counts.cumsum(0) - counts
+    return torch.arange(classes.numel()) - begins[classes], counts[classes]

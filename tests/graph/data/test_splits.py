@@ -68,3 +68,71 @@ def test_wrong_splits_are_named(splits, message):
 def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(GraphError, match=r"train|val"):
         small_graph().random_split(**sizes)
+
+
+def of_classes(*counts):
+    """A graph with so many nodes of every class, in no order, and three nodes without a label."""
+    y = torch.cat([torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)), torch.tensor([-1] * 3)])
+    y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(7))]
+    return Graph.from_edges([0], [1], y=y)
+
+
+def classes_in(graph, ids):
+    return torch.bincount(graph.y[ids], minlength=graph.num_classes).tolist()
+
+
+def test_a_stratified_split_has_every_class_in_the_same_share_everywhere():
+    graph = of_classes(50, 100, 10)
+    split = graph.random_split(0.6, 0.2, kind="stratified", seed=1)
+    assert [classes_in(graph, getattr(split, part)) for part in ("train", "val", "test")] == [
+        [30, 60, 6], [10, 20, 2], [10, 20, 2],
+    ]  # fmt: skip
+    counts = graph.random_split(16, 32, 16, kind="stratified", seed=1)
+    assert classes_in(graph, counts.train) == [5, 10, 1]
+    assert split.train.equal(graph.random_split(0.6, 0.2, kind="stratified", seed=1).train)
+    assert not split.train.equal(graph.random_split(0.6, 0.2, kind="stratified", seed=2).train)
+
+
+def test_a_split_per_class_has_as_many_training_nodes_of_each():
+    graph = of_classes(50, 100, 10)
+    split = graph.random_split(8, 30, 40, kind="per_class", seed=1)
+    assert classes_in(graph, split.train) == [8, 8, 8]
+    assert (split.val.numel(), split.test.numel()) == (30, 40)
+    assert graph.random_split(8, 30, kind="per_class").test.numel() == 160 - 24 - 30
+    several = graph.random_splits(3, 8, 30, kind="per_class")
+    assert several.num_splits == 3
+    assert not several.split(0).train.equal(several.split(1).train)
+    several.verify()
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_every_labelled_node_is_tested_in_one_fold(stratified):
+    graph = of_classes(50, 100, 10)
+    folds = graph.k_fold(5, seed=3, stratified=stratified).verify()
+    parts = [folds.split(number) for number in range(folds.num_splits)]
+    assert len(parts) == 5
+    tested = torch.cat([part.test for part in parts]).sort().values
+    assert tested.equal((graph.y >= 0).nonzero().squeeze(1))
+    for part, following in zip(parts, [*parts[1:], parts[0]], strict=True):
+        assert part.val.equal(following.test)
+        assert part.train.numel() == 96
+        if stratified:
+            assert classes_in(graph, part.test) == [10, 20, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda graph: graph.random_split(20, 5, kind="per_class"), "class 2 has 4 .* fewer than train=20"),
+        (lambda graph: graph.random_split(0.5, 0.2, kind="per_class"), "number of training nodes per class"),
+        (lambda graph: graph.random_split(2, 200, kind="per_class"), "more nodes than the 58 labelled ones"),
+        (lambda graph: graph.random_split(0.9, 0.05, kind="stratified"), "class 2 has 4 .* too few .* in val"),
+        (lambda graph: graph.random_split(kind="classes"), "kind='classes': must be one of random, stratified"),
+        (lambda graph: graph.k_fold(5, stratified=True), "class 2 has 4 labelled nodes, fewer than 5 folds"),
+        (lambda graph: graph.k_fold(2), "folds=2: give a whole number from 3"),
+        (lambda graph: Graph.from_edges([0], [1]).random_split(1, 1, kind="per_class"), "has no class per node"),
+    ],
+)  # fmt: skip
+def test_classes_with_too_few_nodes_are_named(make, message):
+    with pytest.raises(GraphError, match=message):
+        make(of_classes(20, 40, 4))
