@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from tests.serve.scheduler_bench import Bench
 from tests.serve.serving import TASK, Queue, ServeProcess, opened
 from tests.serve.test_supervisor import own, submit_own
 from weft.serve import worker_pool
@@ -126,3 +127,17 @@ def test_a_user_who_had_the_time_of_a_day_waits_and_others_do_not(tmp_path):
         assert other.state == "done"
         queue.until(lambda: "and may run for 0.05 s" in queue.supervisor.view["why"].get(second, ""))
         assert queue.db.get(second).attempts == 0
+
+
+def test_what_an_urgent_task_waits_for_goes_before_what_is_less_urgent(tmp_path):
+    bench = Bench(tmp_path)
+    [usual] = bench.planned()
+    [low] = bench.planned(priority=-5)
+    [between] = bench.planned(priority=-3, after=(low,))
+    bench.planned(priority=5, after=(between,))
+    bench.scheduler.schedule()
+    assert bench.states([low, usual]) == ["running", "planned"]
+    [other] = bench.planned(priority=1)
+    bench.scheduler.schedule()
+    assert bench.states([low, other]) == ["running", "planned"]
+    assert not bench.state.active[bench.pool.workers["cpu/0"].group].leaving

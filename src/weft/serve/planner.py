@@ -88,11 +88,18 @@ class TaskPlanner:
         if unknown and self._planning is None and planner is not None and planner.idle:
             # Users take turns; those of a user whose last task hung come when there are no others.
             self._ask(
-                *min(unknown, key=lambda u: (u[0].user in self._stuck, -u[0].priority, self._turns.get(u[0].user, 0)))
+                *min(
+                    unknown,
+                    key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
+                )
             )
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
+
+    def _urgency(self, task: QueueTask) -> int:
+        """The priority of a task, or that of a planned one that waits for it."""
+        return max(task.priority, self._state.raised.get(task.id, task.priority))
 
     def _ask(self, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""

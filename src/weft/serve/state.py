@@ -92,6 +92,21 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     )
 
 
+def raised_priorities(tasks: Sequence[QueueTask]) -> dict[str, int]:
+    """Priorities of tasks that one of ``tasks`` with a higher priority waits for, directly or through others, by id."""
+    needs = {task.id: task.after for task in tasks}
+    own = {task.id: task.priority for task in tasks}
+    raised: dict[str, int] = {}
+    for task in sorted(tasks, key=lambda task: -task.priority):  # so that each is reached once, by the highest
+        names = list(task.after)
+        while names:
+            name = names.pop()
+            if name not in raised and own.get(name, task.priority - 1) < task.priority:
+                raised[name] = task.priority
+                names += needs.get(name, ())
+    return raised
+
+
 def is_inference(task: QueueTask) -> bool:
     """Whether a task infers rather than trains."""
     return task.spec.get("kind") == "inference"
@@ -232,6 +247,7 @@ class SupervisorState:
     ran: deque[tuple[float, str, float]] = field(default_factory=deque)  # end, user and seconds of what has run
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
+    raised: dict[str, int] = field(default_factory=dict)  # priorities of tasks that more urgent ones wait for
     runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
     setup_seconds: dict[str, deque[float]] = field(default_factory=dict)  # by device: of groups besides their epochs
     records: list[Record] = field(default_factory=list)

@@ -18,9 +18,9 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -51,6 +51,7 @@ from weft.serve.state import (
     is_late,
     is_suspect,
     queued_task,
+    raised_priorities,
     records_of,
     take_over,
     unless_lost,
@@ -78,7 +79,7 @@ class Scheduler:
     def schedule(self) -> None:
         """Start what can start now."""
         waiting = self._planned()
-        self._state.why = {}
+        self._state.why, self._state.raised = {}, raised_priorities(waiting)
         if not self._pool.room:
             self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
             return
@@ -177,11 +178,17 @@ class Scheduler:
         return {**needs, "tasks": [worker_settings(task) for task in (first, *alike[: MOST_PREPARED - 1])]}
 
     def _decide(self, groups: Mapping[str, Preempted], tasks: Sequence[QueueTask]) -> QueueDecision:
-        running = [active.state() for active in self._state.active.values()]
+        raised = self._state.raised
+
+        def urgent(seen: Any, members: Iterable[str]) -> Any:
+            """What a policy sees, as urgent as what waits for one of its ``members``."""
+            return replace(seen, priority=max([seen.priority, *(raised[name] for name in members if name in raised)]))
+
+        running = [urgent(active.state(), active.members) for active in self._state.active.values()]
         device = next(iter(self._pool.room))
         setup, share = self._state.setup_of(device), self._pool.share_of(device)
-        queued = [group.as_task(setup, share) for group in groups.values()]
-        queued += [queued_task(task, setup, share) for task in tasks]
+        queued = [urgent(group.as_task(setup, share), group.names) for group in groups.values()]
+        queued += [urgent(queued_task(task, setup, share), [task.id]) for task in tasks]
         decision = decide(self.policy, queued, running, self._machine())
         self._state.again = math.inf if decision.again is None else decision.again
         return decision
