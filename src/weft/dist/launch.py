@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
 JOIN_SECONDS = 5.0
+STARTED_AGAIN = 87  # the exit code of a rank whose import of the user's script starts a run
+
+
+def leave_if_imported_by_a_rank() -> None:
+    """End this process if it is a rank that still imports the script that started it: the script has no guard."""
+    process = current_process()
+    if process.name.startswith("weft rank") and getattr(process, "_inheriting", False):
+        raise SystemExit(STARTED_AGAIN)
 
 
 def under_torchrun() -> bool:
@@ -122,6 +131,19 @@ class _Children:
             theirs.close()
             self._lines.append(mine)
             self._processes.append(process)
+        for mine, process in zip(self._lines, self._processes, strict=True):
+            mine.poll(None)  # until it has started, or is gone
+            try:
+                mine.recv()
+            except EOFError:
+                self.end_all()
+                process.join(JOIN_SECONDS)
+                raise SpecError(
+                    f"ranks={len(addresses) + 1}: the processes of the other ranks import this script, which starts "
+                    "the run again as they do; put what starts it under if __name__ == '__main__':"
+                    if process.exitcode == STARTED_AGAIN
+                    else f"{process.name} ended before it had started (exit code {process.exitcode})"
+                ) from None
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="weft ranks", daemon=True)
         self._watcher.start()
@@ -167,6 +189,12 @@ class _Children:
         return lost
 
     def end(self) -> None:
+        """End every process that is still alive, and their watcher."""
+        self.end_all()
+        self._stop.set()
+        self._watcher.join(JOIN_SECONDS)
+
+    def end_all(self) -> None:
         """End every process that is still alive."""
         for process in self._processes:
             if process.is_alive():
@@ -177,12 +205,11 @@ class _Children:
             if process.is_alive():
                 process.kill()
                 process.join(JOIN_SECONDS)
-        self._stop.set()
-        self._watcher.join(JOIN_SECONDS)
 
 
 def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, threads: int) -> None:
     """The life of a rank that was spawned."""
+    line.send("started")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interruption means
     if address.device == "cpu":
         torch.set_num_threads(threads)

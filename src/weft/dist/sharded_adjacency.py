@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -403,6 +404,13 @@ class ShardGraph(Graph):
         super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
         self.first_row, self.num_train = low, whole.train.numel()
+        # Every rank gives the later half of its nodes to the next one.
+        halves = [end - (end - begin) // 2 for begin, end in pairwise(bounds)]
+        self._otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
+
+    def divided_otherwise(self) -> ShardGraph:
+        """The rows that this rank has if all nodes are divided among the ranks in another way; all ranks call it."""
+        return self._otherwise()
 
     def _check_shapes(self) -> None:
         """Nothing: the whole graph has been checked, and a shard may be empty."""

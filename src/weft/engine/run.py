@@ -102,8 +102,9 @@ def run(
     control.expect(task.label for task in tasks)
     target = choose_device(options.device) if report is None else device_of(report, options.device)
     if options.ranks > 1:
-        from weft.dist.launch import is_first_rank, start_ranks  # a run on one rank does without
+        from weft.dist.launch import is_first_rank, leave_if_imported_by_a_rank, start_ranks  # not for one rank
 
+        leave_if_imported_by_a_rank()
         if not is_first_rank():
             out, resume, on_event, progress = None, False, None, False
     options = replace(options, budget=limit)

@@ -79,7 +79,7 @@ def test_overriding_the_model(spec, change):
         ('graph = "cora"\ntask = 3', "must be tables, each written [[task]]"),
         ('graph = "cora"\nsweep = 3', "must be a section, written [sweep]"),
         ('graph = "cora"\n[sweep]\nsample = 3', "unknown setting 'sweep.sample'; known here: samples, sample_seed"),
-        ('graph = "cora"\n[[task]]\nbogus = 3', "[[task]]: unknown setting 'bogus'; known: graph, model, layers"),
+        ('graph = "cora"\n[[task]]\nbogus = 3', "[[task]]: unknown setting 'bogus'; docs/api.md lists the settings"),
         ('graph = "cora"\n[[task]]\nhiden = 3', "[[task]]: unknown setting 'hiden'; did you mean"),
         ('graph = "cora"\n[train]\nlr = { normal = [0, 1] }', "expected one of uniform, loguniform, choice"),
         ('graph = "cora"\n[train]\nlr = { uniform = [1] }', "expected the two ends of the range"),

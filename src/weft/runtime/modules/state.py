@@ -41,6 +41,7 @@ CLOCK = "clock"  # the buffer of Weft's modules that count their draws, which ha
 EXTRA = "_extra_state"  # as torch's state_dict calls it
 TORCHS = frozenset((*vars(nn.Module()), "_compiled_call_impl"))  # tables and flags that every module has
 OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
+OF_RANKS = ("weft.dist.reduce", "weft.ops.reduce")  # how Weft's norms join rows: set before every training
 OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 COMPARED = 1 << 22  # numbers of a tensor: larger ones are the same if torch counts no write to them
 MARKED = 1 << 12  # numbers of a tensor inside of an opaque attribute that are compared
@@ -210,7 +211,7 @@ def attributes(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any
         if CLOCK in module._buffers or isinstance(module, torch.jit.ScriptModule):
             continue
         for key, value in vars(module).items():
-            if key in TORCHS or key.startswith(OF_CONVERTED) or type(value).__module__ == OF_ITS_CLASS:
+            if key in TORCHS or key.startswith(OF_CONVERTED) or type(value).__module__ in (OF_ITS_CLASS, *OF_RANKS):
                 continue
             yield f"{prefix}.{key}" if prefix else key, module.__dict__, key, value
 

@@ -139,6 +139,10 @@ class Inputs:
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
+    def over(self, graph: Graph) -> Inputs:
+        """The same over other rows: ``graph``."""
+        return Inputs(graph, self._make_source, self.device, self._place)
+
     def features(self, norm: str | None, dtype: torch.dtype, dense: bool = False) -> Features:
         """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros if ``dense``."""
         key = (norm, dtype, dense)

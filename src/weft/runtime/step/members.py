@@ -459,9 +459,9 @@ class Members:
         """Add a remark for the user, unless it is there."""
         self.notes += [note] if note not in self.notes else []
 
-    def forward_of(self, model: nn.Module, alone: bool) -> Forward:
+    def forward_of(self, model: nn.Module, alone: bool, reduce: Reduce | None = None) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
-        dtype, reduce = DTYPES[self.task.precision], self.source.reduce
+        dtype, reduce = DTYPES[self.task.precision], reduce or self.source.reduce
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
             skips = self.task.has_own("optimizer") and self.task.accumulate == 1

@@ -43,7 +43,7 @@ from weft.runtime.modules.state import (
     same_numbers,
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
-from weft.runtime.step.inputs import bind, takes_edges
+from weft.runtime.step.inputs import bind, takes_blocks, takes_edges
 from weft.runtime.step.losses import as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
@@ -149,14 +149,14 @@ class Calls:
     """Calls of one member by itself, each from the same ``state`` and with the same draws."""
 
     def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
-        self.forward, self.state, self._batch, self._loss = forward, state, batch, loss
+        self.forward, self.state, self._batch, self.loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
         self.seconds = 0.0  # of all calls so far, without what is around them
         self.drawn = False  # whether the last training call drew from Python's or NumPy's generator
 
     def __call__(self) -> None:
         """One training call and one in evaluation mode, to be timed: the state changes."""
-        self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
+        self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
         with torch.no_grad():
             self.forward(self.state.flat, training=False, batch=self._batch)
 
@@ -165,7 +165,7 @@ class Calls:
         self.forward.without_gradient = None  # other parameters may be without one in a later call
         with self._from_the_start(elsewhere) as moved:
             begin = step_seconds()
-            loss, grad = self.forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
+            loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
             self.seconds += step_seconds() - begin
             self.drawn = moved()
         # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
@@ -228,6 +228,7 @@ class Preflight:
                 if runs:
                     self._globals.restore()
                     self._try_sparse()
+                    self._check_ranks()
                     self._try_members()
                     self._try_copy()
                 elif members.is_users and self._state.members > 1:
@@ -305,6 +306,52 @@ class Preflight:
             return
         if apart(sparse, dense) <= SPARSE[self._task.precision]:
             members.use_sparse()
+
+    # ---- over ranks ----------------------------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        """A :class:`SpecError` unless steps have the same numbers however rows are divided among the ranks.
+
+        Only then they are those of one rank. Another division takes no more memory than the run's own; a module that
+        takes a mean over its rank's rows, numbers them or draws a number for each has other numbers there.
+        """
+        members, graph = self._members, self._members.inputs.graph
+        if members.source.reduce.ranks == 1:
+            return
+        inputs, dense = members.inputs.over(graph.divided_otherwise()), isinstance(members.source.example().x, Tensor)
+        x = inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
+        others = self._divided_numbers(inputs.source(x, subgraph=not takes_blocks(members.model)))
+        pairs = zip(self._divided_numbers(members.source), others, strict=True)
+        wrong = any(apart(mine, true, whole) > SPARSE[self._task.precision] for (mine, whole), (true, _) in pairs)
+        if members.source.reduce.sum(torch.tensor(float(wrong), device=self._device)):  # all ranks decide alike
+            raise SpecError(
+                f"task {self._task.label!r}: the numbers of model {self._task.model_name} depend on which nodes are on "
+                "which rank, as those of a mean, a softmax or a sum over all nodes, a position per node or a random "
+                "number per node do; train it on one rank (over ranks, weft.nn layers and norms see all nodes)"
+            )
+
+    def _divided_numbers(self, source: Any) -> list[tuple[Tensor, Tensor]]:
+        """What two training calls, at other weights too, and an evaluation compute from the rows of all ranks.
+
+        Each with the tensor that it is part of. The loss is over all nodes, and different for each of them.
+        """
+        calls, first, layout = self._untouched_calls(source), source.reduce.first_row, self._members.layout
+
+        def squares(output: Any, batch: Any) -> Tensor:
+            if not isinstance(output, Tensor):
+                return self._loss_of([0])(output, batch)  # which refuses it over ranks
+            logits = output.float()
+            nodes, columns = (torch.arange(size, device=logits.device) for size in logits.shape[-2:])
+            return (logits - torch.cos((nodes + first)[:, None] + columns)).square().sum((-2, -1))
+
+        calls.loss, numbers = squares, []
+        for elsewhere in (False, True):
+            step = calls.train(elsewhere)
+            total = source.reduce.sum(torch.cat([step.loss, step.grad]))
+            numbers += [(part, total[1:]) for part in layout.views(total[1:])] + [(total[:1], total[:1])]
+            numbers += [(buffer, buffer) for buffer in step.buffers.values()]
+        evaluated = source.reduce.sum(squares(calls.evaluate(), None))
+        return [*numbers, (evaluated, evaluated)]
 
     # ---- alone and together --------------------------------------------------------------------------
 
@@ -445,10 +492,10 @@ class Preflight:
         opaque = [name for name in state.opaque if not is_library(type(owners[name.rpartition(".")[0]]))]
         findings.unsaved = next(iter((*suspects, *opaque)), OUTSIDE)
 
-    def _untouched_calls(self) -> Calls:
+    def _untouched_calls(self, source: Any = None) -> Calls:
         """Calls of a module that nothing has called, with what is outside of it as before."""
         self._globals.restore()
-        return self._calls(self._built_again(), 0)
+        return self._calls(self._built_again(), 0, source)
 
     def _reader(self, model: nn.Module, calls: Calls) -> StateReader:
         return StateReader(model, {*calls.forward.layout.names, *calls.state.buffers})
@@ -480,7 +527,7 @@ class Preflight:
         """Calls of a user's ``model`` alone, with a state of its own: that of member ``row``."""
         source = self._members.source if source is None else source
         set_up(model, source.reduce)
-        forward, state = self._members.forward_of(model, alone=True), self._state.select([row])
+        forward, state = self._members.forward_of(model, True, source.reduce), self._state.select([row])
         forward.attach(state, [rate[None] for rate in self._members.slots[row].rates])
         return Calls(forward, state, source.example(), self._loss_of([row]))
 
