@@ -77,7 +77,7 @@ def predict(
         if out.suffix == ".npy":
             np.save(file, values)
         else:
-            write_csv(file, ids.numpy(), values, what)
+            write_csv(file, ids.numpy() if found.ids is None else found.ids[ids.numpy()], values, what)
     typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
 
 
@@ -92,5 +92,14 @@ def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None
     whole = values.dtype.kind == "i"
     for first in range(0, len(ids), ROWS):
         part = values[first : first + ROWS]
+        if ids.dtype.kind == "U":  # the user's own ids
+            lines = np.column_stack([part]).tolist()
+            texts = (",".join(map(str if whole else "{:.9g}".format, line)) for line in lines)
+            named = zip(ids[first : first + ROWS].tolist(), texts, strict=True)
+            quoted = (
+                (f'"{name.replace(chr(34), chr(34) * 2)}"' if "," in name else name, text) for name, text in named
+            )
+            file.write("".join(f"{name},{text}\n" for name, text in quoted).encode())
+            continue
         rows = np.column_stack([ids[first : first + ROWS], part])
         np.savetxt(file, rows, delimiter=",", fmt="%d" if whole else ["%d", *["%.9g"] * len(columns)])

@@ -86,6 +86,7 @@ class Graph:
         self._numbers = numbers
         self._stats: GraphStats | None = None
         self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
+        self.ids: Any = None  # [N] the user's own ids as text, of tables; None: nodes are numbers
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
         if relation is not None and adj.relation is not relation:
@@ -353,7 +354,7 @@ class Graph:
         fields = {name: getattr(self, name) for name in names} | changes
         counts = {"num_classes": self._num_classes, "num_relations": self._num_relations}
         graph = Graph(**fields, **counts, several=several, numbers=self._numbers)
-        graph.notes = self.notes
+        graph.notes, graph.ids = self.notes, self.ids
         return graph
 
     def noted(self, note: str) -> Graph:

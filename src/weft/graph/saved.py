@@ -127,6 +127,7 @@ def map_array(path: Path, spec: ArraySpec) -> Tensor:
 
 
 VERSION = 1
+IDS = "ids.npy"  # the user's own ids as text, of graphs that have some
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -205,6 +206,8 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
             several=several,
             numbers=meta.get("stats", {}).get("regression"),
         )
+        if (folder / IDS).is_file():
+            graph.ids = np.load(folder / IDS, mmap_mode="r", allow_pickle=False)
         stats = GraphStats.from_dict(meta["stats"])
         if not graph.num_relations or stats.relation_edges:  # a summary of an older Weft lacks those
             graph._stats = stats
@@ -231,6 +234,8 @@ def _write(graph: Graph, draft: Path) -> None:
         parts = graph.split_rows(number)._asdict()
         arrays |= {f"{name}_{number}": ids for name, ids in parts.items() if ids.numel()}
     arrays = {name: array for name, array in arrays.items() if array is not None}
+    if graph.ids is not None:
+        np.save(draft / IDS, graph.ids, allow_pickle=False)
     specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in arrays.items()}
     meta = {
         "format": FORMAT,

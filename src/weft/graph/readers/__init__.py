@@ -7,6 +7,7 @@
 | numpy archive              | .npz                                  | directed, name          |
 | edge list, a line per edge | .csv .tsv .txt .edges .edgelist (.gz) | of ``Graph.from_edges`` |
 | edge list                  | .parquet .pq                          | of ``Graph.from_edges`` |
+| edges and nodes, any ids   | edges.csv beside nodes.csv, or nodes= | of ``Graph.from_edges`` |
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from weft.core.errors import GraphError
 from weft.graph import saved as store
 from weft.graph.graph import Graph
+from weft.graph.readers.node_tables import beside, read_tables
 from weft.graph.readers.npz import read_npz
 from weft.graph.readers.ogb import read_ogb
 from weft.graph.readers.tables import read_parquet, read_text
@@ -39,8 +41,16 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
     if not path.exists():
         raise GraphError(f"{path} does not exist; check the path")
     ending = _ending(path.name)
+    folder = path if path.is_dir() else path.parent if path.name.startswith("edges.") else None
+    tables = None if folder is None or (folder / store.META).is_file() else beside(folder, "nodes")
+    if path.is_dir() and tables is not None:
+        path = beside(path, "edges") or path
+        if path.is_dir():
+            raise GraphError(f"{tables} has no edges beside it; add edges.csv or edges.parquet")
     if path.is_dir():
         reader = store.open_saved if (path / store.META).is_file() else read_ogb
+    elif tables is not None or "nodes" in options:
+        reader, options = read_tables, {"nodes": tables, **options}
     elif ending in READERS:
         reader = READERS[ending]
     else:
@@ -60,7 +70,7 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror or error}") from None
     except GraphError as error:
-        if path.name in str(error):
+        if path.name in str(error) or (tables is not None and tables.name in str(error)):
             raise
         raise GraphError(f"{path}: {error}") from None  # a check of arrays, with the file they came from
 

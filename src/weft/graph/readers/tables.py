@@ -206,6 +206,22 @@ def _explain(path: Path, layout: TextLayout, error: ValueError) -> GraphError:
     return GraphError(f"{path} is not a readable edge list: {error}")
 
 
+def parquet_table(path: Path) -> Any:
+    """The table of a Parquet file, as pyarrow has it."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise GraphError(f"{path}: reading Parquet needs pyarrow: pip install 'weft-gnn[parquet]'") from None
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise GraphError(
+            f"{path} ({path.stat().st_size} bytes) is not a readable Parquet file: {error}; "
+            f"it may be truncated, fetch or write it again"
+        ) from None
+
+
 def read_parquet(path: str | Path, **fields: Any) -> Graph:
     """The graph of a table with a row per edge.
 
@@ -213,18 +229,7 @@ def read_parquet(path: str | Path, **fields: Any) -> Graph:
     named so, they are the first two. Other arguments as ``Graph.from_edges``.
     """
     path = Path(path)
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise GraphError(f"{path}: reading Parquet needs pyarrow: pip install 'weft-gnn[parquet]'") from None
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise GraphError(
-            f"{path} ({path.stat().st_size} bytes) is not a readable Parquet file: {error}; "
-            f"it may be truncated, fetch or write it again"
-        ) from None
+    table = parquet_table(path)
     names = table.column_names
     columns, arrays = named_columns(names, str(path)), {}
     for key, position in columns.items():
