@@ -195,24 +195,16 @@ class Owner:
     """The server that a queue belongs to: the ``nonce`` that it wrote there, and the device and inode of the file."""
 
     nonce: str
-    file: tuple[int, int] | None
+    file: os.stat_result
 
     def check_file(self, path: Path) -> None:
         """A :class:`WeftError` if ``path`` no longer leads to the file of the queue."""
-        if file_id(path) != self.file:
-            raise WeftError(
-                f"{path.name}: the file of the queue was deleted or replaced while the server runs, and nothing can be "
-                "written; put it back, or stop the server and restore a copy that `weft serve backup` made"
-            )
-
-
-def file_id(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a file, which all its names have in common; None if it is not there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), self.file):
+                return
+        trouble = "the file of the queue was deleted or replaced while the server runs, and nothing can be written"
+        remedy = "put it back, or stop the server and restore a copy that `weft serve backup` made"
+        raise WeftError(f"{path.name}: {trouble}; {remedy}")
 
 
 def take_queue(path: Path) -> Owner:
@@ -222,7 +214,7 @@ def take_queue(path: Path) -> Owner:
     """
     with closing(open_file(path)) as connection:
         _check_pages(connection, path)
-        owner = Owner(uuid.uuid4().hex, file_id(path))
+        owner = Owner(uuid.uuid4().hex, os.stat(path))
         with transaction(connection) as db:
             db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
             last = "(SELECT time FROM events ORDER BY seq DESC LIMIT 1)"
@@ -253,9 +245,8 @@ def back_up(path: Path, copy: Path) -> int:
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         remedy = "remove it, if no other backup writes it" if part.exists() else "name a file in a folder to write to"
-        raise QueueError(f"{part}: cannot be made ({reason}); {remedy}") from None
+        raise QueueError(f"{part}: cannot be made ({error.strerror}); {remedy}") from None
     try:
         with closing(open_file(path)) as source, closing(sqlite3.connect(part)) as target:
             source.backup(target)

@@ -107,12 +107,11 @@ def clock_trouble(queue: QueueDB, keep_seconds: float | None, now: float) -> str
     with queue.writing() as db:
         db.execute("INSERT OR IGNORE INTO server (id) VALUES (0)")
         last = db.execute("SELECT clock FROM server").fetchone()[0]
-        if keep_seconds is not None and last is not None:
-            far = max(min(keep_seconds, FAR_SECONDS), SLACK_SECONDS)
-            if not -SLACK_SECONDS <= now - last <= far:
-                today, then = (time.strftime("%Y-%m-%d", time.localtime(seconds)) for seconds in (now, last))
-                remedy = "set the clock, or if it is right start the server once without --keep-days"
-                return f"--keep-days deletes nothing: it is {today} by the clock and was {then} before; {remedy}"
+        far = max(min(keep_seconds or 0.0, FAR_SECONDS), SLACK_SECONDS)
+        if keep_seconds is not None and last is not None and not -SLACK_SECONDS <= now - last <= far:
+            today, then = (time.strftime("%Y-%m-%d", time.localtime(seconds)) for seconds in (now, last))
+            remedy = "set the clock, or if it is right start the server once without --keep-days"
+            return f"--keep-days deletes nothing: it is {today} by the clock and was {then} before; {remedy}"
         db.execute("UPDATE server SET clock = ?", (now,))
     return ""
 
