@@ -41,6 +41,7 @@ class LiveTable:
         self._metric, self._count, self._graphs = "", 0, ("",)
         self._preparing = "preparing"
         self._lines: list[str] = []
+        self._reasons: set[str] = set()  # that were shown: groups often have the same
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> LiveTable:
@@ -78,7 +79,8 @@ class LiveTable:
             where = f" on {escape(data['graph'])}" if len(self._graphs) > 1 else ""
             count = f"{len(data['members'])} tasks"
             self._lines.append(f"group {data['group']} of {data['groups']}{where}: {count} {plan['join']}{stacks}")
-            reasons = plan["why"][:3] if data["groups"] <= 4 else ()
+            reasons = [why for why in plan["why"][:3] if why not in self._reasons] if data["groups"] <= 4 else []
+            self._reasons.update(reasons)
             self._lines += [f"  [dim]· {escape(reason)}[/]" for reason in reasons]
         elif kind == "progress":
             self._whole |= {key: value for key, value in data.items() if key != "members"}

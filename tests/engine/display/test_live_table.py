@@ -50,6 +50,16 @@ def test_few_members_are_all_there_best_first():
     assert "1,234 task·epochs/s" in text
 
 
+def test_groups_do_not_repeat_the_same_reasons():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    table = LiveTable(console)
+    for number, more in ((1, "small"), (2, "large")):
+        plan = {"join": "stacked", "stacks": [], "why": ["equal steps", more]}
+        table(Event("group", "sweep", {"group": number, "groups": 2, "members": [more], "plan": plan, "graph": "g"}))
+    text = console.file.getvalue()
+    assert [text.count(words) for words in ("equal steps", "· small", "· large")] == [1, 1, 1]
+
+
 def test_every_graph_has_ranks_of_its_own():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, color_system=None)
     table = LiveTable(console)
