@@ -285,7 +285,10 @@ def state_of(name: str) -> Hashable:
     """The name of a graph with the state of its file or folder: a file that was written anew is another graph."""
     try:
         path = Path(name)
-        files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        if path.is_dir():
+            files = [path, *sorted(path.iterdir())]
+        else:  # edges.csv is read with the nodes.csv beside it
+            files = [path, *(sorted(path.parent.glob("nodes.*")) if path.name.startswith("edges.") else ())]
         return (name, *((file.name, (status := os.stat(file)).st_mtime_ns, status.st_size) for file in files))
     except OSError:
         return (name,)

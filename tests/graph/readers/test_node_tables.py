@@ -6,6 +6,7 @@ import pytest
 
 import weft
 from weft.core.errors import GraphError
+from weft.engine.graphs import state_of
 
 NODES = "id,age,income,label,split\nann,1,0.5,cs,train\nbob,2,1.5,math,val\ncid,3,2.5,cs,test\ndan,4,3.5,,\n"
 EDGES = "src,dst,weight\nann,bob,1.0\nbob,cid,2.0\n"
@@ -63,3 +64,10 @@ def test_a_mistake_is_named_with_its_line(folder, file, old, new, message):
     with pytest.raises(GraphError, match=message) as caught:
         weft.load(folder)
     assert str(caught.value).count(str(folder)) == 1, "one sentence, about one file"
+
+
+def test_a_graph_that_is_kept_between_runs_is_read_again_after_its_nodes_changed(folder):
+    before = state_of(str(folder / "edges.csv"))
+    assert state_of(str(folder / "edges.csv")) == before
+    (folder / "nodes.csv").write_text(NODES.replace("ann,1,", "ann,100,"))
+    assert state_of(str(folder / "edges.csv")) != before
