@@ -16,7 +16,7 @@ python_version = $(shell $(PYTHON) --version 2>&1 | tail -n 1)
 need_python = $(if $(filter True,$(python_found)),,$(error Weft needs Python 3.11 or newer, but \
 $(PYTHON) is: $(or $(python_version),not there); name another one, such as make PYTHON=python3.12))
 
-.PHONY: help setup demo test test-rest check test-gpu bench format clean
+.PHONY: help setup demo test test-rest soak check test-gpu bench format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: $(READY)  ## the test suite in at most ten minutes on two cores; what need
 
 test-rest: $(READY)  ## the longer tests: interpreted kernels, servers that are killed, a Ray cluster that loses a node
 	$(PYTEST) -m rest -n logical --maxprocesses 8 $(TESTS)
+
+soak: $(READY)  ## kills, failing system calls and misbehaving models against a real server: about 20 minutes
+	PYTHONPATH=src:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.serve.soak $(PARTS)
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check $(CODE)

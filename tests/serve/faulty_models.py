@@ -6,10 +6,13 @@ import ctypes
 import gc
 import os
 import resource
+import shutil
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import torch
@@ -321,3 +324,124 @@ class HangsInC(Plain):
         (Path(os.environ["WEFT_TEST_FOLDER"]) / "hangs").touch()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ctypes.PyDLL(None).sleep(1000)
+
+
+class StartsThreads(Plain):
+    def go_wrong(self, y):
+        for _ in range(4):
+            threading.Thread(target=time.sleep, args=(1000.0,)).start()
+        return y
+
+
+class ClosesFiles(Plain):
+    def go_wrong(self, y):
+        os.closerange(0, 256)
+        return y
+
+
+class WritesGarbage(Plain):
+    """Writes what is no message to every file that its process has open."""
+
+    def go_wrong(self, y):
+        for number in range(3, 64):
+            with suppress(OSError):
+                os.set_blocking(number, False)
+                os.write(number, b"garbage\n")
+        return y
+
+
+class FillsOutput(Plain):
+    def go_wrong(self, y):
+        for _ in range(64):
+            print("x" * (1 << 16))
+        return y
+
+
+class TakesSharedMemory(Plain):
+    def go_wrong(self, y):
+        shared_memory.SharedMemory(create=True, size=32 << 20)
+        return y
+
+
+class HangsWhenBuilt(Plain):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        time.sleep(1000.0)
+
+
+class StopsItself(Plain):
+    def go_wrong(self, y):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class KillsSpawner(Plain):
+    def go_wrong(self, y):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000.0)
+
+
+class ChangesFolder(Plain):
+    def go_wrong(self, y):
+        os.chdir("/")
+        return y
+
+
+class ChangesEnvironment(Plain):
+    def go_wrong(self, y):
+        os.environ.clear()
+        return y
+
+
+class IgnoresSignals(Plain):
+    def go_wrong(self, y):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            with suppress(ValueError):
+                signal.signal(number, signal.SIG_IGN)
+        return y
+
+
+class DeletesItsFolder(Plain):
+    def go_wrong(self, y):
+        log = Path(os.readlink("/proc/self/fd/1"))
+        if log.name == "log.txt":
+            shutil.rmtree(log.parent, ignore_errors=True)
+        return y
+
+
+class SeedsTorch(Plain):
+    def go_wrong(self, y):
+        torch.manual_seed(0)
+        return y
+
+
+class ChangesThreads(Plain):
+    def go_wrong(self, y):
+        torch.set_num_threads(7)
+        torch.use_deterministic_algorithms(True)
+        return y
+
+
+class EmptiesModules(Plain):
+    def go_wrong(self, y):
+        sys.modules.clear()
+        return y
+
+
+class Recurses(Plain):
+    def go_wrong(self, y):
+        return self.go_wrong(y)
+
+
+class ReturnsNothing(Plain):
+    def go_wrong(self, y):
+        return None
+
+
+class ReturnsOtherShape(Plain):
+    def go_wrong(self, y):
+        return y[:3]
+
+
+# What waits for a file of its test, counts, trains well, or takes more memory than a shared machine has to spare.
+NEED_MORE = ("Plain", "CountsFrozen", "Counts", "UsesRelu", "WritesToThePipe", "NoMemoryOnce", "Leaks", "LeaksSmall")
+NEED_MORE += ("LeaksSmallOnDevice", "LeavesBehind", "Prints")

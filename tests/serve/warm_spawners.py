@@ -115,13 +115,6 @@ def warm_spawners() -> Iterator[None]:
         source.close()
 
 
-@contextmanager
-def real_spawners() -> Iterator[None]:
-    """Within it, they are started as a server starts them."""
-    with patch.object(worker_pool, "subprocess", subprocess):
-        yield
-
-
 def main() -> None:
     """Fork a spawner for every message, until the link is closed."""
     from weft.serve import spawner

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.serve.serving import Queue
-from tests.serve.test_fifty_kills import fill
+from tests.serve.test_full_disk import fill
 from weft.serve import groups as group_endings
 from weft.serve.groups import is_full_disk
 

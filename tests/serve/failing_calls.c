@@ -1,0 +1,66 @@
+/* Makes one system call of one process fail once: LD_PRELOAD this, with WEFT_FAILING_CALLS naming a file of four ints.
+ *
+ * The file: process id, number of the call below (0: none), errno, calls until it fails. It is set to 0 once it has.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static volatile int *plan;
+
+__attribute__((constructor)) static void map_plan(void) {
+    const char *path = getenv("WEFT_FAILING_CALLS");
+    int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, "open");
+    int file = path ? real(path, O_RDWR) : -1;
+    if (file < 0) return;
+    void *at = mmap(0, 16, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (at != MAP_FAILED) plan = at;
+}
+
+static int fails(int call) {
+    if (!plan || plan[1] != call || plan[0] != getpid()) return 0;
+    if (__sync_sub_and_fetch(&plan[3], 1) != 0) return 0;
+    errno = plan[2];
+    plan[1] = 0;
+    return 1;
+}
+
+#define WRAP(number, type, name, arguments, ...)              \
+    type name arguments {                                     \
+        static type (*real) arguments;                        \
+        if (!real) real = dlsym(RTLD_NEXT, #name);            \
+        return fails(number) ? (type)-1 : real(__VA_ARGS__);  \
+    }
+#define OPEN(name)                                            \
+    int name(const char *path, int flags, ...) {              \
+        static int (*real)(const char *, int, ...);           \
+        va_list rest;                                         \
+        va_start(rest, flags);                                \
+        int mode = va_arg(rest, int);                         \
+        va_end(rest);                                         \
+        if (!real) real = dlsym(RTLD_NEXT, #name);            \
+        return fails(5) ? -1 : real(path, flags, mode);       \
+    }
+
+WRAP(1, ssize_t, write, (int f, const void *b, size_t n), f, b, n)
+WRAP(2, ssize_t, pwrite64, (int f, const void *b, size_t n, off64_t o), f, b, n, o)
+WRAP(2, ssize_t, pwrite, (int f, const void *b, size_t n, off_t o), f, b, n, o)
+WRAP(3, int, fsync, (int f), f)
+WRAP(3, int, fdatasync, (int f), f)
+WRAP(4, int, rename, (const char *a, const char *b), a, b)
+OPEN(open)
+OPEN(open64)
+WRAP(6, ssize_t, send, (int f, const void *b, size_t n, int g), f, b, n, g)
+WRAP(6, ssize_t, sendmsg, (int f, const struct msghdr *m, int g), f, m, g)
+WRAP(7, ssize_t, recv, (int f, void *b, size_t n, int g), f, b, n, g)
+WRAP(7, ssize_t, recvmsg, (int f, struct msghdr *m, int g), f, m, g)
+WRAP(8, int, accept4, (int f, struct sockaddr *a, socklen_t *n, int g), f, a, n, g)
+WRAP(9, ssize_t, read, (int f, void *b, size_t n), f, b, n)
+WRAP(10, ssize_t, pread64, (int f, void *b, size_t n, off64_t o), f, b, n, o)

@@ -1,0 +1,302 @@
+"""Kills, failing system calls and misbehaving models against a real server; ``python -m tests.serve.soak`` runs all.
+
+Each part starts ``weft serve`` as a process, keeps it busy, and looks at every task afterwards: none is lost, done
+twice or wrong. Histories are compared bit for bit if a task trained in one set of members from start to end, else to
+2e-6.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+import weft
+from tests.serve import faulty_models
+from tests.serve.direct_queue import DirectQueue, problems
+from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
+from weft.core.errors import InputError, WeftError
+from weft.serve.queue_db import ENDED
+
+TARGETS = ("worker", "server", "planner", "spawner", "all")
+KINDS = ({"model": "gcn"}, {"model": "sage", "layers": 3}, {"model": "gin"})
+CALLS = ("write", "pwrite", "fsync", "rename", "open", "send", "recv", "accept", "read", "pread")
+ERRORS = ("ENOSPC", "EIO", "EMFILE", "EINTR")
+MODELS = tuple(
+    name
+    for name, value in vars(faulty_models).items()
+    if isinstance(value, type) and issubclass(value, faulty_models.Plain)
+    if name not in faulty_models.NEED_MORE
+)
+INNOCENT = ({"model": "gcn", "epochs": 60}, {"model": f"{FAULTY}:UsesRelu", "hidden": None, "epochs": 20})
+TOLERANCE = 2e-6
+
+
+class Soak:
+    """A server that is started again whenever it has died, and the tasks that it has accepted."""
+
+    def __init__(self, folder: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        common = ("--no-auth", "--checkpoint-seconds", "0.1", "--workers", "2", "--hang-seconds", "5")
+        self.server = ServeProcess(folder, *common, *options)
+        self._environment = environment or {}
+        self.names: list[str] = []
+        self.deaths = -1
+        self.client = weft.Client(self.server.url)
+        self.keep_up()
+
+    def keep_up(self) -> None:
+        """Start the server if it does not run."""
+        if self.server.process is None or self.server.process.poll() is not None:
+            self.deaths += 1
+            before = {name: os.environ.get(name) for name in self._environment}
+            os.environ.update(self._environment)
+            try:
+                self.server.start()
+            finally:
+                for name, value in before.items():
+                    os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    def submit(self, settings: list[dict], key: str, **more) -> list[str]:
+        """Submit until it is acknowledged; the ids."""
+        tasks = [{k: v for k, v in {**TASK, **task}.items() if v is not None} for task in settings]
+        end = time.monotonic() + 60.0
+        while True:
+            try:
+                answer = self.client._json("POST", "/api/tasks", {"tasks": tasks, "key": key, **more})
+                self.names += (names := [task["id"] for task in answer["tasks"]])
+                return names
+            except InputError:
+                raise
+            except (WeftError, OSError, HTTPException):
+                assert time.monotonic() < end, self.log()
+                self.keep_up()
+                time.sleep(0.1)
+
+    def tasks(self, names: list[str]) -> list:
+        with DirectQueue(self.server.db) as queue:
+            return [queue.get(name) for name in names]
+
+    def wait(self, names: list[str], seconds: float, resume: bool = True) -> list:
+        """The tasks once they have ended; what was held since servers died while it ran is resumed."""
+        end = time.monotonic() + seconds
+        while True:
+            tasks = self.tasks(names)
+            if all(task.state in ENDED or (task.state == "paused" and not resume) for task in tasks):
+                return tasks
+            assert time.monotonic() < end, f"{[(t.id, t.state, t.spec['task'], t.error) for t in tasks]}\n{self.log()}"
+            self.keep_up()
+            for task in tasks:
+                if task.state == "paused" and resume:
+                    with suppress(WeftError, OSError, HTTPException):
+                        self.client.resume(task.id)
+            time.sleep(0.1)
+
+    def log(self) -> str:
+        """What the server and its workers have written, from the end."""
+        files = (self.server.folder / "serve.log", self.server.db.with_name("queue.db.runs") / "workers.log")
+        return "\n".join(file.read_text(errors="replace")[-6000:] for file in files if file.exists())
+
+    def until_there(self, target: str) -> list[int]:
+        """The processes that ``target`` names, once there are any and a group runs."""
+        end = time.monotonic() + 60.0
+        while time.monotonic() < end:
+            with suppress(WeftError, OSError, HTTPException):
+                running = [task for task in self.tasks(self.names) if task.state == "running"]
+                if running and (pids := self.pids(target)):
+                    return pids
+                if all(task.state in ENDED for task in self.tasks(self.names)):
+                    return self.pids(target)
+            time.sleep(0.02)
+        raise AssertionError(f"no {target} in 60 s\n{self.log()}")
+
+    def pids(self, target: str) -> list[int]:
+        """The processes that ``target`` names."""
+        server = self.server.process.pid
+        if target == "server":
+            return [server]
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+        rows = [line.split(None, 2) for line in listed.splitlines()]
+        spawners = [int(pid) for pid, parent, args in rows if int(parent) == server and "weft.serve.spawner" in args]
+        if target == "spawner":
+            return spawners
+        workers = [(w["name"], w["pid"], w["group"]) for w in self.client.state()["workers"]]
+        if target == "planner":
+            return [pid for name, pid, _ in workers if name == "planner"]
+        if target == "worker":
+            others = [(pid, group) for name, pid, group in workers if name != "planner"]
+            return [pid for pid, group in others if group] or [pid for pid, _ in others]
+        return [server, *spawners, *(pid for _, pid, _ in workers)]
+
+    def check(self, names: list[str]) -> Counter[str]:
+        """Every task of ``names`` is done, once, with the numbers of ``weft.run``; how many were compared how."""
+        compared: Counter[str] = Counter()
+        expected: dict[tuple, dict] = {}
+        with DirectQueue(self.server.db) as queue:
+            assert problems(queue) == []
+            tasks = {task.id: task for task in queue.tasks(limit=10_000)}
+            assert [n for n in self.names if n not in tasks] == [], "acknowledged tasks are lost"
+            bad = [
+                (n, tasks[n].state, tasks[n].spec["task"], tasks[n].error) for n in names if tasks[n].state != "done"
+            ]
+            assert bad == [], bad
+            groups = queue.groups(limit=100_000)
+            for name in names:
+                members = {group.members for group in groups if name in group.members}
+                whole = min(members, key=len)
+                if whole not in expected:
+                    work = [weft.Task(**{**tasks[n].spec["task"], "name": n}) for n in whole]
+                    expected[whole] = history_of(work if len(work) > 1 else work[0])
+                file = self.server.db.with_name("queue.db.runs") / tasks[name].result["folder"] / "result.json"
+                mine = json.loads(file.read_text())["history"]
+                exact = len(members) == 1
+                off = difference(mine, expected[whole][name])
+                assert off == 0.0 if exact else off <= TOLERANCE, (name, tasks[name].spec["task"], members, off)
+                compared["bit for bit" if exact else f"to {TOLERANCE:g}"] += 1
+        return compared
+
+    def close(self) -> None:
+        """Stop the server."""
+        with suppress(subprocess.TimeoutExpired):
+            self.server.stop()
+
+
+def difference(mine: dict, expected: dict) -> float:
+    """The largest difference of two histories; infinite if one has other epochs."""
+    if set(mine) != set(expected) or any(len(mine[key]) != len(expected[key]) for key in expected):
+        return math.inf
+    worst = 0.0
+    for key, values in expected.items():
+        for one, two in zip(mine[key], values, strict=True):
+            if (one is None) != math.isnan(two):
+                return math.inf
+            worst = max(worst, 0.0 if one is None else abs(one - two) / max(1.0, abs(two)))
+    return worst
+
+
+def kills(folder: Path, count: int, seed: int = 3) -> dict[str, object]:
+    """Kill the server, workers, planner, spawner and all of them at once, ``count`` times, while tasks train."""
+    draw, soak, killed = random.Random(seed), Soak(folder), Counter[str]()
+    try:
+        for number in range(count):
+            open_tasks = [task for task in soak.tasks(soak.names[-12:]) if task.state not in ENDED]
+            if len(open_tasks) < 3:
+                kind = KINDS[number % len(KINDS)]
+                tasks = [{**kind, "seed": 100 * number + index, "epochs": 60} for index in range(3)]
+                soak.submit(tasks, key=f"round-{number}", max_attempts=20)
+            time.sleep(draw.uniform(0.0, 2.0))
+            target = TARGETS[number % len(TARGETS)]
+            for pid in soak.until_there(target):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed[target] += 1
+            if target in ("server", "all"):
+                soak.server.process.wait()
+            soak.keep_up()
+        soak.wait(soak.names, 240.0)
+        compared = soak.check(soak.names)
+    finally:
+        soak.close()
+    return {"kills": dict(killed), "tasks": len(soak.names), "compared": dict(compared)}
+
+
+def shim(folder: Path) -> Path | None:
+    """The library that makes calls fail; None without a C compiler."""
+    library = folder / "failing_calls.so"
+    source = Path(__file__).with_name("failing_calls.c")
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return library
+
+
+def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int = 5) -> dict[str, object]:
+    """Make each call of ``cases`` fail once with its error in the server, at a random moment while tasks train."""
+    draw, plan = random.Random(seed), folder / "plan"
+    plan.write_bytes(bytes(16))
+    soak = Soak(folder, environment={"LD_PRELOAD": str(library), "WEFT_FAILING_CALLS": str(plan)})
+    fired, deaths = [], []
+    try:
+        for number, (call, error) in enumerate(cases):
+            fields = (soak.server.process.pid, CALLS.index(call) + 1, getattr(errno, error), draw.randint(1, 4))
+            with open(plan, "r+b") as file:
+                file.write(struct.pack("4i", *fields))
+            before, end = soak.deaths, time.monotonic() + 20.0
+            kind = KINDS[number % len(KINDS)]
+            soak.submit([{**kind, "seed": number, "epochs": 20}], key=f"case-{number}")
+            while struct.unpack("4i", plan.read_bytes())[1] and time.monotonic() < end and soak.deaths == before:
+                soak.keep_up()
+                soak.submit([{**kind, "seed": number, "epochs": 2}], key=f"more-{time.monotonic()}")
+                time.sleep(0.2)
+            fired += [(call, error)] * (struct.unpack("4i", plan.read_bytes())[1] == 0)
+            soak.keep_up()
+            deaths += [(call, error)] * (soak.deaths - before)
+        soak.wait(soak.names, 120.0)
+        compared = soak.check(soak.names)
+    finally:
+        soak.close()
+    assert deaths == [], f"the server ended: {deaths}\n{soak.log()}"
+    return {
+        "cases": len(cases),
+        "not called": [case for case in cases if case not in fired],
+        "tasks": len(soak.names),
+        "compared": dict(compared),
+    }
+
+
+def models(folder: Path, names: tuple[str, ...]) -> dict[str, object]:
+    """Run misbehaving models of one user beside tasks of another, which must be as without them."""
+    soak, good, bad = Soak(folder, "--allow-model", f"{FAULTY}:*"), [], []
+    began = time.monotonic()
+    try:
+        for number, name in enumerate(names):
+            task = {"model": f"{FAULTY}:{name}", "hidden": None, "epochs": 5, "seed": number}
+            bad += soak.submit([task], key=f"bad-{number}", user="anna", max_attempts=1)
+            innocent = {**INNOCENT[number % 2], "seed": number}
+            good += soak.submit([innocent], key=f"good-{number}", user="ben")
+        soak.wait(good, 60.0 + 20.0 * len(names))
+        seconds = time.monotonic() - began
+        compared = soak.check(good)
+        ended = soak.wait(bad, 60.0 + 20.0 * len(names), resume=False)
+    finally:
+        soak.close()
+    states = dict(Counter(task.state for task in ended))
+    return {"models": states, "deaths": soak.deaths, "innocent": len(good), "compared": dict(compared), "s": seconds}
+
+
+def main() -> None:
+    """All of it, bounded by the waits of each part; a table at the end."""
+    rows: list[tuple[str, float, object]] = []
+    parts = {
+        "kills": lambda folder: kills(folder, 60),
+        "failing calls": lambda folder: faults(folder, shim(folder), [(c, e) for c in CALLS for e in ERRORS]),
+        "models": lambda folder: models(folder, MODELS),
+    }
+    chosen = sys.argv[1:] or list(parts)
+    for name in chosen:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            try:
+                outcome: object = parts[name](Path(folder))
+            except AssertionError as error:
+                outcome = f"FAILED: {error}"
+        rows.append((name, time.monotonic() - began, outcome))
+    for name, seconds, outcome in rows:
+        print(f"{name:14} {seconds:6.0f} s  {outcome}")
+    sys.exit(any(str(outcome).startswith("FAILED") for _, _, outcome in rows))
+
+
+if __name__ == "__main__":
+    main()
