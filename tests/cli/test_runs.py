@@ -35,3 +35,14 @@ def test_runs_on_disk(weft, tmp_path, monkeypatch):
     code, _, err = weft("ls", "nowhere")
     assert code == 2
     assert err == "weft: error: nowhere: no such folder; give the one that --out of your runs lies in\n"
+
+
+def test_the_shell_can_complete_commands(weft, monkeypatch):
+    code, out, _ = weft("--help")
+    assert code == 0
+    assert "--install-completion" in out
+    monkeypatch.setenv("_WEFT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "weft pre")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    code, out, _ = weft()
+    assert (code, out.split()) == (0, ["predict"])

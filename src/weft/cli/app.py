@@ -21,7 +21,6 @@ app = typer.Typer(
     name="weft",
     help="Train many graph neural networks at once, safely and at hardware speed.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings={"help_option_names": ["-h", "--help"]},

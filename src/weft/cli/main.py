@@ -53,7 +53,7 @@ def main() -> None:
                 sys.exit(0)
             from weft.cli.app import app  # the parser and all commands: 0.1 s
 
-            app()
+            app(prog_name="weft")  # by which a shell asks for completions, however Weft was started
     except WeftError as error:
         _fail(plain_text(f"weft: error: {error}"), error.exit_code)
     except KeyboardInterrupt:
