@@ -78,4 +78,6 @@ def test_a_disk_without_room(spec):  # noqa: F811
     assert done.returncode == 3, done.stderr
     assert "cannot write" in done.stderr
     assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    *progress, last = done.stderr.strip().splitlines()
+    assert last.startswith("weft: error: cannot write to full")
+    assert not any(line.startswith("weft: error") for line in progress)
