@@ -16,6 +16,7 @@ import torch
 
 import weft
 from tests.dist.cases import TwoBranches
+from tests.dist.mixing import MIXING, Plain
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.dist.peer_memory import Barrier, RankLostError
@@ -180,3 +181,37 @@ def test_the_command_under_torchrun(tmp_path):
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [event["event"] for event in events].count("finish") == 1, "only rank 0 tells"
     assert (tmp_path / "o" / "result.json").exists()
+
+
+@pytest.mark.parametrize("model", [MIXING[0], *(pytest.param(model, marks=pytest.mark.rest) for model in MIXING[1:])])
+def test_a_module_whose_numbers_depend_on_the_ranks_is_refused(model):
+    with pytest.raises(SpecError, match=rf"the numbers of model {model.__name__} depend on which nodes are on which"):
+        weft.run(task(model=model, epochs=2), ranks=2, device="cpu")
+
+
+def test_a_module_over_wefts_layers_has_the_numbers_of_one_rank_and_is_resumed(tmp_path):
+    one = task(model=Plain, epochs=12)
+    expected, control = weft.run(one, device="cpu"), weft.Control()
+    assert_same(weft.run(one, ranks=3, device="cpu"), expected)
+
+    def leave(event):
+        if event.kind == "progress":
+            control.preempt()
+
+    part = weft.run(one, ranks=2, out=tmp_path, device="cpu", on_event=leave, control=control)
+    assert part.status == "preempted"
+    assert_same(weft.run(one, ranks=2, out=tmp_path, device="cpu", resume=True), expected)
+
+
+@pytest.mark.rest
+def test_a_script_without_a_guard_is_one_sentence(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import weft\n"
+        "try:\n    weft.run(weft.Task(graph='demo', epochs=2), ranks=2, device='cpu', progress=False)\n"
+        "except weft.WeftError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, str(script)]
+    ended = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert "put what starts it under if __name__ == '__main__':" in ended.stdout
+    assert "Traceback" not in ended.stderr

@@ -26,7 +26,7 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.core.search_space import Choice
 from weft.core.sweep import Sweep, read_value, varies
-from weft.core.task import Task, reject_unknown, rules
+from weft.core.task import ELSEWHERE, Task, meant, reject_unknown, rules
 from weft.core.wording import did_you_mean
 
 SECTIONS = ("model", "train")
@@ -159,8 +159,8 @@ def _field(name: str, section: str, where: str, anywhere: bool = False) -> str:
             place = f"in [{other}]" if other else "at the top, before the first section"
             raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")
     everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _fields(s)}
-    hint = did_you_mean(shown, everything) or did_you_mean(name, everything.values())
-    raise SpecError(f"{where}: unknown setting {shown!r}; {hint or 'known here: ' + ', '.join(known)}")
+    hint = "" if name in ELSEWHERE else did_you_mean(shown, everything) or did_you_mean(name, everything.values())
+    raise SpecError(f"{where}: unknown setting {shown!r}; {hint or meant(shown, everything)}")
 
 
 def _in_folder(value: Any, folder: Path) -> Any:

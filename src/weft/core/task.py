@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -38,6 +38,39 @@ OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings tha
 LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
+ELSEWHERE = {  # what other libraries call a setting
+    "learning_rate": "lr",
+    "num_neighbors": "fanout",
+    "fanouts": "fanout",
+    "batch_size": "batch",
+    "hidden_channels": "hidden",
+    "hidden_dim": "hidden",
+    "hidden_size": "hidden",
+    "num_hidden": "hidden",
+    "num_layers": "layers",
+    "n_layers": "layers",
+    "num_heads": "heads",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "drop": "dropout",
+    "dropout_rate": "dropout",
+    "criterion": "objective",
+    "loss": "objective",
+    "loss_fn": "objective",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "early_stopping": "patience",
+    "gradient_clip_val": "clip_norm",
+    "accumulate_grad_batches": "accumulate",
+    "wd": "weight_decay",
+    "l2": "weight_decay",
+    "aggr": "aggregator",
+    "num_bases": "bases",
+    "num_blocks": "blocks",
+    "random_seed": "seed",
+    "dataset": "graph",
+    "data": "graph",
+}
 USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
 MAX_LAYERS = 10_000  # each is built and dry-run before planning ends, a thousand in some 15 s on one core
 
@@ -265,6 +298,9 @@ class Task:
         where = f"task {self.label!r}: "
         if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
             raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
+        if type(self.graph).__module__.startswith("torch_geometric."):
+            kind = type(self.graph).__name__
+            raise SpecError(f"{where}graph is a {kind} of PyG; give graph=weft.Graph.from_pyg(data), made of it once")
         if hasattr(self.graph, "__fspath__"):
             object.__setattr__(self, "graph", str(self.graph))
         if isinstance(self.model, str):
@@ -349,5 +385,12 @@ def reject_unknown(data: Mapping[str, Any], where: str) -> None:
     known = [f.name for f in fields(Task)]
     for key in data:
         if key not in known:
-            hint = did_you_mean(key, known) or "known: " + ", ".join(known)
-            raise SpecError(f"{where}: unknown setting {key!r}; {hint}")
+            raise SpecError(f"{where}: unknown setting {key!r}; {meant(key, known)}")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Which setting of ``known`` an unknown ``name`` means: what other libraries call so, or the closest one."""
+    own = ELSEWHERE.get(name.rpartition(".")[2])
+    target = next((one for one in known if own is not None and one.rpartition(".")[2] == own), None)
+    hint = f"did you mean {target!r}?" if target else did_you_mean(name, known)
+    return hint or "docs/api.md lists the settings of a task; what only your own model reads goes in model_args"

@@ -109,7 +109,7 @@ class Graph:
     def from_edges(
         cls,
         src: Any,
-        dst: Any,
+        dst: Any = None,
         num_nodes: int | None = None,
         x: Any = None,
         y: Any = None,
@@ -139,6 +139,11 @@ class Graph:
         the last of them have no edge. ``edge_attr [E, D]`` are features of the edges, for modules whose ``forward``
         has a parameter of that name; merged edges have the mean of theirs.
         """
+        if dst is None:
+            raise GraphError(
+                "Graph.from_edges takes two columns of node ids: from_edges(edge_index[0], edge_index[1]), or "
+                "from_edges(table['source'], table['target'])"
+            )
         x, y = as_features(x), as_labels(y)
         if num_nodes is None and (x is not None or y is not None):
             name_of, rows = ("y", y) if x is None else ("x", x)

@@ -36,6 +36,11 @@ def blocks_of(adj: Blocks, layers: int) -> Sequence[Adjacency]:
     """The adjacency of every layer; one that is given alone serves them all."""
     if isinstance(adj, Adjacency):
         return [adj] * layers
+    if isinstance(adj, Tensor) or not isinstance(adj, Sequence):
+        raise InputError(
+            f"the model takes x and an Adjacency (graph.adj), not a {type(adj).__name__}; result.predict(graph) treats "
+            "features as in training, weft.nn.to_pyg(result.model) takes x and edge_index"
+        )
     if len(adj) != layers:
         raise InputError(f"{len(adj)} blocks were given for {layers} layers; give one per layer, or one for all")
     return adj

@@ -5,6 +5,7 @@ Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -96,16 +97,31 @@ def function_of(task: Task, setting: str) -> Callable[..., Any]:
     return function
 
 
+def takes_two(function: Callable[..., Any]) -> bool:
+    """True for a loss of torch, whose third argument is no row, and for any function that takes two arguments."""
+    call = function.forward if isinstance(function, nn.Module) else function
+    if getattr(call, "__module__", "").startswith("torch.nn"):
+        return True
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # a function of C has no signature
+        return False
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) == 2 and not any(one.kind is one.VAR_POSITIONAL for one in parameters)
+
+
 class OwnMeasure:
     """A user's objective or metric ``(output, targets, rows) -> number`` for all members: ``[T]``.
 
     ``output`` is what the model returned for all rows of the batch (in float32), ``targets`` the labels of these,
-    ``rows`` those to measure. It is called once per member, so that it can be written for one.
+    ``rows`` those to measure. It is called once per member, so that it can be written for one. A loss of torch, or any
+    other function of two arguments, is given the output and the targets of these rows.
     """
 
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
         self.function: Measure = function_of(task, setting)
+        self._of_rows = takes_two(self.function)
         parameters = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
         training = [name for name, parameter in parameters if parameter.requires_grad]
         if training and setting == "objective":
@@ -120,7 +136,10 @@ class OwnMeasure:
         return torch.stack([self._of_member(of_member(output, row), labels, rows) for row in range(members)])
 
     def _of_member(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
-        value = self.function(output, labels, rows)
+        if self._of_rows and isinstance(output, Tensor):
+            value = self.function(output[rows], labels[rows])  # type: ignore[call-arg]
+        else:
+            value = self.function(output, labels, rows)
         if self._setting == "metric" and isinstance(value, (int, float)):
             return torch.tensor(float(value), device=labels.device)
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():

@@ -1,0 +1,88 @@
+"""Users' modules for ranks: right ones, and some whose numbers depend on which nodes a rank has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import weft
+
+
+class Plain(nn.Module):
+    """A layer of Weft's, norms over all nodes, dropout and a dense layer."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = (
+            weft.nn.SAGEConv(in_features, hidden),
+            weft.nn.BatchNorm(hidden),
+            nn.Linear(hidden, hidden),
+        )
+        self.last = nn.Linear(hidden, out_features)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def mixed(self, h: Tensor) -> Tensor:
+        """What a subclass makes of the rows."""
+        return F.layer_norm(h, h.shape[-1:])
+
+    def forward(self, x: Tensor, adj: Any) -> Tensor:
+        h = self.norm(torch.tanh(self.conv(x, adj)))
+        return self.last(F.dropout(self.mixed(self.out(h)), 0.3, self.training))
+
+
+class Mean(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h - h.mean(0)
+
+
+class GatedVirtualNode(Plain):
+    """The gate is zero at first, so that only its gradient tells."""
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return h + self.gate * h.sum(0, keepdim=True)
+
+
+class PairNorm(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        h = h - h.mean(0, keepdim=True)
+        return h / (h.square().sum(1).mean() + 1e-5).sqrt()
+
+
+class InstanceNorm(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return F.instance_norm(h.t()[None])[0].t()
+
+
+class SoftmaxOverNodes(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h * h.softmax(0)
+
+
+class Cumsum(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h + h.cumsum(0)
+
+
+class Positions(Plain):
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8) -> None:
+        super().__init__(in_features, out_features, hidden)
+        self.table = nn.Embedding(4096, hidden)
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return h + self.table(torch.arange(h.shape[0]))
+
+
+class OnlyInEvaluation(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h if self.training else h - h.mean(0)
+
+
+class Noise(Plain):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h + torch.randn(h.shape[0], 1)
+
+
+MIXING = (Mean, GatedVirtualNode, PairNorm, InstanceNorm, SoftmaxOverNodes, Cumsum, Positions, OnlyInEvaluation, Noise)
