@@ -49,6 +49,14 @@ def test_a_token_file(tmp_path):
     assert tokens.user_of(token + "x") is None
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o620, True), (0o600, False), (0o400, False)])
+def test_a_token_file_that_others_may_read_is_warned_about(tmp_path, capsys, mode, warned):
+    (tmp_path / "tokens").write_text("t" * 24 + "\n")
+    (tmp_path / "tokens").chmod(mode)
+    find_tokens(tmp_path / "q", tmp_path / "tokens", False, "127.0.0.1")
+    assert (f"(mode {mode:04o}); run: chmod 600 " in capsys.readouterr().err) == warned
+
+
 @pytest.mark.parametrize("text", ["", "short\n", "a b c\n", "# only a comment\n"])
 def test_bad_token_files(tmp_path, text):
     (tmp_path / "tokens").write_text(text)

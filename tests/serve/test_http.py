@@ -232,13 +232,36 @@ def test_metrics_and_openapi(server):
 
 
 @pytest.mark.parametrize("token", ["", "x" * 24, ANNA[:-1], "ü"])
-@pytest.mark.parametrize("path", ["/api/tasks", "/api/state", "/api/events", "/metrics", "/openapi.json", "/health"])
+@pytest.mark.parametrize("path", ["/api/tasks", "/api/state", "/api/events", "/metrics", "/openapi.json"])
 def test_nothing_without_a_token(server, token, path):
     with http(server, None) as client:
         headers = {"Authorization": f"Bearer {token}".encode()} if token else {}
         answer = client.get(path, headers=headers)
     assert answer.status_code == 401
     assert "token" in answer.json()["error"]
+
+
+def test_health_needs_no_token(server):
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        answer = client.get("/health")
+        assert (answer.status_code, answer.json()) == (200, {"status": "working"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("PUT", "/api/tasks", "GET, POST"), ("POST", "/health", "GET")]
+)
+def test_a_method_that_is_not_there_is_answered_with_those_that_are(server, method, path, allowed):
+    with http(server) as client:
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers.get("Allow")) == (405, allowed)
+
+
+def test_one_submission_has_a_bounded_number_of_dependencies(server):
+    body = {"tasks": [TASK] * 1000, "after": [f"{number:x}" for number in range(1000)]}
+    with http(server) as client:
+        answer = client.post("/api/tasks", json=body)
+    assert answer.status_code == 400
+    assert "1,000 tasks that each wait for 1,000 others are too many" in answer.json()["error"]
 
 
 def test_nothing_is_queued_without_a_token(server):

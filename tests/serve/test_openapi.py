@@ -105,8 +105,9 @@ def test_the_description_has_the_token_and_the_last_event(client):
     described = client.get("/openapi.json").json()
     [(name, scheme)] = described["components"]["securitySchemes"].items()
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
-    operations = [one for path in described["paths"].values() for one in path.values()]
-    assert all(one["security"] == [{name: []}] for one in operations)
+    operations = {path: one for path, methods in described["paths"].items() for one in methods.values()}
+    assert "security" not in operations.pop("/health")
+    assert all(one["security"] == [{name: []}] for one in operations.values())
     headers = [one for one in described["paths"]["/api/events"]["get"]["parameters"] if one["in"] == "header"]
     assert [one["name"] for one in headers] == ["Last-Event-ID"]
     assert not headers[0]["required"]
@@ -117,6 +118,40 @@ def test_a_server_without_tokens_asks_for_none(tmp_path):
     assert "securitySchemes" not in make_app(options, Asleep(options), Tokens(open=True)).openapi().get(
         "components", {}
     )
+
+
+@pytest.fixture
+def without_tokens(tmp_path):
+    options = ServeOptions(tmp_path / "q.db")
+    with TestClient(make_app(options, Asleep(options), Tokens(open=True)), "http://localhost:8787") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.com"},
+     {"Origin": "http://localhost:8788"}, {"Origin": "null"}],
+)  # fmt: skip
+def test_pages_of_other_sites_change_nothing_on_a_server_without_tokens(without_tokens, headers):
+    [task] = without_tokens.post("/api/tasks", json={"task": {"graph": "demo"}}).json()["tasks"]
+    refused = without_tokens.post(f"/api/tasks/{task['id']}/cancel", headers=headers)
+    assert refused.status_code == 403
+    assert "pages of other sites" in refused.json()["error"]
+    assert without_tokens.get(f"/api/tasks/{task['id']}", headers=headers).json()["state"] == "queued"
+    own = {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost:8787"}
+    assert without_tokens.post(f"/api/tasks/{task['id']}/cancel", headers=own).json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:evil.com", "localhost:", "evil.com:80", "127.0.0.1.evil.com", "localhost:\u0661"]
+)
+def test_a_server_without_tokens_has_no_other_name(without_tokens, host):
+    assert without_tokens.get("/api/tasks", headers={"Host": host.encode()}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8787", "[::1]:80", "[::1]"])
+def test_names_of_a_server_without_tokens(without_tokens, host):
+    assert without_tokens.get("/api/tasks", headers={"Host": host}).status_code == 200
 
 
 def test_schemathesis(client):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -15,13 +16,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -40,13 +43,14 @@ SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than anot
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+WITHOUT_TOKEN = ("/", "/health")  # the page has no data of its own and asks for a token; monitors have none
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
         400: "The request cannot be used; the answer says why.",
         401: "No token, or a wrong one.",
-        403: "The task belongs to another user, or is submitted for one.",
+        403: "The task belongs to another user, is submitted for one, or the request is from a page of another site.",
         404: "There is no such task.",
         409: "Not in the task's present state.",
         410: "The file is no longer there.",
@@ -112,6 +116,7 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         yield
         service.close()
 
+    api = APIRouter(responses=ERRORS, dependencies=[] if tokens.open else [Depends(BEARER)])
     app = FastAPI(
         title="Weft",
         version=__version__,
@@ -119,21 +124,28 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
-        responses=ERRORS,
-        dependencies=[] if tokens.open else [Depends(BEARER)],
     )
     app.state.service = service
     for kind in (RequestValidationError, HTTPException, WeftError, sqlite3.Error):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(_Gate, tokens=tokens, answers=answers)
-    _add_changes(app, service)
-    _add_reading(app, service, answers)
+    _add_changes(api, service)
+    _add_reading(api, service, answers)
+    app.include_router(api)
     page = files("weft.serve").joinpath("static", "dashboard.html").read_text(encoding="utf-8")
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
+    stopped: dict[int | str, dict[str, Any]] = {503: {"description": "The queue is not being worked on."}}
+
+    @app.get("/health", summary="Whether the queue is being worked on", responses=stopped)
+    async def health() -> Response:
+        trouble = service.trouble()
+        return JSONResponse({"status": trouble or "working"}, status_code=503 if trouble else 200)
+
+    app.state.routes = [*api.routes, *(route for route in app.routes if isinstance(route, Route))]
     return app
 
 
@@ -144,12 +156,16 @@ def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": message}, status_code=status)
 
 
-async def _refused(_: Request, error: Any) -> Response:
+async def _refused(request: Request, error: Any) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     if isinstance(error, HTTPException):
-        return _error(error.status_code, str(error.detail))
+        answer = _error(error.status_code, str(error.detail))
+        if error.status_code == 405:  # Starlette names the methods of one route, and a path may have several
+            there = (route for route in request.app.state.routes if route.matches(request.scope)[0] != Match.NONE)
+            answer.headers["Allow"] = ", ".join(sorted({method for route in there for method in route.methods}))
+        return answer
     if isinstance(error, BadRequestError):
         return _error(error.status, str(error))
     if isinstance(error, sqlite3.Error):
@@ -186,12 +202,16 @@ def _refusal(request: Request, tokens: Tokens) -> Response | None:
     """Why a request is not let in, as an answer; notes who it is from otherwise."""
     if tokens.open:
         host = request.headers.get("host", "")
-        if host.rsplit(":", 1)[0] not in LOOPBACK and host not in LOOPBACK:
+        if LOOPBACK.fullmatch(host) is None:
             return _error(400, "a server without tokens answers to localhost only")  # another name may be a trap
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
+        other_page = site not in ("none", "same-origin") or (origin is not None and urlsplit(origin).netloc != host)
+        if request.method not in ("GET", "HEAD") and other_page:  # a browser sends these headers, and no page sets them
+            return _error(403, "a server without tokens takes no changes from pages of other sites; use its own page")
         request.state.user = OPERATOR
         return None
-    if request.url.path == "/":
-        return None  # the page has no data of its own; it asks for the token
+    if request.url.path in WITHOUT_TOKEN:
+        return None
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip()) if kind.lower() == "bearer" and token.strip() else None
     if user is None:
@@ -229,11 +249,11 @@ async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
 # ---- changing the queue --------------------------------------------------------------------------------------
 
 
-def _add_changes(app: FastAPI, service: QueueService) -> None:
+def _add_changes(api: APIRouter, service: QueueService) -> None:
     commits = GroupCommit(service.writes, service.submit_together)
     accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
 
-    @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
+    @api.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
     async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
         body = await _body(request)
         check_caps(body, user, service.options)
@@ -246,30 +266,30 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
         return change
 
     for action, what in (("cancel", "a task"), ("pause", "a task"), ("resume", "a paused task")):
-        add = app.post(f"/api/tasks/{{task}}/{action}", summary=f"{action.capitalize()} {what}", name=action)
+        add = api.post(f"/api/tasks/{{task}}/{action}", summary=f"{action.capitalize()} {what}", name=action)
         add(changing(action))
 
 
 # ---- reading it -----------------------------------------------------------------------------------------------
 
 
-def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> None:
-    @app.get("/api/tasks", summary="List tasks")
+def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -> None:
+    @api.get("/api/tasks", summary="List tasks")
     async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
         if not 0 <= beyond < 2**62:
             raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
         text = await _in(service.reads, service.page, state, user, limit, beyond)
         return Response(text, media_type="application/json")
 
-    @app.get("/api/tasks/{task}", summary="Show a task")
+    @api.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:
         return await _json(service.reads, service.show, task)
 
-    @app.get("/api/tasks/{task}/logs", summary="What a task printed, and its notes", response_class=PlainTextResponse)
+    @api.get("/api/tasks/{task}/logs", summary="What a task printed, and its notes", response_class=PlainTextResponse)
     async def logs(task: str) -> Response:
         return PlainTextResponse(await _in(service.reads, service.log, task))
 
-    @app.get("/api/tasks/{task}/curve", summary="The learning curve of a task")
+    @api.get("/api/tasks/{task}/curve", summary="The learning curve of a task")
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
@@ -281,13 +301,13 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
         return download
 
     for what, (name, kind, ending, summary) in DOWNLOADS.items():
-        app.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, kind, ending))
+        api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, kind, ending))
 
-    @app.get("/api/state", summary="Devices, workers, groups and figures")
+    @api.get("/api/state", summary="Devices, workers, groups and figures")
     async def state(user: str = Depends(_user)) -> Response:
         return await _json(service.reads, service.state, user)
 
-    @app.get("/api/events", summary="Events as they happen (server-sent events)")
+    @api.get("/api/events", summary="Events as they happen (server-sent events)")
     async def events(
         request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
     ) -> Response:
@@ -300,14 +320,9 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
         first = since or 0
         return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
 
-    @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
+    @api.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(await _in(service.reads, service.metrics, answers), media_type=CONTENT_TYPE)
-
-    @app.get("/health", summary="Whether the queue is being worked on")
-    async def health() -> Response:
-        trouble = service.trouble()
-        return JSONResponse({"status": trouble or "working"}, status_code=503 if trouble else 200)
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:

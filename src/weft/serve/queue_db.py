@@ -511,9 +511,10 @@ class QueueDB:
                     difference = f"{former} task{'s' if former > 1 else ''} in the queue, and {new} "
                     difference += f"{'were' if new > 1 else 'was'} submitted"
                 raise QueueError(f"key={batch[0].said_key!r} has {difference}; choose another key")
-        return [self._submit(submission) for submission in batch]
+        states: dict[str, str] = {}  # of the tasks that the batch waits for: read once, not by every task of it
+        return [self._submit(submission, states) for submission in batch]
 
-    def _submit(self, new: Submission) -> QueueTask:
+    def _submit(self, new: Submission, states: dict[str, str]) -> QueueTask:
         former = self._by_key(new)
         if former is not None:
             return former
@@ -523,8 +524,10 @@ class QueueDB:
         if self._find(name) is not None:
             raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
         for needed in new.after:
-            state = getattr(self._find(needed), "state", "not in the queue")
-            if state in ("failed", "cancelled", "not in the queue"):
+            if needed not in states:
+                row = self.connection.execute("SELECT state FROM tasks WHERE id = ?", (needed,)).fetchone()
+                states[needed] = "not in the queue" if row is None else row["state"]
+            if (state := states[needed]) in ("failed", "cancelled", "not in the queue"):
                 infer = new.spec.get("infer")
                 what = "infer.of" if isinstance(infer, Mapping) and infer.get("of") == needed else "after"
                 who = f"task {new.id!r}: " if new.id is not None else ""

@@ -53,7 +53,12 @@ def find_tokens(db: Path, file: Path | None, no_auth: bool, host: str) -> tuple[
     path = file if file is not None else db.with_name(db.name + ".token")
     if file is None:
         make_token_file(path)
-    return Tokens.read(path), path
+    tokens = Tokens.read(path)
+    mode = path.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        told = f"token file {path}: others of this machine may read or write it (mode {mode:04o})"
+        print(f"weft: {told}; run: chmod 600 {path}", file=sys.stderr)
+    return tokens, path
 
 
 def make_folder(path: Path) -> None:

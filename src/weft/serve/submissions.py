@@ -96,6 +96,7 @@ def _no_constant(name: str) -> Any:
 
 LARGEST_NODE = 2**62 - 1
 MOST_TASKS = 10_000
+MOST_DEPENDENCIES = 10_000  # tasks x after of a submission: each is a row, and is looked at by every decision
 LONGEST_TEXT = 200
 LONGEST_USER = 100
 
@@ -411,7 +412,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
             raise BadRequestError("an inference task is submitted alone; leave tasks out")
         spec, of = inference_spec(body, registry, find)
         specs = [spec]
-        after = after if of is None else dict.fromkeys([*after, of])
+        after = after if of is None else [*after, of]
     else:
         several = "tasks" in body
         if several == ("task" in body):
@@ -420,6 +421,11 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
         if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
             raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
         specs = [{"task": _settings(task), **_graph(task, registry)} for task in tasks]
+    after = tuple(dict.fromkeys(after))
+    if len(specs) * len(after) > MOST_DEPENDENCIES:
+        what = f"{len(specs):,} tasks that each wait for {len(after):,} others"
+        most = f"a submission may have {MOST_DEPENDENCIES:,} dependencies"
+        raise BadRequestError(f"{what} are too many; {most}: name fewer tasks in after, such as the last of a chain")
     key, priority, attempts = (_option(body, name) for name in ("key", "priority", "max_attempts"))
     # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
     limits = {name: _option(body, name) for name in ("budget", "deadline", "time_limit")} | {"max_attempts": attempts}
@@ -430,7 +436,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
             key=None if key is None else f"{user}/{key}/{number}",
             user=user,
             priority=priority or 0,
-            after=tuple(after),
+            after=after,
             max_attempts=attempts or 3,
             said_key=key,
         )
