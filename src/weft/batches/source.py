@@ -63,21 +63,6 @@ class Batch:
             return replace(self, blocks=self.blocks.without_derived())
         return replace(self, blocks=tuple(block.without_derived() for block in self.blocks))
 
-    def in_float64(self) -> Batch:
-        """The same batch with features, and what it has per edge, in float64; for one adjacency and dense features."""
-        adj = self._only_block()
-        if not isinstance(self.x, Tensor):
-            raise InputError("sparse features are float32")
-        wide = adj if adj.weight is None else adj.scaled(weight=adj.weight.double())
-        if adj.relation is not None:
-            wide = wide.related(adj.relation, adj.num_relations)
-        if adj.edge_attr is not None:
-            wide = wide.attributed(adj.edge_attr.double() if adj.edge_attr.is_floating_point() else adj.edge_attr)
-        first = None if self.first is None else self.first.double()
-        other = replace(self, x=self.x.double(), blocks=wide, first=first)
-        vars(other)["edge_index"] = self.edge_index  # 16 bytes per edge, which both can read
-        return other
-
     @cached_property
     def edge_index(self) -> Tensor:
         """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""
