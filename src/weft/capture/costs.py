@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from weft.capture.observer import ObservedCall, Observer, Seen, is_library, is_lt
+from weft.capture.observer import LIBRARY, ObservedCall, Observer, Seen, is_lt, tensors_in
 from weft.core.program import ALLOCATIONS, MARKER_KEPT, Operator, Program, Value
 
 KERNELS = "triton."  # launched outside of any operator
@@ -38,13 +38,7 @@ class Work:
 
 def tensors(tree: Any) -> Iterator[Seen]:
     """Every tensor in the arguments or results of a call."""
-    if isinstance(tree, Seen):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from tensors(part)
-    elif isinstance(tree, dict):
-        yield from tensors(list(tree.values()))
+    return tensors_in(tree, Seen)
 
 
 def bytes_in(call: ObservedCall) -> int:
@@ -479,7 +473,7 @@ def _operator(call: ObservedCall, phase: str, ids: Mapping[int, int]) -> Operato
         launches=work.launches if inside.launches is None else inside.launches,
         workspace=sum(inside.pieces) or work.workspace,
         frees=tuple(ids[n] for n in call.frees if n in ids),
-        library=inside.library or is_library(call.name),
+        library=inside.library or call.name in LIBRARY,
         pieces=inside.pieces or work.pieces,
         stream=call.stream,
         engine=call.in_backward,

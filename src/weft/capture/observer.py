@@ -278,17 +278,13 @@ def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
     return Inside(
         launches=sum(family_of(call.name) != "allocation" for call in inner.calls),
         pieces=most,
-        library=any(is_library(call.name) for call in inner.calls),
+        library=any(call.name in LIBRARY for call in inner.calls),
         lt=any(is_lt(call) for call in inner.calls),
     )
 
 
+# Operators that call cuBLAS, which keeps a workspace.
 LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
-
-
-def is_library(name: str) -> bool:
-    """Whether the operator calls cuBLAS, which keeps a workspace."""
-    return name in LIBRARY
 
 
 def is_lt(call: ObservedCall) -> bool:
@@ -302,15 +298,15 @@ def is_lt(call: ObservedCall) -> bool:
     return len(bias.shape) == 1 and min(*left.shape, *right.shape) > 1
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and dictionaries."""
-    if isinstance(tree, Tensor):
+def tensors_in(tree: Any, kind: type = Tensor) -> Iterator[Any]:
+    """Every tensor, or object of another ``kind``, in nested tuples, lists and dictionaries."""
+    if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for part in tree:
-            yield from tensors_in(part)
+            yield from tensors_in(part, kind)
     elif isinstance(tree, dict):
-        yield from tensors_in(list(tree.values()))
+        yield from tensors_in(list(tree.values()), kind)
 
 
 def in_backward() -> bool:

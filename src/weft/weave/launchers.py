@@ -252,7 +252,6 @@ def push_triton(
 
 @custom_op(
     "weft::spmm_push",
-    mutates_args=(),
     schema="(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, int num_cols) -> Tensor",
 )
 def _push_op(x, weight, row_scale, col_scale, csr, num_cols):

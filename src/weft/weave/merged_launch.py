@@ -386,7 +386,6 @@ def _run(flat: FlatCalls) -> list[Tensor]:
 
 @custom_op(
     "weft::merged_call",
-    mutates_args=(),
     schema="(str[] names, Tensor?[] tensors, int[] counts, float[] numbers, str[] words) -> Tensor[]",
 )
 def _merged_op(names, tensors, counts, numbers, words):

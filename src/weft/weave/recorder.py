@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.observer import HOST_READS, written_places
+from weft.capture.observer import HOST_READS, in_backward, written_places
 from weft.core.errors import InputError
 from weft.ops.launch.hooks import intercepted
 from weft.ops.sparse import spmm  # noqa: F401  this and the next register the operators that are written down
@@ -340,7 +340,7 @@ class Recorder(TorchDispatchMode):
     def write(self, function: Any, args: tuple, like: Tensor | None = None, kwargs: dict | None = None) -> StepNode:
         """Add a node; with ``like``, one that stands for a tensor of its type in new memory."""
         node = self.graph.call_function(function, args, kwargs)
-        node.meta["backward"] = torch._C._current_graph_task_id() != -1
+        node.meta["backward"] = in_backward()
         if like is not None:
             node.meta |= {"storage": self._numbers, "shape": tuple(like.shape), "dtype": like.dtype, "contiguous": True}
             self._numbers += 1

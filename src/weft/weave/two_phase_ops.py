@@ -116,18 +116,6 @@ _register("linear_backward", linear_backward_parts, f"{BACKWARD_ARGUMENTS} -> (T
 _register("cross_entropy_rows", cross_entropy_parts, "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
 
 
-@custom_op(
-    "weft::add_parts", mutates_args=(), schema="(Tensor partial, int first, int second, str dtype) -> (Tensor, Tensor)"
-)
-def _add_parts_op(partial, first, second, dtype):
-    return add_parts(partial, first, second, dtype)
-
-
-@_add_parts_op.register_fake
-def _add_parts_fake(partial, first, second, dtype):
-    return tuple(partial.new_empty(partial.shape[0], size, dtype=getattr(torch, dtype)) for size in (first, second))
-
-
 def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Tensor, ...]:
     """``partial [T, P, first + second]`` summed over P: ``[T, first]`` and ``[T, second]`` of the type ``dtype``."""
     kind = getattr(torch, dtype)
@@ -135,3 +123,11 @@ def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Ten
         return add_parts_triton(partial, (first, second), kind)
     total = partial[:, 0] if partial.shape[1] == 1 else partial.sum(1)
     return tuple(part.clone(memory_format=torch.contiguous_format) for part in total.to(kind).split((first, second), 1))
+
+
+ADD_PARTS = "(Tensor partial, int first, int second, str dtype) -> (Tensor, Tensor)"
+
+
+@custom_op("weft::add_parts", ADD_PARTS)(add_parts).register_fake
+def _add_parts_fake(partial, first, second, dtype):
+    return tuple(partial.new_empty(partial.shape[0], size, dtype=getattr(torch, dtype)) for size in (first, second))
