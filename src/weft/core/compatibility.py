@@ -57,13 +57,9 @@ def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
     """The metric of ``task``: its own, or accuracy (one class per node), micro F1 (many labels) or R2 (numbers)."""
     if task.metric != "auto":
         return function_name(task.metric)
-    return (
-        "r2"
-        if regression or objective_name(task, multilabel) in REGRESSIONS
-        else "f1_micro"
-        if multilabel
-        else "accuracy"
-    )
+    if regression or objective_name(task, multilabel) in REGRESSIONS:
+        return "r2"
+    return "f1_micro" if multilabel else "accuracy"
 
 
 def function_name(value: Any) -> str:

@@ -91,11 +91,6 @@ def gives(task: Task, key: str) -> bool:
     return key in task.given or task.traits is not None or key not in model_settings()
 
 
-def matters(task: Task, key: str, usual: Task) -> bool:
-    """Whether leaving the value of a setting out would change the task."""
-    return task.traits is None or key.startswith(ARGS) or getattr(task, key) != getattr(usual, key)
-
-
 def frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
     args = settings.get("model_args", {})
@@ -388,7 +383,9 @@ class Sweep:
         names += list(dict.fromkeys(f"{ARGS}{key}" for task in tasks for key in task.model_args))
         shared = [key for key in names if distinct((setting_of(t, key, ABSENT), gives(t, key)) for t in tasks) == 1]
         usual, first = Task(graph="any"), tasks[0]
-        chosen = [key for key in shared if gives(first, key) and matters(first, key, usual)]
+        chosen = [key for key in shared if gives(first, key)]
+        if first.traits is not None:  # a named model has the usual value of a setting that is left out
+            chosen = [key for key in chosen if key.startswith(ARGS) or getattr(first, key) != getattr(usual, key)]
         settings = joined_args({key: setting_of(first, key) for key in chosen}, whole=True)
         own = [[key for key in names if key not in shared and gives(task, key)] for task in tasks]
         entries = [
