@@ -300,10 +300,6 @@ class PhaseTimes(PlainData):
             if other != key
         )
 
-    def for_one_side(self) -> PhaseTimes:
-        """Where the trainer prepares all batches: its phases as captured steps have them."""
-        return replace(self, phases={**self.phases, **self.captured}) if self.captured else self
-
     def in_step(self) -> PhaseTimes:
         """Where the trainer prepares its batches inside captured steps, and trains on the host's batches as well.
 

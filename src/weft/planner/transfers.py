@@ -105,8 +105,7 @@ def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: DataPlace
     on_device = gathered + sampled
     device = steps * on_device
     # A step's reads over PCIe or from disk.
-    link = machine.link("pcie", "host", "gpu:0")
-    rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
+    rate = OVER_PCIE * (machine.bus_bandwidth("host", "gpu:0") or machine.copy_bandwidth)
     total = 0.0
     if placement.features in ("host", "cached"):
         total += traffic.features_by_gpu(rate)

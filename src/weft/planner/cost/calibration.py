@@ -28,8 +28,7 @@ class Observation:
     @property
     def usable(self) -> bool:
         """Whether both sides are positive numbers."""
-        total = sum(self.families.values())
-        return 0 < total < math.inf and 0 < self.measured < math.inf
+        return 0 < self.predicted < math.inf and 0 < self.measured < math.inf
 
     @property
     def predicted(self) -> float:

@@ -9,16 +9,13 @@ longer. On a CPU the host is the device, and every operator costs its call.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.program import Operator, Program, Value
-from weft.core.task import Task
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.rule import BYTES, edges_and_loops
 
 # ---- Rows gathered by index, by their width and the share of cache hits
 #
@@ -339,27 +336,3 @@ def table_bytes(op: Operator, program: Program) -> int:
 def _tables(op: Operator, program: Program) -> list[Value]:
     read = [program.values[i] for i in op.reads]
     return [v for v in read if v.kind != "graph" and len(v.shape) >= 2 and v.dtype not in INDICES]
-
-
-# ---- Rows by cluster: seconds saved in an epoch, and seconds to find the clusters
-#
-# Measured on an H200 (suites spmm, multi_kernels): of the time of sparse products nothing is gained on the pubmed shape
-# and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on products, whose rows do not stay in the
-# L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and some seconds the first time on a machine,
-# when a kernel is compiled for it.
-
-GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
-GATHERED = 7e12  # bytes per second, from the L2
-CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
-
-
-def seconds_saved(tasks: Sequence[Task], stats: GraphStats, epochs: int, beyond_cache: bool) -> float:
-    """What ``epochs`` epochs gain; ``beyond_cache``: the hidden rows of all nodes do not fit in the cache."""
-    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
-    seconds = 2.0 * layers * edges_and_loops(stats) / GATHERED  # rows that sparse products gather, and their gradients
-    return epochs * seconds * (GAIN_BEYOND if beyond_cache else GAIN_IN_CACHE)
-
-
-def seconds_to_find(stats: GraphStats) -> float:
-    """What finding the clusters takes."""
-    return CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges

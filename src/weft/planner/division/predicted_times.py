@@ -34,8 +34,7 @@ def predicted_times(
 ) -> PhaseTimes:
     """Phases of a batch of ``task``; ``training``: predicted cost of an epoch of ``steps`` without batches."""
     traffic, device = BatchTraffic.of(task, stats, placement), machine.copy_bandwidth
-    link = machine.link("pcie", "host", "gpu:0")
-    bus = link.bytes_per_second if link is not None else device
+    bus = machine.bus_bandwidth("host", "gpu:0") or device
     rows, edges, hops = traffic.batch.nodes, sum(traffic.batch.edges), len(task.fanouts)
     cached = traffic.hits if placement.features == "cached" else 0.0  # of the rows: neither side reads those by bus
     read = rows * traffic.row_bytes

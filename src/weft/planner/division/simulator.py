@@ -172,8 +172,8 @@ class _Run:
         if (division.host_batches and not self._host) or (division.device_batches and not self._device):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
         self._division, self._batches, self._times = division, batches, times
-        if division.kind == "sequential":
-            self._times = times.for_one_side()
+        if division.kind == "sequential":  # the trainer prepares all batches in captured steps
+            self._times = replace(times, phases={**times.phases, **times.captured})
         elif division.elastic:
             self._times = times.in_step()
             self._device = device_operators(registry, division.trainer, self._times)

@@ -90,7 +90,7 @@ class Suggestion(PlainData):
 
 
 @dataclass(frozen=True)
-class PlanReport:
+class PlanReport(PlainData):
     """Tasks, groups, what each takes on ``machine`` within ``budget`` bytes, and why.
 
     ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if
@@ -147,24 +147,9 @@ class PlanReport:
         work = None
         if self.work is not None:
             work = {"task" if isinstance(self.work, Task) else "sweep": self.work.to_dict()}
-        data = {
-            "format": FORMAT,
-            "version": VERSION,
-            "weft": __version__,
-            "name": self.name,
-            "fits": self.fits,
-            "peak_bytes": self.peak_bytes,
-            "run_seconds": self.run_seconds,
-            "compile_seconds": self.compile_seconds,
-            "budget_bytes": self.budget,
-            "machine": self.machine.to_dict(),
-            "graphs": list(self.graphs),
-            "work": work,
-            "tasks": [task.to_dict() for task in self.tasks],
-            "groups": [group.to_dict() for group in self.groups],
-            "nearest": [suggestion.to_dict() for suggestion in self.nearest],
-            "notes": list(self.notes),
-        }
+        figures = {"fits": self.fits, "peak_bytes": self.peak_bytes, "run_seconds": self.run_seconds}
+        data = {"format": FORMAT, "version": VERSION, "weft": __version__, **figures, **super().to_dict(), "work": work}
+        data["budget_bytes"] = data.pop("budget")
         return {**data, "digest": _digest(data)}
 
     def to_json(self) -> str:
@@ -195,18 +180,7 @@ class PlanReport:
             work = data["work"]
             if work is not None:
                 work = read_task(work["task"]) if "task" in work else Sweep.from_dict(work["sweep"])
-            report = cls(
-                name=data["name"],
-                machine=Machine.from_dict(data["machine"]),
-                budget=data["budget_bytes"],
-                tasks=tuple(TaskEstimate.from_dict(task) for task in data["tasks"]),
-                groups=tuple(GroupEstimate.from_dict(group) for group in data["groups"]),
-                nearest=tuple(Suggestion.from_dict(suggestion) for suggestion in data["nearest"]),
-                notes=tuple(data["notes"]),
-                graphs=tuple(data["graphs"]),
-                work=work,
-                compile_seconds=float(data.get("compile_seconds", 0.0)),
-            )
+            report = super().from_dict({**data, "budget": data["budget_bytes"], "work": work})
             changed = data["digest"] != _digest(data)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise SpecError(f"a damaged plan ({type(error).__name__}: {error}); plan again") from None
