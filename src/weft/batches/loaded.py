@@ -12,12 +12,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft.batches.block import Subgraph, exact_device, from_pyg, local_adjacency
 from weft.batches.pipeline import named_errors
 from weft.batches.sampled import Sampling
-from weft.batches.source import Batch, Infer, MakeSource, OneByOne, SourceRequest
+from weft.batches.source import Batch, MakeSource, OneByOne, SourceRequest
 from weft.core.errors import InputError
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -58,12 +57,10 @@ class Loaded(OneByOne):
             self._seeds = sum(from_pyg(batch).num_seeds for batch in loader)
         else:
             self._seeds = self.steps_per_epoch * sampling.batch
-        self._whole = sampling(request)
+        whole = sampling(request)  # reads features, and evaluates
+        self._store = whole.store
+        self.reads, self.logits, self.rows, self.labels = whole.reads, whole.logits, whole.rows, whole.labels
         self._pass: tuple[int, int, Iterator[Any]] | None = None  # epoch, batches taken, and the rest
-
-    def reads(self) -> dict[str, float]:
-        """What caches had of the features that were read here."""
-        return self._whole.reads()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's next pass, or the rest of one that was left; that of another process cannot be continued."""
@@ -94,7 +91,7 @@ class Loaded(OneByOne):
         self._check(local)
         graph, x, device = self._request.graph, self._request.x, self._device
         local = replace(local.to(device), num_relations=graph.num_relations)
-        features = self._whole.store.read(local.nodes) if local.x is None else local.x.to(x.dtype)
+        features = self._store.read(local.nodes) if local.x is None else local.x.to(x.dtype)
         if local.y is None:
             labels = graph.y[local.nodes.to(graph.y.device).long()].to(device)
         else:
@@ -129,15 +126,3 @@ class Loaded(OneByOne):
             raise InputError(f"x of a batch is {list(local.x.shape)}; the graph has {width} features per node")
         if local.y is not None and local.y.numel() != prod((local.y.shape[0], *graph.y.shape[1:])):
             raise InputError(f"y of a batch is {list(local.y.shape)}; that of the graph is {list(graph.y.shape)}")
-
-    def logits(self, infer: Infer, layers: int | None) -> Tensor:
-        """Exact logits of all nodes."""
-        return self._whole.logits(infer, layers)
-
-    def rows(self, split: str) -> Tensor:
-        """The ids of the split's nodes."""
-        return self._whole.rows(split)
-
-    def labels(self) -> Tensor:
-        """Of all nodes."""
-        return self._whole.labels()

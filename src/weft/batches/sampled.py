@@ -215,7 +215,6 @@ class Sampled:
         capturable = reached and plain and adj.weight is None and request.padding and not request.subgraph
         loops = capturable and adj.derived("has loops", lambda: has_loops(adj, self._device))
         self._captured = sampling.captured and capturable and not loops
-        self.overlaps = self._captured and placement is not None and placement.overlap
         self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, at fixed addresses
         # Evaluated layer by layer if the plan says so; else if the graph is not on the device as a whole.
         layered = placement is not None and placement.evaluation == "layers"
@@ -223,6 +222,11 @@ class Sampled:
         whole = here and (placement is not None or x.numel() * x.element_size() <= WHOLE_BYTES)
         chunk_edges = placement.chunk_edges if placement is not None and layered else EVALUATION_EDGES
         self._layers = None if whole and not layered else LayerWise(graph, x, self._device, chunk_edges)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next batch is made on the device while the current one trains."""
+        return self._captured and self._placement is not None and self._placement.overlap
 
     def reads(self) -> dict[str, float]:
         """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""

@@ -59,7 +59,6 @@ class DividedSampled(Sampled):
     """Batches in their order, by whichever side; :meth:`divide` changes the division between two epochs."""
 
     def __init__(self, request: SourceRequest, divided: DividedSampling) -> None:
-        self._overlaps = False
         self._expected: int | None = None
         self._listed: dict[int, list[SeedBatch]] = {}  # batches of the next epoch, once they were listed
         # Padded batches of the host have no relations; blocks that are not padded have.
@@ -80,13 +79,9 @@ class DividedSampled(Sampled):
         return self.divided.division
 
     @property
-    def overlaps(self) -> bool:  # type: ignore[override]
+    def overlaps(self) -> bool:
         """Whether the device, preparing all batches by itself, makes the next one while one trains."""
-        return self._overlaps and self._alone
-
-    @overlaps.setter
-    def overlaps(self, overlaps: bool) -> None:
-        self._overlaps = overlaps
+        return super().overlaps and self._alone
 
     @property
     def _alone(self) -> bool:
