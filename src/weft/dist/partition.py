@@ -29,11 +29,9 @@ def own_rows_of_transpose(adj: Adjacency, low: int, high: int) -> tuple[Tensor, 
     mine = ((adj.indices >= low) & (adj.indices < high)).nonzero().squeeze(1)
     sources, rows = adj.indices[mine].long() - low, torch.searchsorted(adj.indptr, mine, right=True, out_int32=True) - 1
     order = torch.sort(sources, stable=True).indices  # edges come by row, so rows stay ascending
-    indptr = torch.zeros(high - low + 1, dtype=torch.int64, device=adj.device)
-    torch.cumsum(torch.bincount(sources, minlength=high - low), 0, out=indptr[1:])
+    indptr = row_offsets(sources, high - low).to(offset_dtype(mine.numel()))
     weight = None if adj.weight is None else adj.weight[mine[order]]
-    before = int((adj.indices < low).sum())
-    return indptr.to(offset_dtype(mine.numel())), rows[order].to(torch.int32), weight, before
+    return indptr, rows[order].to(torch.int32), weight, int((adj.indices < low).sum())
 
 
 def halo_of(columns: Tensor, low: int, high: int) -> Tensor:

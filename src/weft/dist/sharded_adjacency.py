@@ -404,13 +404,9 @@ class ShardGraph(Graph):
         super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
         self.first_row, self.num_train = low, whole.train.numel()
-        # Every rank gives the later half of its nodes to the next one.
+        # The rows of this rank if every rank gives the later half of its nodes to the next one; all ranks call it.
         halves = [end - (end - begin) // 2 for begin, end in pairwise(bounds)]
-        self._otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
-
-    def divided_otherwise(self) -> ShardGraph:
-        """The rows that this rank has if all nodes are divided among the ranks in another way; all ranks call it."""
-        return self._otherwise()
+        self.divided_otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
 
     def _check_shapes(self) -> None:
         """Nothing: the whole graph has been checked, and a shard may be empty."""
