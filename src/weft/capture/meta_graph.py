@@ -19,7 +19,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.placement import DataPlacement
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
-from weft.nn.conv import relation_entries, without_weights
+from weft.nn.conv import relation_of_edges, without_weights
 from weft.ops.csr.adjacency import Adjacency, insert_loops, offset_dtype
 from weft.ops.csr.relation_slots import RelationSlots, pair_keys, slot_arrays
 from weft.ops.csr.worklist import WorkList, thresholds
@@ -132,9 +132,9 @@ class MetaAdjacency(Adjacency):
         relation_of_chunk = MetaAdjacency(offsets, arrays.chunk_relation, relations, histograms=of_chunks)
         return RelationSlots(means, collect, relation_of_chunk)
 
-    def make_relation_of_edges(self) -> Adjacency:
+    def relation_of_edges(self) -> Adjacency:
         """One entry per edge."""
-        plain, edges = relation_entries(self), self.num_edges
+        plain, edges = relation_of_edges.__wrapped__(self), self.num_edges  # type: ignore[attr-defined]
         by_relation = Degrees.even(self.num_relations, edges)
         if self.relation_edges:
             by_relation = Degrees.counted(torch.tensor(self.relation_edges))

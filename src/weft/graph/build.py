@@ -87,20 +87,18 @@ def undirected(
     first = fresh.nonzero().squeeze(1)
     if first.numel() < pairs.numel():  # merge runs of equal pairs and relations
         lengths = torch.cat([first[1:], first.new_tensor([pairs.numel()])]) - first
-        weight, attr = (_means(values, lengths) for values in (weight, attr))
+        weight, attr = (  # averages in float64, so that equal values stay equal
+            values
+            if values is None
+            else torch.segment_reduce(values.double(), "mean", lengths=lengths, axis=0).to(values.dtype)
+            for values in (weight, attr)
+        )
         pairs, relation = pairs[first], None if relation is None else relation[first]
     high, low = pairs // num_nodes, pairs % num_nodes
     back = (high != low).nonzero().squeeze(1)
     src, dst = torch.cat([low, high[back]]), torch.cat([high, low[back]])
     both_ways = [None if values is None else torch.cat([values, values[back]]) for values in (weight, relation, attr)]
     return src, dst, *both_ways
-
-
-def _means(values: Tensor | None, lengths: Tensor) -> Tensor | None:
-    """Averages in float64, so that equal values stay equal."""
-    if values is None:
-        return None
-    return torch.segment_reduce(values.double(), "mean", lengths=lengths, axis=0).to(values.dtype)
 
 
 def is_symmetric(adj: Adjacency) -> bool:

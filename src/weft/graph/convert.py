@@ -65,12 +65,6 @@ PYG_READ = {
 }
 
 
-def pyg_unread(data: Any) -> list[str]:
-    """What a PyG ``Data`` has besides."""
-    keys = getattr(data, "keys", ())
-    return sorted(set(keys() if callable(keys) else keys) - PYG_READ)
-
-
 def _pyg_edges(data: Any) -> tuple[Any, Any, Any]:
     edges = getattr(data, "edge_index", None)
     if edges is not None:
@@ -158,13 +152,11 @@ def to_pyg(graph: Graph) -> Any:
         data.edge_type = graph.relation.long()
     for name in SPLITS:
         if getattr(graph, name).numel():
-            masks = [_mask(getattr(graph.split_rows(s), name), graph.num_nodes) for s in range(graph.num_splits)]
+            ids = [getattr(graph.split_rows(number), name) for number in range(graph.num_splits)]
+            none = torch.zeros(graph.num_nodes, dtype=torch.bool, device=ids[0].device)
+            masks = [none.index_fill(0, each, True) for each in ids]
             data[f"{name}_mask"] = masks[0] if len(masks) == 1 else torch.stack(masks, 1)
     return data
-
-
-def _mask(ids: Tensor, num_nodes: int) -> Tensor:
-    return torch.zeros(num_nodes, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
 
 
 def _kind(thing: Any) -> str:

@@ -213,7 +213,8 @@ class Graph:
         :meth:`from_edges`.
         """
         graph = cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
-        unread = convert.pyg_unread(data)
+        keys = getattr(data, "keys", ())
+        unread = sorted(set(keys() if callable(keys) else keys) - convert.PYG_READ)
         return graph.noted(f"not read of the PyG data: {', '.join(unread)}") if unread else graph
 
     @classmethod

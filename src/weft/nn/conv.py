@@ -137,19 +137,9 @@ def plus_identity(adj: Adjacency) -> Adjacency:
     return more
 
 
+@supplied_by_adjacency
 def relation_of_edges(adj: Adjacency) -> Adjacency:
     """``[E x R]``: one entry per edge, at its relation: 1 divided by the edges of that relation into its node."""
-    return adj.derived("relation of edges", lambda: make_relation_of_edges(adj))
-
-
-@supplied_by_adjacency
-def make_relation_of_edges(adj: Adjacency) -> Adjacency:
-    """Of an adjacency with data."""
-    return relation_entries(adj)
-
-
-def relation_entries(adj: Adjacency) -> Adjacency:
-    """The matrix of :func:`relation_of_edges`."""
     if adj.relation is None:
         raise InputError("this layer needs the relation of every edge; give the graph relation=, one number per edge")
     key = adj.relation.long() * adj.num_rows + adj.rows()

@@ -67,7 +67,8 @@ class RGCNConv(Conv):
             # ``sum over b of A_b (X V_b)``, where an edge of relation r weighs ``coefficients[r, b]`` divided by the
             # number of such edges into its node.
             rows = transform(x, self.weight.movedim(-1, -2).flatten(0, 1)).unflatten(-1, (self.bases, -1))
-            weight = ops.spmm(relation_of_edges(adj), self.coefficients).movedim(-1, -2)
+            relations = adj.derived("relation of edges", lambda: relation_of_edges(adj))
+            weight = ops.spmm(relations, self.coefficients).movedim(-1, -2)
             neighbours = ops.spmm(without_weights(adj), rows.movedim(-2, -3), weight=weight).sum(-3)
             return ending.apply(neighbours, transform_own(x, self.weight_self, adj))
         means = self.aggregate(as_dense(x), adj) if first is None else first

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
+from weft.graph.build import row_offsets
 from weft.graph.generate.draws import (
     Popularity,
     Stream,
@@ -112,20 +113,10 @@ def undirected_csr(owned: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
 
     need = owned.to(torch.int64)
     keys = distinct_keys(need, offsets(need)[:-1], propose, owner_of, tag_bits=1, pass_on=PASS_ON_ROUNDS)
-    return symmetric_csr(keys.bitwise_right_shift_(1), num_nodes)
-
-
-def symmetric_csr(pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """CSR of both directions of distinct pairs ``low * N + high`` with low < high."""
+    pairs = keys.bitwise_right_shift_(1)  # low * N + high
     mirrored = (pairs % num_nodes).mul_(num_nodes).add_(pairs // num_nodes)
-    return keys_csr(sort_values(torch.cat([pairs, mirrored])), num_nodes)
-
-
-def keys_csr(keys: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """CSR of sorted keys ``row * N + column``."""
-    starts = torch.arange(num_nodes + 1, dtype=torch.int64, device=keys.device).mul_(num_nodes)
-    indptr = torch.searchsorted(keys, starts).to(offset_dtype(keys.numel()))
-    return indptr, keys.remainder_(num_nodes).to(torch.int32)
+    keys = sort_values(torch.cat([pairs, mirrored]))
+    return row_offsets(keys, num_nodes, num_nodes), keys.remainder_(num_nodes).to(torch.int32)
 
 
 # ---- Generate power-law degree sequences with an exact sum
