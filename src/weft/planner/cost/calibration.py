@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.core.division import PhaseTimes
+from weft.core.plain_data import PlainData
 
 MAX_PROFILES = 100  # kinds of sampled batches
 REACH = 10.0  # times the longest epoch measured: what is longer is corrected less
 
 
 @dataclass(frozen=True)
-class Observation:
+class Observation(PlainData):
     """One run: what was predicted by family, and what it took, in seconds of an epoch."""
 
     families: Mapping[str, float]
@@ -42,7 +43,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(PlainData):
     """The factor of every family (1 where nothing is known) and the runs they were fitted to.
 
     ``phases``: phase times of sampled batches by what they are of, as profiled; the newest last.
@@ -72,19 +73,8 @@ class Calibration:
             return self
         return replace(self, factors={name: value ** (reach / seconds) for name, value in self.factors.items()})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        phases = {key: times.to_dict() for key, times in self.phases.items()}
-        observations = [asdict(run) for run in self.observations]
-        return {"factors": dict(self.factors), "observations": observations, "phases": phases}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        """The inverse of :meth:`to_dict`."""
-        phases = {key: PhaseTimes.from_dict(times) for key, times in data.get("phases", {}).items()}
-        runs = [
-            Observation(dict(run["families"]), float(run["measured"]), str(run.get("label", "")))
-            for run in data.get("observations", ())
-        ]
-        factors = {str(name): float(value) for name, value in data["factors"].items()}
-        return cls(factors, tuple(run for run in runs if run.usable), phases)
+        """The inverse of :meth:`to_dict`, without runs that nothing can be learned from."""
+        read = super().from_dict(data)
+        return replace(read, observations=tuple(run for run in read.observations if run.usable))

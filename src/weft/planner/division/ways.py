@@ -148,18 +148,15 @@ class Pricing:
         simulated = [way for way in ranked if not way.condition][:SIMULATED]
         simulated += [way for way in ranked if way.condition][:ALSO_SIMULATED]
         priced = [self._undivided(way) for way in ways]
+        most = host_workers(self.machine)
+        counts = sorted({max(most // 2, 1), most}, reverse=True)
         for position, way in enumerate(simulated):
-            counts = sorted({max(self._workers // 2, 1), self._workers}, reverse=True)
             for workers in counts if position == 0 else counts[:1]:
                 if (way, workers) not in self._divided:
                     self._divided[way, workers] = self._with_division(way, workers)
                 divided = self._divided[way, workers]
                 priced += [] if divided is None else [divided]
         return priced
-
-    @property
-    def _workers(self) -> int:
-        return host_workers(self.machine)
 
     def _divides(self, way: Way) -> bool:
         """Whether two sides can prepare its batches."""
@@ -182,7 +179,7 @@ class Pricing:
     def _bound(self, way: Way) -> float:
         """Seconds of an epoch per task that no division goes below."""
         elastic = strategy_of(self.options)[0] == "elastic"
-        by_resource = loads(self._phase_times(way)[0], built_in(), "gpu", self._workers, elastic)
+        by_resource = loads(self._phase_times(way)[0], built_in(), "gpu", host_workers(self.machine), elastic)
         seconds = steps_per_epoch(way.task, self.stats) * bound(by_resource, best_share(by_resource))
         return seconds / max(way.members, 1)
 
