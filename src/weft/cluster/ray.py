@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -311,9 +311,8 @@ class _Run:
         self._tasks = [work] if isinstance(work, Task) else work.tasks()
         journal = [] if folder is None else [folder.journal]
         self._broadcast = Broadcast([*journal, *shown], on_event, uuid.uuid4().hex[:12], 0)
-        self._advanced: dict[
-            str, dict[str, float]
-        ] = {}  # task epochs that every share has trained, will, and per second
+        # Task epochs that every share has trained, will, and per second.
+        self._advanced: dict[str, dict[str, float]] = {}
         self._results: dict[str, Result] = {}
         self._failures: list[str] = []
 
@@ -392,8 +391,10 @@ class _Run:
                                 self._emit("checkpoint", key=key, epoch=event.data.get("epoch"))
                             else:
                                 data = dict(event.data)
-                                if event.kind == "progress":
-                                    data = self._of_all(key, data)
+                                if event.kind == "progress":  # of the share; that of the whole run is reported
+                                    self._advanced[key] = {name: data[name] for name in self._advanced[key]}
+                                    every = list(self._advanced.values())
+                                    data |= {name: sum(one[name] for one in every) for name in every[0]}
                                 if "groups" in data:  # the share is one of the groups of the whole
                                     data |= {"group": list(self._advanced).index(key) + 1, "groups": len(shares)}
                                 self._emit(event.kind, event.task if event.kind == "end" else "", key, **data)
@@ -411,12 +412,6 @@ class _Run:
             for reference in running:
                 ray.cancel(reference, force=True)
             ray.kill(mailbox)
-
-    def _of_all(self, key: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The progress of one share as that of the whole run."""
-        share = next(iter(self._advanced.values()))
-        self._advanced[key] = {name: data[name] for name in share}
-        return {**data, **{name: sum(one[name] for one in self._advanced.values()) for name in share}}
 
     def _outcome(self, reference: Any, key: str, attempt: int) -> dict[str, Any] | None:
         """What a share returned; None if its node was lost and it is to be tried again."""
