@@ -213,10 +213,23 @@ class NeighbourSampler:
 
     @property
     def full_degrees(self) -> tuple[Tensor, Tensor]:
-        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, D with the added loops, where batches are made.
+
+        Edges are read in chunks. A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
+        """
         if self._full is None:
-            scale, degree = _full_degrees(self.adj)
-            self._full = scale.to(self.device), degree.to(self.device)
+            adj = self.adj
+            total, loops = (make(adj.num_rows, device=adj.device) for make in (torch.zeros, torch.ones))
+            for rows, edges, of in edge_chunks(adj, adj.device):
+                value = (of != adj.indices[edges]).float()
+                if adj.weight is not None:
+                    weight, is_loop = adj.weight[edges].float(), value == 0
+                    loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
+                    value *= weight
+                total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
+            scale = (total + loops).rsqrt()
+            scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+            self._full = scale.to(self.device), adj.indptr.diff().long().to(self.device)
         return self._full
 
     def _reordered(self, values: Tensor) -> Tensor:
@@ -384,23 +397,6 @@ def edge_chunks(adj: Adjacency, device: torch.device) -> Iterator[tuple[slice, s
         count = adj.indptr[first : last + 1].to(device).diff().long()
         ids = torch.arange(first, last, device=device, dtype=torch.int32)
         yield slice(first, last), slice(begin, end), torch.repeat_interleave(ids, count, output_size=end - begin)
-
-
-def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
-    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks.
-
-    A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
-    """
-    total, loops = torch.zeros(adj.num_rows, device=adj.device), torch.ones(adj.num_rows, device=adj.device)
-    for rows, edges, of in edge_chunks(adj, adj.device):
-        value = (of != adj.indices[edges]).float()
-        if adj.weight is not None:
-            weight, is_loop = adj.weight[edges].float(), value == 0
-            loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
-            value *= weight
-        total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
-    scale = (total + loops).rsqrt()
-    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
 
 
 def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedLists:
