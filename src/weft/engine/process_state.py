@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.core.startup import collects, gc_paused, let_collect, start_in_background
@@ -58,32 +57,25 @@ class Needs:
         return ""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The state of the process as it was found."""
+def _as_it_is(device: torch.device) -> Callable[[], None]:
+    """A function that makes the state of the process what it is now."""
+    precision, collecting = torch.get_float32_matmul_precision(), collects()
+    generators, fraction = generator_states(device), memory_fraction(device)
 
-    precision: str
-    collecting: bool
-    generators: dict[str, Tensor]
-    memory_fraction: float
+    def restore() -> None:
+        torch.set_float32_matmul_precision(precision)
+        let_collect(collecting)
+        restore_generators(generators, device)
+        if memory_fraction(device) != fraction:
+            set_memory_fraction(fraction, device)
 
-    @classmethod
-    def now(cls, device: torch.device) -> _Found:
-        precision, fraction = torch.get_float32_matmul_precision(), memory_fraction(device)
-        return cls(precision, collects(), generator_states(device), fraction)
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_float32_matmul_precision(self.precision)
-        let_collect(self.collecting)
-        restore_generators(self.generators, device)
-        if memory_fraction(device) != self.memory_fraction:
-            set_memory_fraction(self.memory_fraction, device)
+    return restore
 
 
 _LOCK = threading.Lock()
 # The process has one of everything above, so it has one list of who uses it: threads, and what their runs need.
 _UNDER_WAY: list[tuple[int, Needs]] = []
-_OUTSIDE: list[tuple[_Found, torch.device]] = []  # what the first of them found, and on which device
+_OUTSIDE: list[Callable[[], None]] = []  # restores what the first of them found
 
 
 @contextmanager
@@ -98,9 +90,9 @@ def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
                     f"another run is under way in this process, and one of the two has {reason}; "
                     "wait for it, or start a process for each"
                 )
-        found = _Found.now(device)
+        restore = _as_it_is(device)
         if not _UNDER_WAY:
-            _OUTSIDE[:] = [(found, device)]
+            _OUTSIDE[:] = [restore]
         _UNDER_WAY.append((here, needs))
     try:
         yield
@@ -109,10 +101,9 @@ def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
         with _LOCK:
             _UNDER_WAY.remove((here, needs))
             if not _UNDER_WAY:
-                outside, place = _OUTSIDE.pop()
-                outside.restore(place)
+                _OUTSIDE.pop()()
             elif any(thread == here for thread, _ in _UNDER_WAY):
-                found.restore(device)
+                restore()
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
     """Set the launch of all ranks; a sentence about it. All ranks call this together."""
     shape = shape_of(adj, max(task.hidden for task in tasks), ranks)
     store, key = KeyedStore(machine_folder(machine)), f"sharded-kernel-{ranks.ranks}-{shape.key()}.json"
-    config = ranks.share(store.read(key, _config))
+    config = ranks.share(store.read(key, lambda data: KernelConfig(**data)))
     words = "found before on this machine"
     if config is None:
         search = search_launch(adj, shape, ranks)
@@ -130,10 +130,6 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
     pieces = f"ps={config.ps}, dist={config.dist}, warps per block={config.wpb}"
     ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
     return f"sharded kernel: {ways[config.way]} ({words})"
-
-
-def _config(data: dict[str, Any]) -> KernelConfig:
-    return KernelConfig(**data)
 
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
