@@ -174,10 +174,6 @@ class ShardedAdjacency(Adjacency):
         other.nodes = self.nodes
         return other
 
-    def apart(self) -> ShardedAdjacency:
-        """The same matrix without anything derived from it."""
-        return self._like(self.forward, self.backward, row_scale=self.row_scale, col_scale=self.col_scale)
-
     def scaled(
         self, *, weight: Tensor | None = None, row_scale: Tensor | None = None, col_scale: Tensor | None = None
     ) -> ShardedAdjacency:
@@ -192,17 +188,8 @@ class ShardedAdjacency(Adjacency):
 
     def transposed(self) -> ShardedAdjacency:
         """This rank's rows of the transpose."""
-        return self.derived(
-            "transposed",
-            lambda: ShardedAdjacency(
-                self.backward,
-                self.forward,
-                self._gather,
-                row_scale=self.col_scale,
-                col_scale=self.row_scale,
-                symmetric=self.symmetric,
-            ),
-        )
+        scales = {"row_scale": self.col_scale, "col_scale": self.row_scale}
+        return self.derived("transposed", lambda: self._like(self.backward, self.forward, **scales))
 
     def _with_loops(self, keep: bool) -> ShardedAdjacency:
         forward = self.forward.with_loops(keep, self._gather)

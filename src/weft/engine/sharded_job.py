@@ -84,7 +84,7 @@ def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> Cr
     def took(config: KernelConfig) -> float:
         """Seconds of one aggregation by the slowest rank."""
         ranks.staging.launch = launch_of(config)
-        probe = adj.apart()  # pieces of a launch that is not kept go with it
+        probe = adj.without_derived()  # pieces of a launch that is not kept go with it
         samples = []
         try:
             for _ in range(WARM + TIMED):
