@@ -254,6 +254,8 @@ class Machine(PlainData):
     links: tuple[Link, ...] = ()
     measured: bool = False
 
+    in_file: ClassVar[str] = "a machine; `weft probe --out FILE` writes one"
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "links", tuple(self.links))
@@ -341,17 +343,3 @@ class Machine(PlainData):
             raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecError(f"machine {data.get('name', '?')!r}: not as `weft probe` writes one ({error})") from None
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> Machine:
-        """The machine that a file holds; ``where`` begins every error."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise SpecError(f"{where}: not valid JSON ({error}); `weft probe --out FILE` writes a machine") from None
-        if not isinstance(data, dict):
-            raise SpecError(f"{where}: holds {type(data).__name__}; expected the machine that `weft probe` writes")
-        try:
-            return cls.from_dict(data)
-        except SpecError as error:
-            raise SpecError(f"{where}: {error}") from None

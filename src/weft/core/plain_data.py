@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+from weft.core.errors import SpecError
 
 
 class PlainData:
     """A dataclass whose fields are plain values, or tuples, mappings and dataclasses of them."""
 
     __slots__ = ()
+    in_file: ClassVar[str] = "such data"  # what a file of it is, and what writes one
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without fields that are not compared."""
@@ -28,6 +32,19 @@ class PlainData:
             if name in values:
                 values[name] = read(values[name])
         return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Self:
+        """What the ``text`` of a file holds; ``where`` begins every error."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict):
+                raise SpecError(f"holds {type(data).__name__}, not {cls.in_file}")
+            return cls.from_dict(data)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"{where}: not valid JSON ({error}), so not {cls.in_file}") from None
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
 
 
 def plain(value: Any) -> Any:

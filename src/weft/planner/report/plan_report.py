@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
@@ -112,6 +112,8 @@ class PlanReport(PlainData):
     compile_seconds: float = 0.0
     options: RunOptions = field(default=RunOptions(), compare=False)
 
+    in_file: ClassVar[str] = "a plan; `weft plan SPEC --out FILE` writes one"
+
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plan of every group, in the order in which they train."""
@@ -171,7 +173,7 @@ class PlanReport(PlainData):
     def from_dict(cls, data: Mapping[str, Any]) -> PlanReport:
         """The inverse of :meth:`to_dict`; a :class:`SpecError` for what is no plan, or no longer the one written."""
         if data.get("format") != FORMAT:
-            raise SpecError("not a plan; `weft plan SPEC --out FILE` writes one")
+            raise SpecError(f"not {cls.in_file}")
         if data.get("version") != VERSION:
             raise SpecError(
                 f"a plan of version {data.get('version')!r}, but Weft {__version__} reads version {VERSION}; plan again"
@@ -188,19 +190,6 @@ class PlanReport(PlainData):
             raise SpecError("settings or groups were changed after it was planned; plan again with those settings")
         _check_members(report)
         return report
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> PlanReport:
-        """The plan that a file holds; ``where`` begins every complaint."""
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict):
-                raise SpecError(f"holds {type(data).__name__}, not a plan; `weft plan SPEC --out FILE` writes one")
-            return cls.from_dict(data)
-        except json.JSONDecodeError as error:
-            raise SpecError(f"{where}: not valid JSON ({error}); `weft plan SPEC --out FILE` writes a plan") from None
-        except SpecError as error:
-            raise SpecError(f"{where}: {error}") from None
 
 
 def _digest(data: Mapping[str, Any]) -> str:
