@@ -115,18 +115,6 @@ def _statistics(target: nn.Module, source: nn.Module) -> dict[str, tuple[Tensor,
 # ---- which parameter is which: our name -> theirs --------------------------------------------------------
 
 
-def _gcn_pairs(ours: GCNConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    return {"weight": (ours.weight, theirs.lin.weight), "bias": (ours.bias, theirs.bias)}
-
-
-def _sage_pairs(ours: SAGEConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    return {
-        "weight_neighbour": (ours.weight_neighbour, theirs.lin_l.weight),
-        "weight_self": (ours.weight_self, theirs.lin_r.weight),
-        "bias": (ours.bias, theirs.lin_l.bias),
-    }
-
-
 def _gin_pairs(ours: GINConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     first, _, _, second = mlp_parts(theirs.nn)
     return {
@@ -140,16 +128,6 @@ def _gin_pairs(ours: GINConv, theirs: Any) -> dict[str, tuple[Tensor | None, Ten
 
 def _residual(ours: AttentionConv, theirs: Any) -> tuple[Tensor | None, Tensor | None]:
     return ours.weight_residual, None if theirs.res is None else theirs.res.weight
-
-
-def _gat_pairs(ours: GATConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    return {
-        "weight": (ours.weight, theirs.lin.weight),
-        "attention[0]": (ours.attention[0], theirs.att_src),
-        "attention[1]": (ours.attention[1], theirs.att_dst),
-        "weight_residual": _residual(ours, theirs),
-        "bias": (ours.bias, theirs.bias),
-    }
 
 
 def _gatv2_pairs(ours: GATv2Conv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
@@ -166,13 +144,29 @@ def _gatv2_pairs(ours: GATv2Conv, theirs: Any) -> dict[str, tuple[Tensor | None,
     return pairs
 
 
-def _rgcn_pairs(ours: RGCNConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    return {
+PAIRS: dict[str, Callable[[Any, Any], dict[str, tuple[Tensor | None, Tensor | None]]]] = {
+    "GCNConv": lambda ours, theirs: {"weight": (ours.weight, theirs.lin.weight), "bias": (ours.bias, theirs.bias)},
+    "SAGEConv": lambda ours, theirs: {
+        "weight_neighbour": (ours.weight_neighbour, theirs.lin_l.weight),
+        "weight_self": (ours.weight_self, theirs.lin_r.weight),
+        "bias": (ours.bias, theirs.lin_l.bias),
+    },
+    "GINConv": _gin_pairs,
+    "GATConv": lambda ours, theirs: {
+        "weight": (ours.weight, theirs.lin.weight),
+        "attention[0]": (ours.attention[0], theirs.att_src),
+        "attention[1]": (ours.attention[1], theirs.att_dst),
+        "weight_residual": _residual(ours, theirs),
+        "bias": (ours.bias, theirs.bias),
+    },
+    "GATv2Conv": _gatv2_pairs,
+    "RGCNConv": lambda ours, theirs: {
         "weight": (ours.weight, theirs.weight),
         "coefficients": (ours.coefficients, theirs.comp),
         "weight_self": (ours.weight_self.T, theirs.root),
         "bias": (ours.bias, theirs.bias),
-    }
+    },
+}
 
 
 def mlp_parts(mlp: nn.Module) -> tuple[Any, nn.Module | None, Any, Any]:
@@ -202,9 +196,8 @@ def conv_from_pyg(theirs: nn.Module) -> Conv:
     if name not in KINDS or kind is not getattr(pyg, kind.__name__, None):
         raise SpecError(f"{kind.__name__} has no counterpart in Weft; {', '.join(KINDS)} can be converted")
     require(theirs, flow="source_to_target")
-    make, _, pairs = KINDS[name]
-    ours: Conv = make(theirs)
-    copy_weights(pairs(ours, theirs))
+    ours: Conv = KINDS[name][0](theirs)
+    copy_weights(PAIRS[name](ours, theirs))
     return ours
 
 
@@ -212,9 +205,9 @@ def conv_to_pyg(ours: Conv) -> nn.Module:
     """The inverse of :func:`conv_from_pyg`."""
     if not isinstance(ours, AttentionConv) and ours.weight_residual is not None:
         raise SpecError(f"{type(ours).__name__}: residual=True has no counterpart in PyG")
-    _, make, pairs = KINDS[type(ours).__name__]
-    theirs: nn.Module = make(ours)
-    copy_weights({name: (target, source) for name, (source, target) in pairs(ours, theirs).items()})
+    kind = type(ours).__name__
+    theirs: nn.Module = KINDS[kind][1](ours)
+    copy_weights({name: (target, source) for name, (source, target) in PAIRS[kind](ours, theirs).items()})
     return theirs
 
 
@@ -324,14 +317,14 @@ def _rgcn_to(ours: RGCNConv) -> nn.Module:
     return library().RGCNConv(ours.in_features, ours.out_features, ours.num_relations, **sharing)
 
 
-# By the name that a class has in both libraries: ours of theirs, theirs of ours, and which weight is which.
-KINDS: dict[str, tuple[Callable[[Any], Conv], Callable[[Any], nn.Module], Callable[[Any, Any], Any]]] = {
-    "GCNConv": (gcn_from, _gcn_to, _gcn_pairs),
-    "SAGEConv": (_sage_from, _sage_to, _sage_pairs),
-    "GINConv": (_gin_from, _gin_to, _gin_pairs),
-    "GATConv": (attention_from, _attention_to, _gat_pairs),
-    "GATv2Conv": (attention_from, _attention_to, _gatv2_pairs),
-    "RGCNConv": (_rgcn_from, _rgcn_to, _rgcn_pairs),
+# By the name that a class has in both libraries: ours of theirs, and theirs of ours.
+KINDS: dict[str, tuple[Callable[[Any], Conv], Callable[[Any], nn.Module]]] = {
+    "GCNConv": (gcn_from, _gcn_to),
+    "SAGEConv": (_sage_from, _sage_to),
+    "GINConv": (_gin_from, _gin_to),
+    "GATConv": (attention_from, _attention_to),
+    "GATv2Conv": (attention_from, _attention_to),
+    "RGCNConv": (_rgcn_from, _rgcn_to),
 }
 
 
