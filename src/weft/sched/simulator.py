@@ -255,7 +255,14 @@ class _Run:
         self.policy, self.conditions, self.model = policy, conditions, conditions.interference
         self.predicted = {task.id: task for task in tasks}
         self.actual = {task.id: task for task in actual}
-        self._check(tasks)
+        for name in self.actual:
+            if name not in self.predicted:
+                raise SpecError(f"actual task {name!r} is not in the queue; name a task that is")
+        for task in tasks:
+            for name in task.after:
+                if name not in self.predicted:
+                    raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
+        TaskQueue.of(tasks)  # ids are distinct, and dependencies do not form a circle
         self.devices = {device.name: device for device in devices}
         self.arrivals = sorted(tasks, key=lambda task: task.arrival)[::-1]  # the next task last
         self.expected = {task.id for task in tasks}
@@ -270,17 +277,6 @@ class _Run:
         self.again = math.inf  # when the policy decides even if nothing has happened
         self.restless = 0  # decisions since something ended or arrived or time passed
         self.decided: tuple[float, int, int] | None = None  # time, arrivals and ends at the last decision
-
-    def _check(self, tasks: Sequence[QueuedTask]) -> None:
-        """Ids are distinct and dependencies do not form a circle."""
-        for name in self.actual:
-            if name not in self.predicted:
-                raise SpecError(f"actual task {name!r} is not in the queue; name a task that is")
-        for task in tasks:
-            for name in task.after:
-                if name not in self.predicted:
-                    raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
-        TaskQueue.of(tasks)
 
     def until_done(self) -> None:
         """Run the events until nothing is queued, running or still to arrive."""

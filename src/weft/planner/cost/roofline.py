@@ -265,7 +265,11 @@ class EpochClock:
         if self._cpu:
             return EFFICIENCY_ON_CPU.get(name, 1.0)
         factor = EFFICIENCY.get(name, 1.0)
-        width = head_width(op, self.program, self.stats) if name == "attention" else 0
+        if name != "attention" or self.stats is None:
+            return factor
+        # Features of one head: the last dimension of what has nodes, heads and features.
+        shapes = [self.program.values[i].shape for i in (*op.writes, *op.reads)]
+        width = next((s[-1] for s in shapes if len(s) >= 3 and s[-3] == self.stats.num_nodes), 0)
         if not width:
             return factor
         # What attention adds to its fetches is arithmetic: half precision does not halve it, and padding lanes
@@ -318,13 +322,6 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     by_nodes = stats is not None and stats.num_nodes in value.shape[:-1]
     dimension = value.shape.index(stats.num_nodes) if stats is not None and by_nodes else len(value.shape) - 2
     return value.shape[dimension], float(math.prod(value.shape[dimension + 1 :]) * ITEM_BYTES.get(value.dtype, 4))
-
-
-def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:
-    """Features of one head: the last dimension of what has nodes, heads and features; 0 where nothing has."""
-    shapes = [program.values[i].shape for i in (*op.writes, *op.reads)]
-    nodes = stats.num_nodes if stats is not None else 0
-    return next((shape[-1] for shape in shapes if len(shape) >= 3 and shape[-3] == nodes), 0)
 
 
 def table_bytes(op: Operator, program: Program) -> int:
