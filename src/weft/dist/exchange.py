@@ -148,26 +148,32 @@ class Exchange:
 
     def extend(self, x: Tensor) -> Tensor:
         """``x [..., n, F]`` with the remote rows below it, differentiable and under ``vmap``."""
-        return _Extend.apply(x, self)
+
+        def back(grad: Tensor) -> Tensor:
+            local, remote = grad.split([self._counts[self._rank], self.halo.size], -2)
+            return local + self.return_gradients(remote)
+
+        return Collective.apply(x, lambda own: torch.cat([own, self.get(own)], -2), back)
 
 
-class _Extend(torch.autograd.Function):
+class Collective(torch.autograd.Function):
+    """``forward(x)``, whose gradient is ``backward(grad)``, as all ranks compute them together; also under ``vmap``."""
+
     @staticmethod
-    def forward(x: Tensor, exchange: Exchange) -> Tensor:
-        return torch.cat([x, exchange.get(x)], -2)
+    def forward(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+        return forward(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.exchange, ctx.rows = inputs[1], inputs[0].shape[-2]
+        ctx.gradient = inputs[2]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        local, remote = grad.split([ctx.rows, grad.shape[-2] - ctx.rows], -2)
-        return local + ctx.exchange.return_gradients(remote), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient(grad), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, exchange: Exchange) -> tuple[Tensor, int]:
-        return _Extend.apply(x.movedim(in_dims[0], 0), exchange), 0
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *functions: Any) -> tuple[Tensor, int]:
+        return Collective.apply(x.movedim(in_dims[0], 0), *functions), 0
 
 
 GatherTensors = Callable[[Tensor], list[Tensor]]

@@ -6,11 +6,10 @@ in every run, whatever the transport does.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from weft.dist.exchange import Collective
 from weft.dist.ranks import Ranks
 
 
@@ -21,8 +20,15 @@ class RankReduce:
         self._ranks, self.ranks, self.first_row, self.rows = ranks, ranks.ranks, first_row, rows
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum of every rank's ``value``, differentiable."""
-        return _Sum.apply(value, self._ranks)
+        """The sum of every rank's ``value``; what ranks compute from it adds up, so gradients are summed in turn."""
+
+        def add_up(here: Tensor) -> Tensor:
+            total, *rest = self._ranks.all_gather(here)  # in the order of the ranks
+            for part in rest:
+                total = total + part
+            return total
+
+        return Collective.apply(value, add_up, self.sum)
 
     def gather(self, rows: Tensor, dim: int) -> Tensor:
         """Every rank's ``rows`` concatenated along ``dim``; they may differ in number."""
@@ -36,26 +42,3 @@ class RankReduce:
             rows = torch.cat([rows.detach(), rows.new_zeros(shape)], dim)
         parts = self._ranks.all_gather(rows)
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
-
-
-class _Sum(torch.autograd.Function):
-    """``y = sum over ranks of x``; what the ranks compute from y adds up, so gradients are summed in turn."""
-
-    @staticmethod
-    def forward(value: Tensor, ranks: Ranks) -> Tensor:
-        total, *rest = ranks.all_gather(value)  # in the order of the ranks
-        for part in rest:
-            total = total + part
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.ranks = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Sum.apply(grad, ctx.ranks), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], value: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
-        return _Sum.apply(value.movedim(in_dims[0], 0), ranks), 0

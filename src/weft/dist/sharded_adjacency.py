@@ -25,7 +25,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.core.errors import InputError
-from weft.dist.exchange import Exchange, Staging, make_halo
+from weft.dist.exchange import Collective, Exchange, Staging, make_halo
 from weft.dist.partition import own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
@@ -235,7 +235,7 @@ class ShardedAdjacency(Adjacency):
         adj = self.mean() if reduce == "mean" else self
         if weight is not None:
             return ops.spmm(adj.block(), adj.forward.exchange.extend(x), weight)
-        return _Spmm.apply(x, adj)
+        return Collective.apply(x, adj.aggregate, lambda grad: adj.transposed().spmm(grad))  # both read remote rows
 
     def aggregate(self, x: Tensor) -> Tensor:
         """``A x`` without a gradient: own rows are published, remote ones read.
@@ -344,26 +344,6 @@ class ShardedAdjacency(Adjacency):
         """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
         rate, clock = rate_and_clock(dropout, clock, device)
         return coefficient_mask(rate, clock, site, self.num_edges, heads, self.first_edge)
-
-
-class _Spmm(torch.autograd.Function):
-    """``A x`` forward, ``A^T grad`` backward, both by reading remote rows."""
-
-    @staticmethod
-    def forward(x: Tensor, adj: ShardedAdjacency) -> Tensor:
-        return adj.aggregate(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.adj = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Spmm.apply(grad, ctx.adj.transposed()), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, adj: ShardedAdjacency) -> tuple[Tensor, int]:
-        return _Spmm.apply(x.movedim(in_dims[0], 0), adj), 0
 
 
 class ShardGraph(Graph):
