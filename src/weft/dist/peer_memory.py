@@ -88,20 +88,6 @@ def map_shared(path: Path, num_bytes: int, create: bool) -> Tensor:
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def shared_counters(rank: int, count: int, gather: GatherObjects) -> Tensor:
-    """``count`` int64 zeros that all ranks of a host share."""
-    path = shared_folder() / f"weft-{uuid.uuid4().hex}"
-    counters_here = map_shared(path, count * 8, create=True) if rank == 0 else None
-    if counters_here is not None:
-        counters_here.zero_()
-    first = Path(gather(str(path))[0])
-    counters = counters_here if counters_here is not None else map_shared(first, count * 8, create=False)
-    gather(None)  # every rank has it open
-    if rank == 0:
-        path.unlink(missing_ok=True)
-    return counters.view(torch.int64)
-
-
 class SharedFiles(PeerMemory):
     """CPU ranks: files in shared memory, unlinked as soon as all ranks have them open, so that none is left behind.
 

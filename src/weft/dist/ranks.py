@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.dist.exchange import GatheredStaging, Staging
-from weft.dist.peer_memory import Barrier, PeerMemory, RankLostError, check_peers, peer_memory_for, shared_counters
+from weft.dist.peer_memory import Barrier, PeerMemory, RankLostError, SharedFiles, check_peers, peer_memory_for
 from weft.ops.sampling.reference import HopSample
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
@@ -93,7 +93,9 @@ class Ranks:
     @cached_property
     def barrier(self) -> Barrier:
         """Waits for all ranks; a GPU finishes its work first."""
-        counters = shared_counters(self.rank, self.ranks, self.gather_objects)
+        shared = SharedFiles(self.rank, self.gather_objects)
+        shared.reserve(8 * self.ranks)  # new files hold zeros; those of rank 0 count for all
+        counters = shared.slot(0, 0)[: 8 * self.ranks].view(torch.int64)
         before = (lambda: torch.cuda.synchronize(self.device)) if self.device.type == "cuda" else None
         return Barrier(counters, self.rank, self._pids, self._address.timeout, before)
 
