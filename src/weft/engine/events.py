@@ -107,7 +107,7 @@ class SweepEvents(EventSource):
         self._begun: dict[str, Member] = {}
         self._key = ""
         self._held: list[Event] = []  # ends of members that went wrong before anybody began
-        self._told = 0.0
+        self._last_progress = 0.0
         self._since: tuple[int, float] = (0, 0.0)  # epochs done and seconds passed since the last progress event
 
     def event(self, kind: str, **data: Any) -> None:
@@ -141,7 +141,7 @@ class SweepEvents(EventSource):
         self._begun |= {member.name: member for member in members}
         self._since = (self._since[0] + trained, self._since[1] + seconds)
         over = not any(member.running for member in members)
-        if over or time.monotonic() - self._told >= SUM_UP_SECONDS:
+        if over or time.monotonic() - self._last_progress >= SUM_UP_SECONDS:
             rate = self._since[0] / max(self._since[1], 1e-9)
             done = sum(member.epoch for member in self._begun.values())
             # Epochs that members which ended early did not train are no longer part of the whole.
@@ -149,7 +149,7 @@ class SweepEvents(EventSource):
             whole = {"done": done, "total": self._total - spared, "epochs_per_second": rate}
             rows = [{"task": member.name, "status": member.status, **member.standing()} for member in members]
             self.event("progress", **self._group, epoch=epoch, **whole, **reads, members=rows)
-            self._told, self._since = time.monotonic(), (0, 0.0)
+            self._last_progress, self._since = time.monotonic(), (0, 0.0)
 
     def ended(self, member: Member) -> None:
         self._begun[member.name] = member

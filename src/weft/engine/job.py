@@ -110,7 +110,7 @@ class Job:
         self._members: dict[str, Member] = {}  # all that have begun
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0
-        self._told_of_forms = False
+        self._noted_forms = False
         self._parts: list[weakref.ref[Any]] = []  # of the last group that trained; none: not known
         self._scheduled = ""  # why the group at hand is trained now
         self.write_report: Callable[[list[Result]], None] | None = None  # shows the members while they train
@@ -234,14 +234,14 @@ class Job:
         tasks, self._parts = [self._tasks[name] for name in plan.members], []
         checkpoint = self._checkpoint(key, tasks)
 
-        def tell_compiling(done: int, total: int) -> None:
+        def report_compiling(done: int, total: int) -> None:
             self._events.preparing(f"compiling kernels: {done} of {total}", done=done, total=total)
 
         with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
                 with clear_errors(tasks, self._device):
                     if self._options.ranks == 1:  # the kernels of ranks are compiled by their launches
-                        self._planner.warm(tasks, plan, tell_compiling)
+                        self._planner.warm(tasks, plan, report_compiling)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
@@ -272,8 +272,8 @@ class Job:
         """Remember the forms of ``graph`` inside; say once what could not be."""
         with kept_forms(graph) as keeper:
             yield
-        if keeper is not None and keeper.problem and not self._told_of_forms:
-            self._told_of_forms = True
+        if keeper is not None and keeper.problem and not self._noted_forms:
+            self._noted_forms = True
             self._events.note(keeper.problem)
 
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
@@ -285,9 +285,9 @@ class Job:
         former = () if checkpoint is None else stacks_of(checkpoint.about)
         measure = checkpoint is None and self._planned is None and self._options.ranks == 1  # ranks decide alike
         group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
-        told = move_in(group, self._pool) if self._pool is not None else ""
-        if told:
-            self._events.note(told)
+        note = move_in(group, self._pool) if self._pool is not None else ""
+        if note:
+            self._events.note(note)
         return group
 
     def _source(self, task: Task, plan: Plan) -> MakeSource:

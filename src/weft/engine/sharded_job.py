@@ -1,4 +1,4 @@
-"""ShardedJob: a job whose graph is spread over ranks. Rank 0 plans, decides, tells and saves; all ranks train.
+"""ShardedJob: a job whose graph is spread over ranks. Rank 0 plans, decides, reports and saves; all ranks train.
 
 Every rank runs this with the same tasks. What rank 0 alone knows (groups, checkpoints, decisions) it sends to the
 others, so all of them do the same at every step. Weights are replicated, so a checkpoint fits any number of ranks.
@@ -157,7 +157,7 @@ class SharedSession(Session):
         return decision
 
     def _is_to_leave(self) -> bool:
-        return False  # between two steps no rank knows what rank 0 was asked for
+        return False  # between two steps no rank knows what was requested of rank 0
 
 
 class ShardedJob(Job):
