@@ -13,7 +13,7 @@ from weft.cli.predict import predict
 from weft.cli.queue import app as queue
 from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
-from weft.cli.runs import ls
+from weft.cli.runs import compare, ls
 from weft.cli.serve import app as serve
 from weft.core.version import __version__
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, plan, ls, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
+for command in (run, plan, ls, compare, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
     app.command()(command)
 queue.command("list")(list_tasks)
 queue.command("show")(show)

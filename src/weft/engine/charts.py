@@ -281,18 +281,23 @@ def line_chart(
     return LINES.svg(label, parts, 'class="lines"')
 
 
-def member_curves(members: Members, column: str) -> str:
-    """``column`` of every member's history over epochs."""
-    histories = [finite_points(member.history.get(column, [])) for member in members.result.tasks]
-    ordered = sorted(value for points in histories for _, value in points)
+def curves(column: str, lines: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
+    """``column`` of histories over epochs: for every line the attributes of its polyline and its points."""
+    ordered = sorted(value for _, points in lines for _, value in points)
     if not ordered:
         return ""
     # A loss that explodes leaves the plot at the top, the first steps of a metric at the bottom.
     low, high = ordered[int(0.08 * (len(ordered) - 1))], ordered[-1]
     if column.endswith("loss"):
-        highest = max(ordered[int(0.98 * (len(ordered) - 1))], median(points[0][1] for points in histories if points))
+        highest = max(ordered[int(0.98 * (len(ordered) - 1))], median(points[0][1] for _, points in lines if points))
         low, high = ordered[0], min(high, 1.25 * highest if highest > 0 else highest)
-    return line_chart(f"{column} by epoch", [(members.mark(i), histories[i]) for i in members.order], (low, high))
+    return line_chart(f"{column} by epoch", lines, (low, high))
+
+
+def member_curves(members: Members, column: str) -> str:
+    """``column`` of every member's history over epochs."""
+    tasks = members.result.tasks
+    return curves(column, [(members.mark(i), finite_points(tasks[i].history.get(column, []))) for i in members.order])
 
 
 # ---- The effect of one setting on the score: one dot per member, one mean per value.
