@@ -81,13 +81,25 @@ def f1_macro(logits: Tensor, target: Tensor) -> Tensor:
     return (score.sum(-1) / (support > 0).sum(-1).clamp(min=1)).float()
 
 
+def log_odds(logits: Tensor) -> Tensor:
+    """``log p / (1 - p)`` of every class ``[..., M, C]``: in the order of probabilities, which tie where they saturate.
+
+    Of two classes the difference of their logits. Float32 of float64 sums: equal for the same logits in another order.
+    """
+    x = logits.double()
+    top, best = x.max(-1, keepdim=True)
+    rest = x.scatter(-1, best, -math.inf).logsumexp(-1, keepdim=True)  # of all classes but the best
+    others = top + torch.log1p((rest - top).exp() - (x - top).exp())
+    return (x - others.scatter(-1, best, rest)).float()
+
+
 def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
     """Mean area under the ROC curve, one label against the rest ``[...]``; NaN where none has both classes.
 
     The area is the chance that a positive outranks a negative (a tie counts half), from the mean rank of the
     positives. Labels with one class only are left out of the mean.
     """
-    scores = (logits if target.dim() == 2 else logits.softmax(-1)).transpose(-1, -2).contiguous()
+    scores = (logits if target.dim() == 2 else log_odds(logits)).transpose(-1, -2).contiguous()
     positive = one_hot(target, logits.shape[-1]).transpose(-1, -2).double()
     ordered = scores.sort(-1).values
     below = torch.searchsorted(ordered, scores)
