@@ -87,10 +87,11 @@ def log_odds(logits: Tensor) -> Tensor:
     Of two classes the difference of their logits. Float32 of float64 sums: equal for the same logits in another order.
     """
     x = logits.double()
-    top, best = x.max(-1, keepdim=True)
-    rest = x.scatter(-1, best, -math.inf).logsumexp(-1, keepdim=True)  # of all classes but the best
-    others = top + torch.log1p((rest - top).exp() - (x - top).exp())
-    return (x - others.scatter(-1, best, rest)).float()
+    best = x.argmax(-1, keepdim=True)
+    top, is_best = x.gather(-1, best), best == torch.arange(x.shape[-1], device=x.device)
+    rest = torch.where(is_best, -math.inf, x).logsumexp(-1, keepdim=True)  # of all classes but the best
+    others = top + (1 + (rest - top).exp() - (x - top).exp()).log()
+    return (x - torch.where(is_best, rest, others)).float()
 
 
 def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
