@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 from weft import Sweep, run
@@ -109,3 +110,11 @@ def test_the_shell_can_complete_commands(weft, monkeypatch):
     monkeypatch.setenv("COMP_CWORD", "1")
     code, out, _ = weft()
     assert (code, out.split()) == (0, ["predict"])
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("plan",), ("ls",), ("compare",), ("serve",), ("data", "convert")])
+def test_flags_have_no_kind_of_value_in_the_help(weft, command):
+    code, out, _ = weft(*command, "--help")
+    assert code == 0
+    assert "-h" in out
+    assert "bool" not in out
