@@ -121,6 +121,8 @@ class OwnMeasure:
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
         self.function: Measure = function_of(task, setting)
+        if isinstance(self.function, type):
+            raise SpecError(f"task {task.label!r}: {setting} {self.name} is a class; give an object, {self.name}()")
         self._of_rows = takes_two(self.function)
         parameters = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
         training = [name for name, parameter in parameters if parameter.requires_grad]
