@@ -59,7 +59,7 @@ def compare(
     tables = comparable(read)
     if json:
         for run in (run for table in tables for run in table):
-            print(jsonlib.dumps(run.to_dict()))
+            print(jsonlib.dumps(run.row))
     else:
         for title, rows, lead in map(table_of, tables):
             lines = aligned([[plain_line(cell) for cell in row] for row in rows])

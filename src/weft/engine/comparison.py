@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.core.errors import SpecError
 from weft.core.settings import Labels, lower_is_better
@@ -30,85 +30,83 @@ class AnyModel(dict[str, Any]):
         return self.setdefault(name, type(name, (), {"__call__": default}))
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """The best settings of a run on one graph; ``differs``: their values where the compared runs differ."""
+class ComparedRun(NamedTuple):
+    """The best settings of a run on one graph; ``row``: plain data for JSON, of all trainings there the ``seconds``."""
 
-    run: str
+    row: dict[str, Any]
     part: SweepResult
     score: SettingsScore
-    differs: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def members(self) -> list[Result]:
-        """The trainings with the best settings."""
-        return [self.part.tasks[position] for position in self.score.positions]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; ``seconds`` are of all trainings of the run on the graph."""
-        task, score = self.members[0].task, self.score.to_dict()
-        best = self.score.name if self.part.sweep.varying else task.model_name
-        epochs = fmean(member.metrics["epochs_run"] for member in self.members)
-        row = {"run": self.run, "graph": task.graph_name, "metric": self.score.metric, "best_settings": best, **score}
-        return row | {"epochs": epochs, "seconds": self.part.seconds, "differs": self.differs}
+    members: list[Result]  # with the best settings
 
 
 def read_run(folder: Path) -> list[ComparedRun]:
     """The best settings of the run in ``folder`` on every graph; :class:`SpecError` if there are none."""
-    result = read_result(folder, AnyModel())
+    result, found = read_result(folder, AnyModel()), []
     if isinstance(result, Result):
         seconds = result.metrics.get("seconds", 0.0)
         result = SweepResult(Sweep.from_tasks([result.task]), [result], (), result.environment, seconds)
-    parts = [(part, part.settings_table()) for part in result.by_graph().values()]
-    if not any(ranked for _, ranked in parts):
+    for part in result.by_graph().values():
+        for score in part.settings_table()[:1]:
+            members = [part.tasks[position] for position in score.positions]
+            best = score.name if part.sweep.varying else members[0].task.model_name
+            names = {"run": str(folder), "graph": members[0].task.graph_name, "metric": score.metric}
+            epochs = fmean(member.metrics["epochs_run"] for member in members)
+            costs = {"epochs": epochs, "seconds": part.seconds}
+            found.append(
+                ComparedRun({**names, "best_settings": best, **score.to_dict(), **costs}, part, score, members)
+            )
+    if not found:
         raise SpecError(f"{folder}: no training reached an evaluation, so there is no score to compare")
-    return [ComparedRun(str(folder), part, ranked[0]) for part, ranked in parts if ranked]
+    return found
 
 
 def comparable(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """The runs on the same graph with the same metric together, best first."""
+    """The runs on the same graph with the same metric together, best first; rows get the values that ``differ``."""
     groups: dict[Any, list[ComparedRun]] = {}
     for run in runs:
         stats, task = run.members[0].trained_on, run.members[0].task
         graph = task.graph_name if stats is None else stats.fingerprint().digest
         settings = with_args_apart(task.to_dict()).items()
-        own = {key: value for key, value in settings if gives(task, key) and not task.ignores(key)}
-        groups.setdefault((graph, run.score.metric), []).append(replace(run, differs=own))
+        own = {k: v for k, v in settings if k not in NOT_COMPARED and gives(task, k) and not task.ignores(k)}
+        groups.setdefault((graph, run.score.metric), []).append(run)
+        run.row["differs"] = own
     for (_, metric), group in groups.items():
-        keys = [key for key in dict.fromkeys(key for run in group for key in run.differs) if key not in NOT_COMPARED]
-        keys = [key for key in keys if distinct(run.differs[key] for run in group if key in run.differs) > 1]
-        group[:] = [replace(run, differs={k: run.differs[k] for k in keys if k in run.differs}) for run in group]
+        settings = [run.row["differs"] for run in group]
+        keys = dict.fromkeys(key for own in settings for key in own)
+        alike = {key for key in keys if distinct(own[key] for own in settings if key in own) == 1}
+        for run in group:
+            run.row["differs"] = {
+                key: run.row["differs"][key] for key in keys if key in run.row["differs"].keys() - alike
+            }
         group.sort(key=lambda run: run.score.mean, reverse=not lower_is_better(metric))
     return list(groups.values())
 
 
 def table_of(runs: Sequence[ComparedRun]) -> tuple[str, list[list[str]], str]:
     """A title, the cells with their headings, and how clear the lead of the first run is."""
-    metric, keys = (
-        runs[0].score.metric.replace("_", " "),
-        list(dict.fromkeys(key for run in runs for key in run.differs)),
-    )
-    labels = Labels({key: [run.differs.get(key) for run in runs] for key in keys})
+    metric, differs = runs[0].score.metric.replace("_", " "), [run.row["differs"] for run in runs]
+    keys = list(dict.fromkeys(key for own in differs for key in own))
+    labels = Labels({key: [own.get(key) for own in differs] for key in keys})
     cells = [["run", "best settings", metric, "test", "over", "epochs", "time", "differs in"]]
-    for run in runs:
-        row, score = run.to_dict(), run.score
+    for row, _, score, members in runs:
         means = plus_minus(score.mean, score.deviation), plus_minus(score.test_mean, score.test_deviation)
-        over = score.repeats if len(run.members) > 1 else "1 seed"
         costs = f"{row['epochs']:.4g}", show_seconds(row["seconds"])
-        cells.append([run.run, row["best_settings"], *means, over, *costs, labels.name(run.differs, keys)])
-    lead = verdict(runs[0].part, [replace(run.score, name=run.run) for run in runs])
-    return f"{metric} on {runs[0].to_dict()['graph']}", cells, f"{runs[0].run}: {lead}" if len(runs) > 1 else ""
+        over = score.repeats if len(members) > 1 else "1 seed"
+        cells.append([row["run"], row["best_settings"], *means, over, *costs, labels.name(row["differs"], keys)])
+    lead = verdict(runs[0].part, [replace(run.score, name=run.row["run"]) for run in runs])
+    lead = f"{runs[0].row['run']}: {lead}" if len(runs) > 1 else ""
+    return f"{metric} on {runs[0].row['graph']}", cells, lead
 
 
 def render_comparison(tables: Sequence[Sequence[ComparedRun]], left_out: Sequence[str] = ()) -> str:
     """The page: per graph and metric a table, and the curves of every run's best settings in its colour."""
-    title = f"{len({run.run for table in tables for run in table})} runs compared"
+    title = f"{len({run.row['run'] for table in tables for run in table})} runs compared"
     style = "\n" + package_file("sweep.css") + '.runs span::before { content: "\\2501\\00a0"; }\n'
     page = [f"{head(title, style)}<h1>{text(title)}</h1>"]
     for table in tables:
         heading, (heads, *rows), lead = table_of(table)
         coloured = [(run, GROUP_COLOURS[number % len(GROUP_COLOURS)]) for number, run in enumerate(table)]
-        legend = " ".join(f'<span style="color:{colour}">{text(run.run)}</span>' for run, colour in coloured)
+        legend = " ".join(f'<span style="color:{colour}">{text(run.row["run"])}</span>' for run, colour in coloured)
         charts = ""
         for column in (table[0].score.metric, "loss"):
             drawn = [(f'style="stroke:{colour}"', member.history) for run, colour in coloured for member in run.members]
