@@ -424,7 +424,7 @@ def _simulator(cells: list[Cell]) -> list[str]:
         told += f"; worst {worst['error']:+.0%} ({worst['shape']} {worst['model']} {worst['side']})"
     what = f"simulator within {NEAR:.0%}, {ENOUGH} configurations, {KINDS} models and shapes"
     covered = all(len({cell[name] for cell in within}) >= KINDS for name in ("model", "shape"))
-    return _line(what, covered and len(within) >= ENOUGH if measured else None, told)
+    return _line(what, covered and len(measured) == len(within) >= ENOUGH if measured else None, told)
 
 
 def _named(cells: Iterable[Cell], name: str) -> str:

@@ -76,6 +76,9 @@ def test_the_last_table_says_pass_or_miss():
     late = [cell("weft", 4.0, shape="products", budget=None)]
     wrong = [{**one, "error": 0.2} for one in errors]
     assert [verdict for _, verdict, _ in verdicts([*slow, *late, *wrong])] == ["MISS"] * 7
+    one_off = verdicts([*errors, {**errors[0], "error": 0.2}])[0]
+    assert one_off[1] == "MISS"  # 12 of 13 are not all
+    assert one_off[2].startswith("12 of 13")
     assert {verdict for _, verdict, _ in verdicts([])} == {"not measured"}
 
 

@@ -20,11 +20,18 @@ def check_scores(classes: int, sizes: list[int], dtype: torch.dtype, lead: tuple
     logits = torch.randn(*lead, 50, classes, generator=random).mul(3).round().to(dtype)  # rounded: maxima tie
     rows = torch.randperm(50, generator=random)[: sum(sizes)]
     target = torch.randint(0, classes, (sum(sizes),), generator=random)
-    found = Scores(rows, target, sizes, classes)(logits)
+    scores = Scores(rows, target, sizes, classes)
+    found, smoothing = scores(logits), torch.rand(max(math.prod(lead), 1), generator=random)
     assert found.shape == (*lead, 2 * len(sizes))
-    for one, row in zip(logits.reshape(-1, 50, classes), found.reshape(-1, 2 * len(sizes)), strict=True):
+    compare_scores(logits, rows, target, sizes, found, torch.zeros_like(smoothing))
+    compare_scores(logits, rows, target, sizes, scores(logits, smoothing), smoothing)
+
+
+def compare_scores(logits, rows, target, sizes, found, smoothing) -> None:
+    members = logits.reshape(-1, *logits.shape[-2:]), found.reshape(-1, 2 * len(sizes)), smoothing.tolist()
+    for one, row, share in zip(*members, strict=True):
         chosen = one[rows].float()
-        losses = F.cross_entropy(chosen, target, reduction="none").split(sizes)
+        losses = F.cross_entropy(chosen, target, reduction="none", label_smoothing=share).split(sizes)
         hits = (chosen.argmax(1) == target).float().split(sizes)
         expected = torch.tensor([part.mean() for part in (*losses, *hits)])
         assert torch.allclose(row, expected, atol=1e-5), (row, expected)

@@ -38,10 +38,11 @@ def test_kernels_compile_for_hopper():
     from weft.runtime.step.evaluation import _note_kernel, _record_kernel, _score_kernel
 
     scores = {
-        "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "share": "*fp32", "sums": "*fp32",
-        "C": "i32", "N": "i32",
+        "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "share": "*fp32",
+        "smoothing": "*fp32", "sums": "*fp32", "C": "i32", "N": "i32",
     }  # fmt: skip
-    assert compiled(_score_kernel, scores, {"BM": 256, "BC": 8}).asm["ptx"]
+    for smooth in (False, True):
+        assert compiled(_score_kernel, scores, {"BM": 256, "BC": 8, "SMOOTH": smooth}).asm["ptx"]
     pointers = dict.fromkeys(("rules", "clock", "epochs_done", "end_at", "epoch_at"), "*i64")
     record = {"rows": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*u8"}
     record |= {"L": "i32", "M": "i32", "STEPS": "i32"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,19 +13,20 @@ from weft.cli.predict import predict
 from weft.cli.queue import app as queue
 from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
-from weft.cli.runs import ls
+from weft.cli.runs import compare, ls
 from weft.cli.serve import app as serve
 from weft.core.version import __version__
 
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="weft",
     help="Train many graph neural networks at once, safely and at hardware speed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
-for command in (run, plan, ls, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
+for command in (run, plan, ls, compare, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
     app.command()(command)
 queue.command("list")(list_tasks)
 queue.command("show")(show)
@@ -55,3 +56,14 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     pass
+
+
+def parser() -> Any:
+    """The parser of all commands, whose help shows no ``<bool>`` beside flags: they take no value."""
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for option in command.get_params(typer.Context(command, **HELP)):
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+    return commands[0]

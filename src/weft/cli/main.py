@@ -51,9 +51,9 @@ def main() -> None:
         with shell_words():
             if answer_at_once(sys.argv[1:]):
                 sys.exit(0)
-            from weft.cli.app import app  # the parser and all commands: 0.1 s
+            from weft.cli.app import parser  # and all commands: 0.1 s
 
-            app(prog_name="weft")  # by which a shell asks for completions, however Weft was started
+            parser()(prog_name="weft")  # by which a shell asks for completions, however Weft was started
     except WeftError as error:
         _fail(plain_text(f"weft: error: {error}"), error.exit_code)
     except KeyboardInterrupt:

@@ -1,17 +1,18 @@
-"""``weft ls``: the runs in a folder, from their files alone."""
+"""``weft ls`` and ``weft compare``: the runs on disk, from their files alone."""
 
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from weft.cli.format import aligned, plain_line
+from weft.cli.format import aligned, check_file, plain_line, write_file
 from weft.cli.options import Json
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 RESULT, SWEEP, JOURNAL = "result.json", "sweep.json", "events.jsonl"
 COLUMNS = ("run", "model", "graph", "done", "best", "ended")
@@ -35,6 +36,37 @@ def ls(
         print(f"no runs in {folder}")
     else:
         print("\n".join(aligned([COLUMNS, *([plain_line(str(run[key])) for key in COLUMNS] for run in runs)])))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or sweeps.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with tables and curves.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs: the best settings of each by their mean over seeds, and the settings in which the runs differ."""
+    from weft.engine.comparison import comparable, read_run, render_comparison, table_of
+
+    if out is not None:
+        check_file(out)
+    read, left_out = [], []
+    for folder in dict.fromkeys(runs):
+        try:
+            read += read_run(folder)
+        except InputError as error:
+            left_out.append(f"left out: {error}")
+    if not read:
+        raise SpecError("; ".join(left_out))
+    tables = comparable(read)
+    if json:
+        for run in (run for table in tables for run in table):
+            print(jsonlib.dumps(run.row))
+    else:
+        for title, rows, lead in map(table_of, tables):
+            lines = aligned([[plain_line(cell) for cell in row] for row in rows])
+            print("\n".join([title, *lines, *([plain_line(lead)] if lead else []), ""]))
+    print("".join(f"weft: {plain_line(words)}\n" for words in left_out), end="", file=sys.stderr)
+    if out is not None:
+        write_file(out, render_comparison(tables, left_out))
 
 
 def _describe(folder: Path) -> dict[str, Any]:

@@ -167,8 +167,8 @@ class Frame:
         tick; "" if none does.
         """
         below, above = sum(low < ticks[0] for low, _ in spans), sum(high > ticks[-1] for _, high in spans)
-        shown = [(below, f"▾ {below} {noun} below {ticks[0]:.4g}", self.floor - 6)]
-        shown.append((above, f"▴ {above} {noun} above {ticks[-1]:.4g}", self.top + 13))
+        shown = [(below, f"▾ {below} {noun}{'s' * (below > 1)} below {ticks[0]:.4g}", self.floor - 6)]
+        shown.append((above, f"▴ {above} {noun}{'s' * (above > 1)} above {ticks[-1]:.4g}", self.top + 13))
         return "".join(word(self.end, y, words, "end", "halo") for count, words, y in shown if count)
 
 
@@ -238,7 +238,7 @@ class Members:
 # ---- Lines over epochs.
 
 # Margins leave room for the larger letters of narrow screens.
-LINES = Frame(width=560, height=310, left=58, right=14, top=12, bottom=44)
+LINES = Frame(width=560, height=310, left=58, right=22, top=12, bottom=44)
 MOST_POINTS, MOST_POINTS_OF_MANY = 400, 160  # of a line; a screen shows no more
 
 
@@ -277,22 +277,27 @@ def line_chart(
         inside = ((epoch, min(max(value, ticks[0]), ticks[-1])) for epoch, value in thinned)
         parts.append(f'<polyline {attributes} points="{path(inside, to_x, to_y)}"/>')
     spans = [(min(drawn), max(drawn)) for drawn in ([value for _, value in points] for _, points in lines)]
-    parts.append(LINES.cut_off("lines", spans, ticks))
+    parts.append(LINES.cut_off("line", spans, ticks))
     return LINES.svg(label, parts, 'class="lines"')
 
 
-def member_curves(members: Members, column: str) -> str:
-    """``column`` of every member's history over epochs."""
-    histories = [finite_points(member.history.get(column, [])) for member in members.result.tasks]
-    ordered = sorted(value for points in histories for _, value in points)
+def curves(column: str, lines: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
+    """``column`` of histories over epochs: for every line the attributes of its polyline and its points."""
+    ordered = sorted(value for _, points in lines for _, value in points)
     if not ordered:
         return ""
     # A loss that explodes leaves the plot at the top, the first steps of a metric at the bottom.
     low, high = ordered[int(0.08 * (len(ordered) - 1))], ordered[-1]
     if column.endswith("loss"):
-        highest = max(ordered[int(0.98 * (len(ordered) - 1))], median(points[0][1] for points in histories if points))
+        highest = max(ordered[int(0.98 * (len(ordered) - 1))], median(points[0][1] for _, points in lines if points))
         low, high = ordered[0], min(high, 1.25 * highest if highest > 0 else highest)
-    return line_chart(f"{column} by epoch", [(members.mark(i), histories[i]) for i in members.order], (low, high))
+    return line_chart(f"{column} by epoch", lines, (low, high))
+
+
+def member_curves(members: Members, column: str) -> str:
+    """``column`` of every member's history over epochs."""
+    tasks = members.result.tasks
+    return curves(column, [(members.mark(i), finite_points(tasks[i].history.get(column, []))) for i in members.order])
 
 
 # ---- The effect of one setting on the score: one dot per member, one mean per value.
@@ -340,7 +345,7 @@ def effect_chart(members: Members, effect: Effect) -> str:
             f'<line x1="{x:.1f}" y1="{to_y(mean - spread):.1f}" x2="{x:.1f}" y2="{to_y(mean + spread):.1f}"/>'
             f'<rect x="{x - 3.5:.1f}" y="{to_y(mean) - 3.5:.1f}" width="7" height="7"/></g>'
         )
-    parts = [*parts, *means, EFFECT.cut_off("dots", spans, ticks)]
+    parts = [*parts, *means, EFFECT.cut_off("dot", spans, ticks)]
     return EFFECT.svg(f"effect of {effect.setting}", parts, 'class="dots"')
 
 

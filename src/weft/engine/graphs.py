@@ -522,6 +522,11 @@ def check_trainable(task: Task, graph: Graph | GraphStats) -> None:
         )
     if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
         raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
+    if task.objective == "auto" and isinstance(graph, Graph) and graph.one_hot:
+        raise GraphError(
+            f"{name}: every row of y has a single 1, which is one class per node if it is one-hot, and many labels "
+            'else; give y.argmax(1) for classes, or objective="multilabel" with the task for labels'
+        )
     if task.sampled and task.norm == "batch" and not isinstance(graph, GraphStats):
         batch_of_one = task.batch == 1 or graph.train.numel() % task.batch == 1  # the last one, or all of them
         node = lone_node(graph) if batch_of_one else None

@@ -260,7 +260,7 @@ def verdict(result: SweepResult, ranked: Sequence[SettingsScore]) -> str:
         # A share of so many nodes has a standard error of its own, which more seeds do not reduce.
         share = f"has a standard error of {math.sqrt(first.mean * (1 - first.mean) / nodes):.4f}"
     if error is None and not share:
-        return f"{gap}. Every setting ran with one seed, so how much of that is chance is not known."
+        return f"{gap}. Without several seeds of each, how much of that is chance is not known."
     if error is None:
         return f"{gap}. One seed each; a share of {nodes:,} nodes {share}. Vary the seed to be surer."
     seeds = f"{min(len(first.members), len(second.members))} {repeats(result)}"

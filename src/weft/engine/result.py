@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from weft.core.compatibility import objective_name
 from weft.core.errors import GraphError, InputError, SpecError
@@ -252,15 +253,29 @@ class Result:
         """As :meth:`save`, with the system's own errors."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
-            # Tied parameters are written out: safetensors refuses shared memory. Extra state is in the other file.
-            tensors = {key: value for key, value in self.model.state_dict().items() if isinstance(value, Tensor)}
-            state = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
+            # Tied parameters are written out: safetensors refuses shared memory.
+            state = {key: value.detach().cpu().clone().contiguous() for key, value in _weights(self.model).items()}
             save_atomically(folder / WEIGHTS, state, {"format": "pt"})
             (folder / KEPT).unlink(missing_ok=True)
             if self.kept:
                 save_atomically(folder / KEPT, self.kept, {"format": "pt"})
         write_json(folder / RESULT, self.to_dict())
         return folder
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of ``model.state_dict()``; extra state is in another file.
+
+    PyG's Linear lists ``weight`` and ``bias`` whatever it has: pruned or parametrized it gets what they are made of.
+    """
+    state = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for path, module in model.named_modules(remove_duplicate=False):
+        tensors = {**module._parameters, **module._buffers}.items()
+        passing = module._non_persistent_buffers_set
+        own = {f"{path}.{k}".lstrip("."): v for k, v in tensors if v is not None and k not in passing}
+        if not own.keys() <= state.keys() or is_parametrized(module):
+            state = {key: value for key, value in state.items() if key.rpartition(".")[0] != path} | own
+    return state
 
 
 def check_format(data: Mapping[str, Any], file: Path) -> None:

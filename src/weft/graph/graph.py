@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -271,6 +272,11 @@ class Graph:
     def multilabel(self) -> bool:
         """Whether a node may have several labels (``y`` is a matrix of zeros and ones)."""
         return self.y is not None and self.y.dim() == 2 and not self._numbers
+
+    @cached_property
+    def one_hot(self) -> bool:
+        """Whether ``y`` is a matrix whose rows have a single 1 each, as one class per node has."""
+        return self.multilabel and self.y is not None and bool((self.y.sum(1) == 1).all())
 
     @property
     def regression(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.check import (
     INTEGERS,
+    all_between,
     as_ids,
     as_tensor,
     as_vector,
@@ -142,10 +143,12 @@ def columns_of(train: Any, val: Any, test: Any) -> list[tuple[Any, Any, Any]] | 
 
 
 def as_split(value: Any, num_nodes: int, name: str, device: torch.device) -> Tensor:
-    """A boolean mask ``[N]`` or node ids in any order -> sorted int64 ids; None -> no nodes."""
+    """A mask ``[N]``, boolean or of zeros and ones, or node ids in any order -> sorted int64 ids; None -> no nodes."""
     if value is None:
         return torch.empty(0, dtype=torch.int64, device=device)
     vector = as_vector(value, name)
+    if vector.dtype in INTEGERS and vector.numel() == num_nodes > 2 and all_between(vector, 0, 1):
+        vector = vector.bool()  # three ids of nodes 0 and 1 would list one of them twice
     if vector.dtype == torch.bool:
         if vector.numel() != num_nodes:
             raise GraphError(f"the {name} mask has {vector.numel()} entries but the graph has {num_nodes} nodes")

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import weft
 from tests.engine.results.net_for_tests import Net
@@ -86,6 +88,34 @@ def test_models_and_graphs_given_as_objects_are_given_again(tmp_path):
     assert torch.equal(loaded.predict_logits(graph), result.predict_logits())
     again = weft.read(tmp_path, model={"Net": Net}, graph={"tiny": graph})
     assert torch.equal(again.predict(), result.predict())
+
+
+def pruned(layer):
+    prune.l1_unstructured(layer, "weight", 0.3)
+
+
+@pytest.mark.parametrize("change", [pruned, parametrizations.weight_norm, parametrizations.spectral_norm])
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_pruned_and_parametrized_layers_of_pyg_are_read_again(change, seeds, tmp_path):
+    """PyG's Linear lists its weight in its state, even if that is made of other parameters."""
+    layers = pytest.importorskip("torch_geometric.nn")
+
+    class Changed(nn.Module):
+        def __init__(self, features, classes):
+            super().__init__()
+            self.first, self.second = layers.GCNConv(features, 6), layers.SAGEConv(6, classes)
+            change(self.first.lin)
+            change(self.second.lin_l)
+
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    graph = tiny_graph()
+    sweep = weft.Sweep(graph, Changed, epochs=4, lr=0.05, seed=seeds)
+    trained = weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
+    loaded = weft.read(tmp_path / "run", model=Changed, graph=graph)
+    for before, after in zip(trained, loaded, strict=True):
+        assert torch.equal(before.predict_logits(), after.predict_logits())
 
 
 def test_code_that_has_changed_is_refused(saved, tmp_path):

@@ -47,6 +47,12 @@ def test_losses_of_two_arguments_are_over_the_training_rows(loss):
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-5)
 
 
+def test_a_loss_that_was_not_made_is_refused():
+    task = weft.Task(graph="demo", epochs=1, objective=nn.CrossEntropyLoss)
+    with pytest.raises(SpecError, match=r"objective CrossEntropyLoss is a class; give an object, CrossEntropyLoss\(\)"):
+        weft.run(task, device="cpu", progress=False)
+
+
 def test_a_graph_of_pyg_is_refused_at_once():
     data = pytest.importorskip("torch_geometric.data").Data(edge_index=torch.tensor([[0, 1], [1, 0]]))
     with pytest.raises(SpecError, match=r"graph is a Data of PyG; give graph=weft\.Graph\.from_pyg\(data\)"):

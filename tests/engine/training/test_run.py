@@ -111,6 +111,16 @@ class TestResult:
             assert result.metrics["metric"] == metric
             assert math.isfinite(result.metrics[f"test_{metric}"])
 
+    def test_one_hot_labels_are_no_guess(self):
+        """Rows with a single 1 each may be classes or labels: whoever gives them says which."""
+        classes = tiny_graph()
+        hot = torch.nn.functional.one_hot(classes.y.clamp(min=0)).float()
+        graph = weft.Graph(classes.adj, classes.x, hot, classes.train, classes.val, classes.test)
+        with pytest.raises(GraphError, match=r'give y\.argmax\(1\) for classes, or objective="multilabel"'):
+            run(make_task(graph, epochs=3), progress=False)
+        result = run(make_task(graph, epochs=3, objective="multilabel"), progress=False)
+        assert result.metrics["metric"] == "f1_micro"
+
 
 class StopAfter(BaseException):
     """Raised from a listener to leave a run in the middle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,16 @@ def test_masks_and_ids_in_any_order_mean_the_same():
     by_ids = Graph.from_edges([0], [3], train=[2, 0])
     assert by_mask.train.tolist() == by_ids.train.tolist() == [0, 2]
     assert by_mask.test.numel() == by_mask.val.numel() == 0
+
+
+def test_masks_of_zeros_and_ones():
+    """As tables have them; ids would list a node twice. Two nodes are too few to tell."""
+    mask = np.array([0, 1, 1, 0])
+    graph = Graph.from_edges([0], [3], train=mask, val=torch.tensor([1, 0, 0, 0], dtype=torch.uint8))
+    assert (graph.train.tolist(), graph.val.tolist()) == ([1, 2], [0])
+    assert Graph.from_edges([0], [1], train=[0, 1]).train.tolist() == [0, 1]
+    with pytest.raises(GraphError, match="node 1 is listed twice"):
+        Graph.from_edges([0], [3], train=mask[:3])
 
 
 @settings(max_examples=50, deadline=None)

@@ -318,7 +318,8 @@ def test_a_module_of_the_users_own_is_stacked(module, sparse):
         assert not model.training
         logits = model(x) if module is not Plain else model(x, graph.adj)
         best = run.poll()[index]
-        loss = nn.functional.cross_entropy(logits[graph.val], graph.y[graph.val]).item()
+        smoothing = MEMBERS[index].get("label_smoothing", 0.0)
+        loss = nn.functional.cross_entropy(logits[graph.val], graph.y[graph.val], label_smoothing=smoothing).item()
         assert loss == pytest.approx(best.rows[best.best_epoch][run.stacks[0].columns.index("val_loss")], abs=1e-4)
     run.advance(1)  # it goes on, whatever was done to the models that were given away
 

@@ -247,3 +247,20 @@ def test_a_width_is_not_given_the_number_of_classes():
     with pytest.raises(SpecError, match="would get out_features as 'hidden_channels': a model is called with"):
         check_tasks([task])
     check_tasks([task.with_values(model=functools.partial(Wide, hidden_channels=4))])
+
+
+class Lightning(Plain):
+    """As Lightning has it, of which no import is needed."""
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.mse_loss(self(batch.x), batch.y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+@pytest.mark.parametrize("model", [Lightning, Lightning(8, 4), lambda inputs, outputs: Lightning(inputs, outputs)])
+def test_training_steps_of_lightning_are_refused(model):
+    """Weft would train it with another loss and another optimizer than it says."""
+    with pytest.raises(SpecError, match=r"has training_step and configure_optimizers, .* Weft calls neither; give the"):
+        build_model(Task(graph="g", model=model), 8, 4)

@@ -66,6 +66,12 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
             raise SpecError(
                 f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
             )
+    if ignored := [name for name in ("training_step", "configure_optimizers") if hasattr(model, name)]:
+        raise SpecError(
+            f"task {task.label!r}: model {task.model_name} has {' and '.join(ignored)}, as a LightningModule has, and "
+            "Weft calls neither; give the nn.Module that it trains, and its loss and optimizer as settings objective=, "
+            "optimizer=, lr="
+        )
     weft_nn.assign_sites(model)
     return model
 

@@ -81,13 +81,26 @@ def f1_macro(logits: Tensor, target: Tensor) -> Tensor:
     return (score.sum(-1) / (support > 0).sum(-1).clamp(min=1)).float()
 
 
+def log_odds(logits: Tensor) -> Tensor:
+    """``log p / (1 - p)`` of every class ``[..., M, C]``: in the order of probabilities, which tie where they saturate.
+
+    Of two classes the difference of their logits. Float32 of float64 sums: equal for the same logits in another order.
+    """
+    x = logits.double()
+    best = x.argmax(-1, keepdim=True)
+    top, is_best = x.gather(-1, best), best == torch.arange(x.shape[-1], device=x.device)
+    rest = torch.where(is_best, -math.inf, x).logsumexp(-1, keepdim=True)  # of all classes but the best
+    others = top + (1 + (rest - top).exp() - (x - top).exp()).log()
+    return (x - torch.where(is_best, rest, others)).float()
+
+
 def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
     """Mean area under the ROC curve, one label against the rest ``[...]``; NaN where none has both classes.
 
     The area is the chance that a positive outranks a negative (a tie counts half), from the mean rank of the
     positives. Labels with one class only are left out of the mean.
     """
-    scores = (logits if target.dim() == 2 else logits.softmax(-1)).transpose(-1, -2).contiguous()
+    scores = (logits if target.dim() == 2 else log_odds(logits)).transpose(-1, -2).contiguous()
     positive = one_hot(target, logits.shape[-1]).transpose(-1, -2).double()
     ordered = scores.sort(-1).values
     below = torch.searchsorted(ordered, scores)
@@ -132,7 +145,7 @@ METRICS: dict[str, Metric] = {
 
 @triton.jit
 def _score_kernel(
-    logits, target, rows, starts, share, sums, C, N, BM: tl.constexpr, BC: tl.constexpr
+    logits, target, rows, starts, share, smoothing, sums, C, N, BM: tl.constexpr, BC: tl.constexpr, SMOOTH: tl.constexpr
 ):  # fmt: skip
     split = tl.program_id(1)
     member = tl.program_id(2).to(tl.int64)
@@ -149,6 +162,8 @@ def _score_kernel(
     total = tl.sum(tl.exp(value - top[:, None]), 1)
     chosen = tl.sum(tl.where((c[None, :] == label[:, None]) & inside, value, 0.0), 1)
     loss = tl.log(tl.where(listed, total, 1.0)) + top - chosen
+    if SMOOTH:  # (1 - s) (lse - chosen) + s (lse - mean)
+        loss += tl.load(smoothing + member) * (chosen - tl.sum(tl.where(inside, value, 0.0), 1) / C)
     # The first of equal maxima wins, as torch.argmax has it; NaN equals nothing and never hits.
     guess = tl.min(tl.where(value == top[:, None], c[None, :], BC), 1)
     hit = listed & (guess == label)
@@ -172,14 +187,17 @@ class Scores:
         self._block_m = max(1, 2048 // self._block_c)
         self._programs = -(-max(sizes) // self._block_m)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """``logits [..., N, C]`` to the mean losses of the splits, then their accuracies ``[..., 2 S]``."""
+    def __call__(self, logits: Tensor, smoothing: Tensor | None = None) -> Tensor:
+        """``logits [..., N, C]`` to the mean losses of the splits, then their accuracies ``[..., 2 S]``.
+
+        ``smoothing``: of the labels, one number per member.
+        """
         logits = logits.contiguous()
         lead, (nodes, classes) = logits.shape[:-2], logits.shape[-2:]
         sums = torch.empty(*lead, 2 * self._splits, self._programs, device=logits.device)
         _score_kernel[(self._programs, self._splits, lead.numel())](
-            logits, self._target, self._rows, self._starts, self._share, sums, classes, nodes,
-            BM=self._block_m, BC=self._block_c,
+            logits, self._target, self._rows, self._starts, self._share, sums if smoothing is None else smoothing, sums,
+            classes, nodes, BM=self._block_m, BC=self._block_c, SMOOTH=smoothing is not None,
         )  # fmt: skip
         return sums.sum(-1)
 
@@ -230,7 +248,7 @@ class Evaluation:
     def __call__(self, logits: Any) -> Tensor:
         """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
         if self._scores is not None:
-            return self._scores(logits)
+            return self._scores(logits, self.objective.smoothing)
         if not self._plain:
             return self._by_calls(logits)
         chosen = logits.index_select(-2, self._rows).float()

@@ -121,6 +121,8 @@ class OwnMeasure:
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
         self.function: Measure = function_of(task, setting)
+        if isinstance(self.function, type):
+            raise SpecError(f"task {task.label!r}: {setting} {self.name} is a class; give an object, {self.name}()")
         self._of_rows = takes_two(self.function)
         parameters = self.function.named_parameters() if isinstance(self.function, nn.Module) else ()
         training = [name for name, parameter in parameters if parameter.requires_grad]
@@ -165,16 +167,17 @@ class OwnMeasure:
 
 @dataclass(frozen=True)
 class Objective:
-    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)`` to report.
+    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)``, of which it is the mean.
 
     ``per_row`` is None for a loss that is no mean over rows: the loss of a split is then that of its rows. ``own``: it
-    is a function of the user's own, which receives whatever the model returned.
+    is a function of the user's own, which receives whatever the model returned. ``smoothing``: of labels ``[T]``.
     """
 
     name: str
     loss: Callable[[Any, Tensor, Tensor], Tensor]
     per_row: PerRow | None
     own: bool = False
+    smoothing: Tensor | None = None
 
 
 def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
@@ -244,15 +247,17 @@ def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train
     numbers = [task.label_smoothing for task in tasks]
     smoothing = torch.tensor(numbers, device=device) if any(numbers) else None
 
-    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        chosen = logits.index_select(-2, rows).float()
-        uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
-        right = multiclass_rows(chosen, labels.index_select(0, rows))
-        share = smoothing[..., None]
-        return ((1 - share) * right + share * uniform).mean(-1)
+    def smoothed_rows(logits: Tensor, target: Tensor) -> Tensor:
+        uniform, share = torch.logsumexp(logits, -1) - logits.mean(-1), smoothing[..., None]
+        return (1 - share) * multiclass_rows(logits, target) + share * uniform
 
+    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return smoothed_rows(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
+
+    if tasks[0].class_weights is None and smoothing is None:
+        return Objective("multiclass", ops.cross_entropy_rows, multiclass_rows)
     if tasks[0].class_weights is None:
-        return Objective("multiclass", ops.cross_entropy_rows if smoothing is None else smoothed, multiclass_rows)
+        return Objective("multiclass", smoothed, smoothed_rows, smoothing=smoothing)
     members, classes = [], graph.num_classes
     for task in tasks:
         if isinstance(task.class_weights, tuple) and len(task.class_weights) != classes:

@@ -28,6 +28,15 @@ def plain_auc(truth, score):
     return ((gap > 0) + 0.5 * (gap == 0)).mean()
 
 
+def odds(logits):
+    """``log p / (1 - p)`` of every class, by sums in a fixed order, so that the same logits in another order tie."""
+    columns = []
+    for label in range(logits.shape[1]):
+        ahead = np.sort(np.delete(logits, label, 1).astype(np.longdouble) - logits[:, [label]], 1)
+        columns.append(-np.logaddexp.reduce(ahead, axis=1))
+    return np.stack(columns, 1)
+
+
 def make(kind, seed, nodes=40, classes=5, ties=False):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(nodes, classes)).astype(np.float32)
@@ -66,12 +75,28 @@ def test_micro_f1_of_one_class_each_is_accuracy():
 @pytest.mark.parametrize("ties", [False, True])
 def test_roc_auc(kind, ties):
     logits, target, truth, _ = make(kind, 11, ties=ties)
-    scores = logits
-    if kind == "multiclass":
-        scores = torch.from_numpy(logits).softmax(-1).numpy()
+    scores = odds(logits) if kind == "multiclass" else logits
     areas = [plain_auc(t, s) for t, s in zip(truth.T, scores.T, strict=True)]
     expected = np.mean([a for a in areas if a is not None])
     assert roc_auc(torch.from_numpy(logits), target).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_roc_auc_of_logits_whose_probabilities_saturate(classes):
+    """The order of ``log p / (1 - p)`` counts, from the definition: float32 probabilities of 0 and 1 would tie."""
+    rng = np.random.default_rng(5)
+    logits = (40 * rng.normal(size=(60, classes))).astype(np.float32)
+    target = np.where(rng.random(60) < 0.7, logits.argmax(1), rng.integers(0, classes, 60))
+    areas = [plain_auc(target == label, odds(logits)[:, label]) for label in range(classes)]
+    found = roc_auc(torch.from_numpy(logits), torch.from_numpy(target)).item()
+    assert found == pytest.approx(float(np.mean(areas)), abs=1e-6)
+    tied = [plain_auc(target == c, torch.from_numpy(logits).softmax(-1).numpy()[:, c]) for c in range(classes)]
+    assert abs(found - np.mean(tied)) > 1e-3  # or this test would tell nothing
+
+
+def test_roc_auc_of_two_classes_is_by_their_difference():
+    margins, target = torch.tensor([30.0, 20.0, 25.0, 18.0]), torch.tensor([1, 1, 0, 0])
+    assert roc_auc(torch.stack([torch.zeros(4), margins], 1), target).item() == pytest.approx(0.75)
 
 
 def test_roc_auc_by_hand():
