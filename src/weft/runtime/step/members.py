@@ -28,7 +28,7 @@ from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
 from weft.nn.pyg.convert import possible_swaps, restore, swap
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
-from weft.runtime.modules.build import as_written, build_model, copy_module
+from weft.runtime.modules.build import as_written, build_model, copy_module, is_compiled
 from weft.runtime.modules.convert import Converted, conversion_of
 from weft.runtime.modules.settings import (
     GIVEN,
@@ -360,8 +360,8 @@ class Members:
                     "none; give the graph relation=, one number per edge, or choose another model"
                 )
             model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
-            if (written := as_written(task, model)) is not None:
-                model = written
+            if any(is_compiled(part, scripted=False) for part in model.modules()):
+                model = as_written(model)
                 self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
             return model.to(device)
 
