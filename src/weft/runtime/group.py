@@ -573,7 +573,7 @@ class GroupRun:
             generator = self._own_random.get(id(member.stack))
             with generator or nullcontext():
                 member.stack.members.restore_saved_state(parts)
-            member.stack.optimizer.restore(parts)
+            member.stack.restore_optimizer(parts)
             best = {name.removeprefix(BEST): value for name, value in parts.items() if name.startswith(BEST)}
             member.stack.best_state = ModuleState.from_tensors(best) if TEXT in best else None
             if generator is not None and "random" in parts:

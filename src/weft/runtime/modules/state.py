@@ -39,6 +39,7 @@ COMPRESSED = {
 }
 CLOCK = "clock"  # the buffer of Weft's modules that count their draws, which have a state per member
 EXTRA = "_extra_state"  # as torch's state_dict calls it
+FROZEN = "frozen"  # a parameter of the training state that a call has frozen
 TORCHS = frozenset((*vars(nn.Module()), "_compiled_call_impl"))  # tables and flags that every module has
 OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
 OF_RANKS = ("weft.dist.reduce", "weft.ops.reduce")  # how Weft's norms join rows: set before every training
@@ -345,6 +346,9 @@ class StateReader:
                     ) from None
                 opaque[name] = str(error)
                 self._tensors = {n: t for n, t in self._tensors.items() if n.rpartition(":")[0] != name}
+        for name, parameter in self._model.named_parameters():
+            if name in self._held and isinstance(parameter, nn.Parameter) and not parameter.requires_grad:
+                trees[f"{FROZEN}:{name}"] = True
         return ModuleState(trees, self._stored(), opaque)
 
     def _registered(self) -> Iterator[tuple[str, Any]]:
@@ -484,6 +488,8 @@ def restore_state(model: nn.Module, state: ModuleState, exact: bool = True) -> N
             ) from None
         if kind == EXTRA:
             module.set_extra_state(decoder(tree))
+        elif kind == FROZEN:
+            module.get_parameter(key).requires_grad_(False)
         elif kind:
             table = getattr(module, kind)
             table[key] = decoder(tree, table.get(key))

@@ -174,15 +174,17 @@ class Findings:
 
     ``hidden_state``: why a call depends on earlier ones, None if it does not; ``unsaved``: what it depends on though no
     file can hold it, empty if nothing, and ``evaluates``: whether evaluations do without that. ``without_gradient``:
-    names of parameters that the loss does not depend on; ``writes``: whether calls change the module's own weights;
-    ``branches``: whether they read numbers into Python; ``changed_in_evaluation``: whether evaluations change buffers.
-    ``unread``: names of opaque attributes that calls change and no result depends on.
+    names of parameters that the loss does not depend on; ``sparse``: those with sparse gradients; ``writes``: whether
+    calls change the module's own weights; ``branches``: whether they read numbers into Python;
+    ``changed_in_evaluation``: whether evaluations change buffers. ``unread``: names of opaque attributes that calls
+    change and no result depends on.
     """
 
     hidden_state: str | None = None
     unsaved: str = ""
     evaluates: bool = True
     without_gradient: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
     writes: bool = False
     branches: bool = False
     changed_in_evaluation: bool = False
@@ -222,13 +224,6 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
     model = models[0]
     check_call(task, model, graph.adj)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in trained.items():
-        if parameter.dtype not in (torch.float32, torch.complex64):
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise SpecError(
-                f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
-                "in float32: call .float() on the model, and choose the arithmetic by precision="
-            )
     meta = any(p.is_meta or nn.parameter.is_lazy(p) for p in model.parameters())
     for pair in () if meta else WeightMemory(model).shared():
         owner, name = sorted(pair, key=lambda name: name not in trained)
@@ -464,8 +459,7 @@ class Members:
         dtype, reduce = DTYPES[self.task.precision], reduce or self.source.reduce
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
-            skips = self.task.has_own("optimizer") and self.task.accumulate == 1
-            return LeafForward(model, self.layout, reduce, skips)
+            return LeafForward(model, self.layout, reduce)
         return Forward(model, self.layout, dtype, reduce)
 
     def attach(self, state: State) -> None:
@@ -477,10 +471,6 @@ class Members:
         self.findings = findings
         varies = findings.hidden_state is not None or findings.branches
         self.forward.expect(findings.without_gradient, varies)
-        if findings.without_gradient:
-            pairs = zip(self.layout.names, self.layout.decayed, strict=True)
-            decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
-            self.layout = replace(self.layout, decayed=decayed)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
             owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}
@@ -616,6 +606,12 @@ class Members:
                 for name, value in frozen_of_member.items()
             ):
                 raise CannotStack("parameters that do not train differ among them")
+        for name, dtype in layout.other_kinds.items():
+            kind = f"parameter {name} of model {self.task.model_name} is {str(dtype).removeprefix('torch.')}"
+            if DTYPES[self.task.precision] != torch.float32 or self.source.reduce.ranks > 1:
+                raise SpecError(f"task {self.task.label!r}: {kind}, which trains in precision='fp32' on one rank alone")
+            if len(models) > 1:
+                raise CannotStack(kind)
         return layout.turning(self._over_sparse_features(layout))
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:

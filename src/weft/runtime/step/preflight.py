@@ -162,7 +162,6 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        self.forward.without_gradient = None  # other parameters may be without one in a later call
         with self._from_the_start(elsewhere) as moved:
             begin = step_seconds()
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
@@ -401,7 +400,7 @@ class Preflight:
         calls.forward.reached = set()
         with self._recorded(calls) as recorder:
             numbers = calls.train()
-            without, drawn = calls.forward.without_gradient or (), calls.drawn
+            without, sparse, drawn = calls.forward.without_gradient, calls.forward.sparse, calls.drawn
             changed = calls.changed_buffers()
             logits = self._evaluated(calls, recorder)
             evaluation_changes = calls.changed_buffers()
@@ -428,7 +427,9 @@ class Preflight:
         differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
         made = [name for name in _names(model) if name not in names]
         views = [n for n, tree in state.trees.items() if tree != first.trees.get(n) and '"weight"' in json.dumps(tree)]
-        findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
+        findings = Findings(
+            None, "", True, without, sparse, recorder.writes, recorder.branches, bool(evaluation_changes)
+        )
         now = opaque_marks(model, state.opaque)
         changed_opaque = [name for name in state.opaque if name in now and now[name] != marks.get(name)]
         if made:
@@ -458,7 +459,8 @@ class Preflight:
                 )
         if not findings.unsaved:
             findings.unread = frozenset(changed_opaque)
-        for obstacle in (findings.hidden_state, "it changes its own weights when called" if findings.writes else None):
+        writes = "it changes its own weights when called" if findings.writes else None
+        for obstacle in (findings.hidden_state, writes, "it has sparse gradients" if sparse else None):
             if obstacle is not None and self._state.members > 1:
                 raise CannotStack(f"{self._task.model_name} cannot be one of several: {obstacle}")
         members.learn(findings)
