@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -177,7 +177,7 @@ class Findings:
     names of parameters that the loss does not depend on; ``sparse``: those with sparse gradients; ``writes``: whether
     calls change the module's own weights; ``branches``: whether they read numbers into Python;
     ``changed_in_evaluation``: whether evaluations change buffers. ``unread``: names of opaque attributes that calls
-    change and no result depends on.
+    change and no result depends on; ``draws``: generators that calls draw from.
     """
 
     hidden_state: str | None = None
@@ -188,7 +188,13 @@ class Findings:
     writes: bool = False
     branches: bool = False
     changed_in_evaluation: bool = False
-    unread: frozenset[str] = field(default_factory=frozenset)
+    unread: frozenset[str] = frozenset()
+    draws: frozenset[str] = frozenset()
+
+    @property
+    def varies(self) -> bool:
+        """Whether a later step may do something else than the first."""
+        return self.hidden_state is not None or self.branches
 
 
 # ---- Tell the modules of a model how they run: for several members or one, over several ranks or one, counted or not.
@@ -469,8 +475,7 @@ class Members:
     def learn(self, findings: Findings) -> None:
         """Keep what calls of the first member's module have shown."""
         self.findings = findings
-        varies = findings.hidden_state is not None or findings.branches
-        self.forward.expect(findings.without_gradient, varies)
+        self.forward.expect(findings.without_gradient, findings.varies)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
             owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}

@@ -27,7 +27,7 @@ from weft.batches.source import Batch
 from weft.core.errors import SpecError
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
-from weft.runtime.device.process import DTYPES, same_draws, step_seconds
+from weft.runtime.device.process import DTYPES, PYTHON, same_draws, step_seconds
 from weft.runtime.modules.build import functions_that_hold
 from weft.runtime.modules.settings import call_style, model_errors
 from weft.runtime.modules.state import (
@@ -152,7 +152,7 @@ class Calls:
         self.forward, self.state, self._batch, self.loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
         self.seconds = 0.0  # of all calls so far, without what is around them
-        self.drawn = False  # whether the last training call drew from Python's or NumPy's generator
+        self.drawn: set[str] = set()  # generators that calls at these weights drew from
 
     def __call__(self) -> None:
         """One training call and one in evaluation mode, to be timed: the state changes."""
@@ -166,7 +166,7 @@ class Calls:
             begin = step_seconds()
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
             self.seconds += step_seconds() - begin
-            self.drawn = moved()
+            self.drawn |= set() if elsewhere else moved()
         # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
         return StepNumbers(
             loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
@@ -174,10 +174,11 @@ class Calls:
 
     def evaluate(self) -> Tensor:
         """Logits ``[N, C]`` in evaluation mode."""
-        with torch.no_grad(), self._from_the_start(elsewhere=False):
+        with torch.no_grad(), self._from_the_start(elsewhere=False) as moved:
             begin = step_seconds()
             output = self.forward(self.state.flat, training=False, batch=self._batch)
             self.seconds += step_seconds() - begin
+            self.drawn |= moved()
         return as_one(of_member(output, 0))
 
     def changed_buffers(self) -> set[str]:
@@ -186,7 +187,7 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], bool]]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], set[str]]]:
         self.state.restore(self._before)
         with same_draws(self.state.flat.device) as moved:
             if elsewhere:
@@ -400,7 +401,7 @@ class Preflight:
         calls.forward.reached = set()
         with self._recorded(calls) as recorder:
             numbers = calls.train()
-            without, sparse, drawn = calls.forward.without_gradient, calls.forward.sparse, calls.drawn
+            without, sparse = calls.forward.without_gradient, calls.forward.sparse
             changed = calls.changed_buffers()
             logits = self._evaluated(calls, recorder)
             evaluation_changes = calls.changed_buffers()
@@ -437,7 +438,7 @@ class Preflight:
         elif differing or views:
             name = [*differing, *views][0].rpartition(":")[2]
             findings.hidden_state = f"it keeps {name!r} from call to call, which is no buffer"
-        elif drawn:
+        elif PYTHON in calls.drawn:
             findings.hidden_state = "it draws from Python's or NumPy's generator"
         elif not same:
             where = changed_opaque[:1] or outside[:1] or state.differences(first)[:1]
@@ -457,6 +458,7 @@ class Preflight:
                     + ("" if findings.evaluates else "; a result that is loaded does not predict")
                     + ("; Weft's calls before the first epoch have advanced it" if advanced else "")
                 )
+        findings.draws = frozenset(calls.drawn)
         if not findings.unsaved:
             findings.unread = frozenset(changed_opaque)
         writes = "it changes its own weights when called" if findings.writes else None
