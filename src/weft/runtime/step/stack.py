@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +79,7 @@ class Stack:
         self.best_state: ModuleState | None = None  # a user's module when its best weights were evaluated
         self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self.use_state(State.new(tasks, flat, buffers, len(self.columns), self._length))
-        Preflight(self.members, self.state, self._loss_of)()
+        copy_context().run(Preflight(self.members, self.state, self._loss_of))  # context variables stay as they are
         self._without = self.members.findings.without_gradient  # parameters, in the last step
         if self.members.findings.without_gradient or self.members.findings.sparse:
             self.use_state(self.state)  # no decay where torch would skip the update
