@@ -445,6 +445,11 @@ class Preflight:
             findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
         if members.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
             findings.hidden_state = None
+        if findings.hidden_state is not None and members.source.reduce.ranks > 1:
+            raise SpecError(
+                f"task {self._task.label!r}: model {self._task.model_name}: {findings.hidden_state}, so its first "
+                "steps, which ranks compare, say nothing about later ones: train it on one rank"
+            )
         if findings.hidden_state is not None:
             self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
             if findings.unsaved:
