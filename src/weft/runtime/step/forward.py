@@ -314,6 +314,7 @@ class Forward:
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
         self.without_gradient: tuple[str, ...] = ()  # names of parameters, in the last step
         self.sparse: tuple[str, ...] = ()  # those whose gradient was sparse
+        self._grads: list[Tensor | None] = []  # in the last step, where a flat buffer would change them
         self.reached: set[int] | None = None  # indices of parameters with a gradient, if those may vary
         self._slots, self._buffers = Slots(model, layout.names), BufferSlots(model)
 
@@ -377,14 +378,14 @@ class Forward:
         return losses.detach(), grads
 
     def grads(self, flat: Tensor) -> list[Tensor | None]:
-        """The gradient of every parameter in the last step, of ``flat [P]``; None where there was none."""
+        """The gradient ``flat [P]`` of the last step in parts, as torch made them; None where there was none."""
         named = self.layout.named(flat)
-        return [None if name in self.without_gradient else grad for name, grad in named.items()]
+        return self._grads or [None if name in self.without_gradient else grad for name, grad in named.items()]
 
     def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
-        """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member looks."""
+        """Parameters are ``without_gradient`` in a trial; every step of one member looks, over ranks if that varies."""
         self.without_gradient = tuple(without_gradient)
-        self.reached = set() if varies and not self._built_in else None
+        self.reached = set() if not self._built_in and (varies or self._reduce.ranks == 1) else None
 
     def copied(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """A copy of the model with weights of its own, and the names of what could not be copied."""
@@ -450,7 +451,6 @@ class LeafForward(Forward):
 
     def __init__(self, model: nn.Module, layout: Layout, reduce: Reduce = ONE_RANK) -> None:
         super().__init__(model, layout, torch.float32, reduce)
-        self._grads: list[Tensor | None] = []
         by_name = dict(nn.Module.named_parameters(model))
         self._parameters = [by_name[name] for name in layout.names]
         unlisted = {name: p for name, p in by_name.items() if name not in layout.names}
@@ -500,10 +500,6 @@ class LeafForward(Forward):
         pairs = zip(self._parameters, grads, strict=True)
         dense = [torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g for p, g in pairs]
         return losses.detach(), self.layout.flat_of(dense)[None]
-
-    def grads(self, flat: Tensor) -> list[Tensor | None]:
-        """As :meth:`Forward.grads`, those of the last step as torch made them if a flat buffer would change them."""
-        return self._grads or super().grads(flat)
 
     def _point(self, flat: Tensor) -> None:
         """Make the parameters views of ``flat [P]``."""

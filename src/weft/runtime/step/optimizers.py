@@ -416,9 +416,6 @@ class Optimizer:
         """Nothing: all of it is in the state."""
         return {}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`saved`."""
-
 
 class TorchOptimizer:
     """The update of one task's weights by an optimizer of ``torch.optim``, or one that a user's function makes.
@@ -562,13 +559,11 @@ class TorchOptimizer:
         if is_update(self._task, step, self._steps):
             rate = 1.0 if RATE not in extras or state.step.is_meta else float(extras[RATE])
             factor = self._factors[step] * rate
-            if self._layout.other_kinds:  # the flat weights hold copies
-                for parameter, weights in zip(
-                    self._parameters.values(), self._layout.views(state.flat[0]), strict=True
-                ):
-                    parameter.data.copy_(weights)
-            for (name, parameter), part in zip(self._parameters.items(), grads, strict=True):
+            weights = self._layout.views(state.flat[0])
+            for (name, parameter), part, weight in zip(self._parameters.items(), grads, weights, strict=True):
                 parameter.grad = part if name in self._reached else None
+                if self._layout.other_kinds:  # the flat weights hold copies
+                    parameter.data.copy_(weight)
             self._clip(list(self._parameters.values()))
             self._reached = set()
             for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):

@@ -136,7 +136,8 @@ class Stack:
 
     def restore_optimizer(self, saved: Mapping[str, Tensor]) -> None:
         """Continue with the optimizer of a checkpoint."""
-        (self._use_torchs() if SAVED in saved else self.optimizer).restore(saved)
+        if SAVED in saved or self._torch_optimizer is not None:
+            self._use_torchs().restore(saved)
 
     def _try_functions(self) -> None:
         """Call users' own objective and metric before the first epoch, so that errors show; see what they do."""
