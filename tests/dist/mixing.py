@@ -86,3 +86,37 @@ class Noise(Plain):
 
 
 MIXING = (Mean, GatedVirtualNode, PairNorm, InstanceNorm, SoftmaxOverNodes, Cumsum, Positions, OnlyInEvaluation, Noise)
+
+
+class Later(Plain):
+    """It mixes rows from the sixth step on."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8) -> None:
+        super().__init__(in_features, out_features, hidden)
+        self.calls = 0
+
+    def mixed(self, h: Tensor) -> Tensor:
+        self.calls += self.training
+        return h - h.mean(0) if self.calls > 5 else h
+
+
+class OverBlocks(nn.Module):
+    """For sampled training: a layer per block."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.first, self.last = weft.nn.SAGEConv(in_features, 8), weft.nn.SAGEConv(8, out_features)
+        self.norm = weft.nn.LayerNorm(8)
+
+    def mixed(self, h: Tensor) -> Tensor:
+        """What a subclass makes of the rows."""
+        return self.norm(h)
+
+    def forward(self, x: Tensor, blocks: Any) -> Tensor:
+        first, last = blocks if isinstance(blocks, tuple) else (blocks, blocks)
+        return self.last(self.mixed(torch.tanh(self.first(x, first))), last)
+
+
+class MeanOfBlock(OverBlocks):
+    def mixed(self, h: Tensor) -> Tensor:
+        return h - h.mean(0)

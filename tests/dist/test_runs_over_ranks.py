@@ -16,7 +16,7 @@ import torch
 
 import weft
 from tests.dist.cases import TwoBranches
-from tests.dist.mixing import MIXING, Plain
+from tests.dist.mixing import MIXING, Later, Plain
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.dist.peer_memory import Barrier, RankLostError
@@ -198,9 +198,40 @@ def test_a_module_over_wefts_layers_has_the_numbers_of_one_rank_and_is_resumed(t
         if event.kind == "progress":
             control.preempt()
 
+    whole = weft.run(one, ranks=2, device="cpu")
+    assert_same(whole, expected)
     part = weft.run(one, ranks=2, out=tmp_path, device="cpu", on_event=leave, control=control)
     assert part.status == "preempted"
-    assert_same(weft.run(one, ranks=2, out=tmp_path, device="cpu", resume=True), expected)
+    resumed = weft.run(one, ranks=2, out=tmp_path, device="cpu", resume=True)
+    assert resumed.history == whole.history
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+@pytest.mark.rest
+def test_a_module_over_wefts_layers_is_resumed_after_a_kill_bit_for_bit(tmp_path):
+    one, killed = task(model=Plain, epochs=400), []
+
+    def kill(event):
+        if event.kind == "checkpoint" and event.data["epoch"] > 0 and not killed:
+            victim = next(child for child in multiprocessing.active_children() if child.name == "weft rank 1")
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    options = weft.RunOptions(checkpoint_every=0.01)
+    with pytest.raises(RankLostError, match="continue from the checkpoint"):
+        weft.run(one, ranks=2, out=tmp_path / "run", device="cpu", on_event=kill, options=options)
+    assert 0 < read_checkpoint(tmp_path / "run").about["epoch"] < 400
+    resumed = weft.run(one, ranks=2, out=tmp_path / "run", device="cpu", resume=True)
+    whole = weft.run(one, ranks=2, device="cpu")
+    assert resumed.history == whole.history
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+def test_a_module_that_may_mix_rows_later_is_refused():
+    with pytest.raises(SpecError, match=r"keeps 'calls' from call to call.*train it on one rank"):
+        weft.run(task(model=Later), ranks=2, device="cpu")
 
 
 @pytest.mark.rest

@@ -7,6 +7,7 @@ import torch
 
 import weft
 from tests.dist.cases import CPU
+from tests.dist.mixing import MeanOfBlock, OverBlocks
 from tests.graphs_for_tests import tiny_graph
 from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling
@@ -112,3 +113,12 @@ def test_what_it_cannot_do_is_one_sentence(changes, words):
     task = weft.Task(graph=graph, model="gcn", hidden=8, epochs=2, mode="sampled", fanout=[2, 2], batch=8, **changes)
     with pytest.raises((SpecError, WeftError), match=words):
         weft.run(task, ranks=2)
+
+
+def test_a_users_module_over_blocks_has_the_numbers_of_one_rank_or_is_refused():
+    settings = {"epochs": 5, "lr": 0.05, "mode": "sampled", "fanout": [3, 2], "batch": 7}
+    right, wrong = (weft.Task(graph=tiny_graph(), model=model, **settings) for model in (OverBlocks, MeanOfBlock))
+    found, expected = (weft.run(right, ranks=ranks, device="cpu").history["loss"] for ranks in (2, 1))
+    assert found == pytest.approx(expected, abs=2e-6)
+    with pytest.raises(SpecError, match="the numbers of model MeanOfBlock depend on which nodes are on which rank"):
+        weft.run(wrong, ranks=2, device="cpu")

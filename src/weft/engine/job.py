@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -136,7 +137,7 @@ class Job:
                 key, plan = waiting.pop(0)
                 self._scheduled = admission(key, plan, str(self._device), self._planner.room)
                 if not self._ended_before(key, plan):
-                    waiting = self._group(key, plan) + waiting
+                    waiting = copy_context().run(self._group, key, plan) + waiting  # what a model sets is its own
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     if self._pool is not None:
                         move_out(self._pool)

@@ -26,7 +26,7 @@ from weft.engine.sweep_result import SweepResult, folder_names
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.device.process import same_draws
 from weft.runtime.infer import treat_inputs
-from weft.runtime.modules.build import build_model
+from weft.runtime.modules.build import as_written, build_model
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.modules.state import EXTRA, ModuleState, restore_state
 
@@ -133,7 +133,7 @@ class LoadedResult(Result):
         check_tasks([task])
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         with same_draws(torch.device("cpu")):
-            model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
+            model = as_written(build_model(task, trained.num_features, trained.num_classes, trained.num_relations))
         state = ModuleState.from_tensors(self.kept)
         if not state.evaluates:
             raise SpecError(

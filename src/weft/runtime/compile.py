@@ -208,6 +208,8 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
                 raise InputError(stack.members.findings.hidden_state)
             if stack.members.findings.writes:
                 raise InputError("it changes its own weights")
+            if stack.members.layout.other_kinds or stack.members.findings.sparse:
+                raise InputError("some of its parameters are not float32, or have sparse gradients")
             if not stack.members.plain_output:
                 raise InputError("it returns more than logits")
             batch = stack.source.example()

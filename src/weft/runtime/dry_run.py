@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger
     steps of several stacks if the plan says so.
     """
     with same_draws(CPU), outside_unchanged(group, graph):  # a user's module may draw, and keep tensors without data
-        return _captured(group, graph, plan, merger)
+        return copy_context().run(_captured, group, graph, plan, merger)
 
 
 def _captured(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger: Any) -> Captured:

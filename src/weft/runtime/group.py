@@ -32,7 +32,7 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.device.cuda_graph import ConcurrentSteps, Recordings, Replay, Steps
-from weft.runtime.device.process import OwnGenerator, generator_states, restore_generators
+from weft.runtime.device.process import HOST, OwnGenerator, generator_states, restore_generators
 from weft.runtime.epoch import NOT_CAPTURED, SteppedEpoch, slower_than_alone
 from weft.runtime.modules.convert import BuiltStack
 from weft.runtime.modules.state import TEXT, ModuleState, restore_state, with_tensors
@@ -222,13 +222,15 @@ class GroupRun:
         dropped = any(task.input_dropout for task in tasks)
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         draws = tasks[0].traits is None or tasks[0].has_own("objective") or tasks[0].has_own("metric")
-        if len(rows) > 1 or len(self.tasks) == 1 or not draws or self.device.type != "cpu":
+        if len(rows) > 1 or len(self.tasks) == 1 or not draws or self.device.type == "meta":
             return Stack(tasks, self.inputs, first_once=once, length=self.epochs)
-        generator = OwnGenerator(tasks[0].seed)  # a user's module or function may draw from torch's generator
+        # A user's module or function may draw from torch's generators, here as it would alone.
+        generator = OwnGenerator(tasks[0].seed, self.device)
         with generator:
             stack = Stack(tasks, self.inputs, first_once=once, length=self.epochs)
-        generator.with_python = stack.members.findings.hidden_state is not None or stack.members.findings.branches
-        self._own_random[id(stack)] = generator
+        findings, generator.with_python = stack.members.findings, stack.members.findings.varies
+        if self.device.type == "cpu" or findings.draws or findings.varies or stack.eager is not None:
+            self._own_random[id(stack)] = generator
         return stack
 
     # ---- one epoch -----------------------------------------------------------------------------------
@@ -361,6 +363,10 @@ class GroupRun:
                 reason = f"model {model}: {stack.members.findings.hidden_state}, and a CUDA graph would repeat one call"
             elif stack.members.findings.branches and not stack.source.constant:  # what it keeps then is followed
                 reason = f"model {model} reads numbers into Python, and may do something else in a later step"
+            elif HOST in stack.members.findings.draws:
+                reason = f"model {model} draws random numbers on the host, and a CUDA graph would repeat one"
+            elif id(stack) in self._own_random:
+                reason = f"model {model} draws random numbers, each of several tasks from a generator of its own"
             if reason is not None:
                 self._notes.append(f"the step runs eagerly: {reason}")
                 return False
@@ -546,7 +552,7 @@ class GroupRun:
             with generator or nullcontext():
                 parts |= member.stack.members.saved_state() | member.stack.optimizer.saved()
             if generator is not None:
-                parts["random"] = generator.state
+                parts |= generator.states
             best = {} if member.stack.best_state is None else member.stack.best_state.to_tensors()
             parts |= {BEST + name: value for name, value in best.items()}
             saved |= {f"{member.index}.{name}": value for name, value in parts.items()}
@@ -573,11 +579,11 @@ class GroupRun:
             generator = self._own_random.get(id(member.stack))
             with generator or nullcontext():
                 member.stack.members.restore_saved_state(parts)
-            member.stack.optimizer.restore(parts)
+            member.stack.restore_optimizer(parts)
             best = {name.removeprefix(BEST): value for name, value in parts.items() if name.startswith(BEST)}
             member.stack.best_state = ModuleState.from_tensors(best) if TEXT in best else None
-            if generator is not None and "random" in parts:
-                generator.state = parts["random"].clone()
+            if generator is not None:
+                generator.states |= {name: parts[name].clone() for name in generator.states if name in parts}
         restore_generators(saved, self.device)
         self.epoch, self.step_in_epoch = int(saved["epoch"]), int(saved["step"])
 

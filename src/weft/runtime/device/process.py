@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+HOST, CUDA, PYTHON = "random.cpu", "random.cuda", "python"  # generators: torch's by their names in a checkpoint
+
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
@@ -32,28 +34,32 @@ def seed_all(seed: int) -> None:
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the generators, for a checkpoint."""
-    states = {"random.cpu": torch.get_rng_state()}
+    states = {HOST: torch.get_rng_state()}
     if device.type == "cuda":
-        states["random.cuda"] = torch.cuda.get_rng_state(device)
+        states[CUDA] = torch.cuda.get_rng_state(device)
     return states
 
 
 def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
     """The inverse of :func:`generator_states`."""
-    if "random.cpu" in saved:
-        torch.set_rng_state(saved["random.cpu"])
-    if "random.cuda" in saved and device.type == "cuda":
-        torch.cuda.set_rng_state(saved["random.cuda"], device)
+    if HOST in saved:
+        torch.set_rng_state(saved[HOST])
+    if CUDA in saved and device.type == "cuda":
+        torch.cuda.set_rng_state(saved[CUDA], device)
 
 
 @contextmanager
-def same_draws(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Restore torch's, Python's and NumPy's generators at the end; gives whether the latter two have moved."""
+def same_draws(device: torch.device) -> Iterator[Callable[[], set[str]]]:
+    """Restore torch's, Python's and NumPy's generators at the end; gives which have moved: names of states of torch's,
+    and PYTHON for one of the others.
+    """
     torch_states, python, numpy = generator_states(device), random.getstate(), np.random.get_state(legacy=False)
 
-    def moved() -> bool:
-        now = np.random.get_state(legacy=False)
-        return random.getstate() != python or str(now) != str(numpy) or now["state"]["pos"] != numpy["state"]["pos"]
+    def moved() -> set[str]:
+        names, now = generator_states(device), np.random.get_state(legacy=False)
+        outside = str(now) != str(numpy) or now["state"]["pos"] != numpy["state"]["pos"]
+        drawn = {name for name, state in names.items() if not torch.equal(state, torch_states[name])}
+        return drawn | ({PYTHON} if outside or random.getstate() != python else set())
 
     try:
         yield moved
@@ -64,29 +70,32 @@ def same_draws(device: torch.device) -> Iterator[Callable[[], bool]]:
 
 
 class OwnGenerator:
-    """Torch's CPU generator with a state of its own per run, while other runs draw from it in between.
+    """Torch's generators with states of their own per run, while other runs draw from them in between.
 
-    It starts at ``seed``; each ``with own:`` continues from the end of the last one. ``state`` is for a checkpoint.
+    They start at ``seed``; each ``with own:`` continues from the end of the last one. ``states`` are for a checkpoint.
     ``with_python``: so do Python's and NumPy's; to exchange them takes 80 us.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.state = torch.Generator().manual_seed(seed).get_state()
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device
+        self.states = {HOST: torch.Generator().manual_seed(seed).get_state()}
+        if device.type == "cuda":
+            self.states[CUDA] = torch.Generator(device).manual_seed(seed).get_state()
         self._python = random.Random(seed).getstate()
         self._numpy = np.random.RandomState(seed % (1 << 32)).get_state(legacy=False)
         self.with_python = True
 
     def __enter__(self) -> None:
-        self._outside = torch.get_rng_state()
-        torch.set_rng_state(self.state)
+        self._outside = generator_states(self._device)
+        restore_generators(self.states, self._device)
         if self.with_python:
             self._others = random.getstate(), np.random.get_state(legacy=False)
             random.setstate(self._python)
             np.random.set_state(self._numpy)
 
     def __exit__(self, *_: object) -> None:
-        self.state = torch.get_rng_state()
-        torch.set_rng_state(self._outside)
+        self.states = generator_states(self._device)
+        restore_generators(self._outside, self._device)
         if self.with_python:
             self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
             random.setstate(self._others[0])

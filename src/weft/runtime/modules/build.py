@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,23 +94,16 @@ def is_compiled(module: nn.Module, scripted: bool = True) -> bool:
     return by_dynamo or (scripted and isinstance(module, torch.jit.ScriptModule))
 
 
-def as_written(task: Task, model: nn.Module) -> nn.Module | None:
-    """``model`` without ``torch.compile``, its parameters the same objects; None if that did not make it.
-
-    A :class:`SpecError` if it made a part of the model alone.
-    """
-    compiled = any(is_compiled(part, scripted=False) for part in model.modules())
-    while type(model).__name__ == WRAPPER:
-        model = cast(nn.Module, getattr(model, INNER))
-    for name, part in model.named_modules():
-        if type(part).__name__ == WRAPPER:
-            raise SpecError(
-                f"task {task.label!r}: {name} of model {task.model_name} went through torch.compile, which Weft can "
-                "neither stack nor follow; give the module as written, and compile=True to compile its steps"
-            )
+def as_written(model: nn.Module) -> nn.Module:
+    """``model`` with all of its parts as before ``torch.compile``, its parameters the same objects."""
+    whole = nn.ModuleList([model])
+    for part in list(whole.modules()):
+        for key, child in part._modules.items():
+            while type(child).__name__ == WRAPPER:
+                part._modules[key] = child = getattr(child, INNER)
         if part._compiled_call_impl is not None:
             part._compiled_call_impl = None
-    return model if compiled else None
+    return whole[0]
 
 
 # ---- Deep copies of users' modules, which do not fail on attributes that cannot be copied.

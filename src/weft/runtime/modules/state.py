@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import random
 import threading
@@ -17,6 +18,7 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -39,6 +41,7 @@ COMPRESSED = {
 }
 CLOCK = "clock"  # the buffer of Weft's modules that count their draws, which have a state per member
 EXTRA = "_extra_state"  # as torch's state_dict calls it
+FROZEN = "frozen"  # a parameter of the training state that a call has frozen
 TORCHS = frozenset((*vars(nn.Module()), "_compiled_call_impl"))  # tables and flags that every module has
 OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
 OF_RANKS = ("weft.dist.reduce", "weft.ops.reduce")  # how Weft's norms join rows: set before every training
@@ -345,6 +348,9 @@ class StateReader:
                     ) from None
                 opaque[name] = str(error)
                 self._tensors = {n: t for n, t in self._tensors.items() if n.rpartition(":")[0] != name}
+        for name, parameter in self._model.named_parameters():
+            if name in self._held and isinstance(parameter, nn.Parameter) and not parameter.requires_grad:
+                trees[f"{FROZEN}:{name}"] = True
         return ModuleState(trees, self._stored(), opaque)
 
     def _registered(self) -> Iterator[tuple[str, Any]]:
@@ -484,6 +490,8 @@ def restore_state(model: nn.Module, state: ModuleState, exact: bool = True) -> N
             ) from None
         if kind == EXTRA:
             module.set_extra_state(decoder(tree))
+        elif kind == FROZEN:
+            module.get_parameter(key).requires_grad_(False)
         elif kind:
             table = getattr(module, kind)
             table[key] = decoder(tree, table.get(key))
@@ -618,8 +626,8 @@ def with_tensors(state: ModuleState, tensors: Mapping[str, Tensor]) -> ModuleSta
 # ---- GlobalsSnapshot: what the code of a user's module keeps outside of it, and how to restore that.
 #
 # All copies of a module share the attributes of its classes, the global variables that its methods name, what these
-# methods have in closures and defaults, and the caches of ``functools``. A dry run and a preflight call copies: the
-# training that follows must find all of it as it was.
+# methods have in closures, defaults and attributes, context variables, ``os.environ`` and the caches of ``functools``.
+# A dry run and a preflight call copies: the training that follows must find all of it as it was.
 
 LIBRARIES = ("torch", "torch_geometric", "weft", "numpy", "builtins")  # whose state is not a user's
 DEPTH = 3  # functions that functions call, and containers in containers
@@ -628,7 +636,7 @@ COPIED = 1 << 18  # numbers of a tensor: writes to larger ones through .data are
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 CACHED = type(lru_cache(lambda: None))
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
-CONTAINERS = (list, deque, set, dict, OrderedDict, defaultdict, Counter, *WEAK)
+CONTAINERS = (list, deque, set, dict, OrderedDict, defaultdict, Counter, type(os.environ), *WEAK)
 
 Variables = dict[tuple[int, str], tuple[Any, Any]]  # table and value by the table's id and the name
 
@@ -653,8 +661,7 @@ class GlobalsSnapshot:
         names = []
         for key, (table, value) in self._found().items():
             old = self._variables.get(key, (None, NotPlain))[1]
-            same = type(old) is type(value) and isinstance(value, (int, float, str)) and old == value
-            if _function_in(value)[1] is None and old is not value and not same:
+            if _function_in(value)[1] is None and not _is_equal(old, value):
                 names.append(f"{table.__name__}.{key[1]}" if isinstance(table, type) else key[1])
         names += [name for name, thing, content in self._contents.values() if not _has_content(thing, content)]
         return list(dict.fromkeys(names))
@@ -677,6 +684,8 @@ class GlobalsSnapshot:
                 thing.setstate(content)
             elif isinstance(thing, GENERATORS):
                 thing.set_state(content)
+            elif isinstance(thing, ContextVar):
+                thing.set(content) if content is not NotPlain else None  # it cannot be unset again
             elif not isinstance(thing, Tensor):
                 table = thing if isinstance(thing, CONTAINERS) else thing.__dict__
                 table.clear()
@@ -711,15 +720,18 @@ class GlobalsSnapshot:
                 if function is not None:
                     variables |= _globals_of(function, DEPTH)
                     variables |= {(id(function), name): ({}, held) for name, held in variables_of(function).items()}
+                    variables |= _attributes_of(function)
                 if (function is None or cache is not None) and not key.startswith("__"):
                     variables[id(kind), key] = kind, value
         return variables
 
     def _note(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, GENERATORS) or (
+        if isinstance(value, (*GENERATORS, ContextVar)) or (
             isinstance(value, Tensor) and has_values(value) and not value.is_inference()
         ):
             self._contents[id(value)] = name, value, _content(value)
+        if isinstance(value, ContextVar):
+            self._note(name, value.get(None), depth - 1)
         is_users = type(value) in CONTAINERS or (hasattr(value, "__dict__") and type(value).__module__ in self._files)
         if not is_users or not depth or id(value) in self._contents or isinstance(value, (type, nn.Module)):
             return
@@ -753,13 +765,25 @@ def _globals_of(function: FunctionType, depth: int) -> Variables:
     for name in dict.fromkeys(names):
         value = function.__globals__.get(name, function)
         called, cache = _function_in(value)
+        if value is os:
+            variables[id(vars(os)), "environ"] = vars(os), os.environ
         if value is function or isinstance(value, ModuleType):
             continue
         if called is not None and depth and not is_library(called):
-            variables |= _globals_of(called, depth - 1)
+            variables |= _globals_of(called, depth - 1) | _attributes_of(called)
         if called is None or cache is not None:
             variables[id(function.__globals__), name] = function.__globals__, value
     return variables
+
+
+def _attributes_of(function: FunctionType) -> Variables:
+    table = vars(function)
+    return {(id(table), key): (table, value) for key, value in table.items() if not key.startswith("__")}
+
+
+def _is_equal(old: Any, new: Any) -> bool:
+    """Whether a variable has the same value, as far as that can be told without looking into it."""
+    return old is new or (type(old) is type(new) and isinstance(new, (int, float, str)) and old == new)
 
 
 def _content(thing: Any) -> Any:
@@ -770,6 +794,8 @@ def _content(thing: Any) -> Any:
         return deepcopy(thing.bit_generator.state)
     if isinstance(thing, GENERATORS):
         return thing.getstate() if isinstance(thing, random.Random) else thing.get_state()
+    if isinstance(thing, ContextVar):
+        return thing.get(NotPlain)
     if isinstance(thing, (list, deque, set)):
         return list(thing)
     return dict(thing if isinstance(thing, CONTAINERS) else vars(thing))
@@ -784,10 +810,10 @@ def _has_content(thing: Any, content: Any) -> bool:
         return False
     if isinstance(thing, GENERATORS):
         return pickle.dumps(now) == pickle.dumps(content)
+    if isinstance(thing, (ContextVar, Tensor)):
+        return _is_equal(now, content)
     if isinstance(now, dict):
-        return now.keys() == content.keys() and all(now[key] is content[key] for key in now)
-    if isinstance(now, int):
-        return bool(now == content)
+        return now.keys() == content.keys() and all(_is_equal(now[key], content[key]) for key in now)
     return len(now) == len(content) and all(first is second for first, second in zip(now, content, strict=True))
 
 

@@ -1,7 +1,7 @@
 """Forward: a model as a function of the flat parameters of one member, or of many under ``vmap``.
 
 All trainable parameters of a model are one flat float32 buffer, so that an update is one launch on a GPU, and keeping
-the best weights one copy.
+the best weights one copy. It is float64 if one of them is.
 
 Shapes: T members, P parameters in all, N nodes, C classes; a leading ``...`` is for tasks that share a step.
 """
@@ -49,7 +49,7 @@ class Layout:
     shapes: tuple[torch.Size, ...]
     decayed: tuple[bool, ...]
 
-    kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 unless given
+    kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 if empty
     turned: tuple[bool, ...] = ()  # of each; none unless given
 
     @cached_property
@@ -57,6 +57,17 @@ class Layout:
         """Numbers of each parameter: a complex one has two per element."""
         kinds = self.kinds or (torch.float32,) * len(self.shapes)
         return [prod(shape) * (2 if kind.is_complex else 1) for shape, kind in zip(self.shapes, kinds, strict=True)]
+
+    @cached_property
+    def other_kinds(self) -> dict[str, torch.dtype]:
+        """Parameters that are neither float32 nor complex64: views of all are then copies of their own types."""
+        named = zip(self.names, self.kinds, strict=False)
+        return {name: kind for name, kind in named if kind not in (torch.float32, torch.complex64)}
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of the flat buffer: it holds every parameter's numbers exactly."""
+        return torch.float64 if {torch.float64, torch.complex128} & {*self.kinds} else torch.float32
 
     @property
     def turned_names(self) -> tuple[str, ...]:
@@ -73,7 +84,8 @@ class Layout:
 
         One split, because its backward is one concatenation; slices would each make a P-long gradient.
         """
-        return self._shaped(flat.split(self.sizes, dim=-1), flat.shape[:-1])
+        views = self._shaped(flat.split(self.sizes, dim=-1), flat.shape[:-1])
+        return [view.to(kind) for view, kind in zip(views, self.kinds, strict=True)] if self.other_kinds else views
 
     def copies(self, flat: Tensor) -> list[Tensor]:
         """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""
@@ -104,7 +116,7 @@ class Layout:
         for index, tensor in enumerate(tensors):
             real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             real = real.mT if self.turned and self.turned[index] else real
-            parts.append(real.reshape(-1).to(torch.float32))
+            parts.append(real.reshape(-1).to(self.dtype))
         return torch.cat(parts)
 
     def in_order(self, flat: Tensor) -> Tensor:
@@ -150,12 +162,12 @@ def layout_of(model: nn.Module, decay: str) -> Layout:
             )
         named = [(name, p) for name, p in named if id(p) in listed]
     trained = dict(sorted(named, key=lambda pair: not pair[1].is_complex()))
-    prefix = "" if decay == "all" else first_layer_prefix(model)
+    prefix, kinds = "" if decay == "all" else first_layer_prefix(model), tuple(p.dtype for p in trained.values())
     return Layout(
         names=tuple(trained),
         shapes=tuple(p.shape for p in trained.values()),
         decayed=tuple(name.startswith(prefix) for name in trained),
-        kinds=tuple(p.dtype for p in trained.values()) if any(p.is_complex() for p in trained.values()) else (),
+        kinds=kinds if {*kinds} != {torch.float32} else (),
     )
 
 
@@ -300,8 +312,10 @@ class Forward:
         self._clocks = [module._buffers for module in drawing_modules(model)]  # their own sites come first
         self._rated = [table for table in self._clocks if RATE in table]
         self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
-        self.without_gradient: tuple[str, ...] | None = None  # names of parameters, if that is checked
-        self.reached: set[int] | None = None  # indices of parameters with a gradient, if every step is checked
+        self.without_gradient: tuple[str, ...] = ()  # names of parameters, in the last step
+        self.sparse: tuple[str, ...] = ()  # those whose gradient was sparse
+        self._grads: list[Tensor | None] = []  # in the last step, where a flat buffer would change them
+        self.reached: set[int] | None = None  # indices of parameters with a gradient, if those may vary
         self._slots, self._buffers = Slots(model, layout.names), BufferSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -356,29 +370,22 @@ class Forward:
         # ``torch.autograd.grad`` imports sympy to compare shapes, which are equal here: half a second.
         with self.around:
             (grads,) = _engine_run_backward((losses,), (slopes,), False, False, (leaf,), False, accumulate_grad=False)
-        if self.reached is not None:
-            self._check_without([name for index, name in enumerate(self.layout.names) if index not in self.reached])
+        if self.reached is not None and flat.shape[0] == 1:
+            counts = [float(index in self.reached) for index in range(len(self.layout.names))]
+            if self._reduce.ranks > 1:  # a gradient on one of them is a gradient
+                counts = self._reduce.sum(torch.tensor(counts, device=flat.device)).tolist()
+            self.without_gradient = tuple(n for n, count in zip(self.layout.names, counts, strict=True) if not count)
         return losses.detach(), grads
 
+    def grads(self, flat: Tensor) -> list[Tensor | None]:
+        """The gradient ``flat [P]`` of the last step in parts, as torch made them; None where there was none."""
+        named = self.layout.named(flat)
+        return self._grads or [None if name in self.without_gradient else grad for name, grad in named.items()]
+
     def expect(self, without_gradient: Sequence[str], varies: bool) -> None:
-        """Parameters are ``without_gradient`` in a trial; if they might vary, every step of one member is checked."""
+        """Parameters are ``without_gradient`` in a trial; every step of one member looks, over ranks if that varies."""
         self.without_gradient = tuple(without_gradient)
-        self.reached = set() if varies and not self._built_in and self._reduce.ranks == 1 else None
-
-    def _check_without(self, names: Sequence[str]) -> None:
-        """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
-
-        Torch's optimizers skip a parameter without a gradient; here one table of numbers serves all parameters.
-        """
-        without = tuple(names)
-        if self.without_gradient is not None and without != self.without_gradient:
-            changed = sorted(set(without) ^ set(self.without_gradient))
-            raise TrainingError(
-                f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
-                "others; torch would skip such an update, which Weft's optimizers cannot: give a class of torch.optim "
-                "as optimizer, in fp32 and without accumulate, or let forward always use them, if only times 0"
-            )
-        self.without_gradient = without
+        self.reached = set() if not self._built_in and (varies or self._reduce.ranks == 1) else None
 
     def copied(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """A copy of the model with weights of its own, and the names of what could not be copied."""
@@ -439,19 +446,11 @@ class LeafForward(Forward):
 
     They are views of the flat buffer, so that the update is still one operation. Hooks on parameters, parameters that
     a module keeps in a list or a closure, ``weight.data = ...``, ``max_norm`` and reentrant checkpoints then do what
-    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`; they may be
-    others in every step if the update can skip them (``may_skip``).
+    they do in torch.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        reduce: Reduce = ONE_RANK,
-        may_skip: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, reduce: Reduce = ONE_RANK) -> None:
         super().__init__(model, layout, torch.float32, reduce)
-        self._may_skip = may_skip
         by_name = dict(nn.Module.named_parameters(model))
         self._parameters = [by_name[name] for name in layout.names]
         unlisted = {name: p for name, p in by_name.items() if name not in layout.names}
@@ -494,24 +493,18 @@ class LeafForward(Forward):
                 f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
                 "only parameters that have it from the start are trained"
             )
-        sparse = [name for name, g in zip(self.layout.names, grads, strict=True) if g is not None and g.is_sparse]
-        if sparse:
-            raise SpecError(
-                f"model {type(self.model).__name__}: the gradient of {', '.join(sparse)} is sparse, which Weft's flat "
-                "gradients cannot be; leave out sparse=True"
-            )
-        without = tuple(name for name, g in zip(self.layout.names, grads, strict=True) if g is None)
-        if self._may_skip:
-            self.without_gradient = without
-        else:
-            self._check_without(without)
-        return losses.detach(), self.layout.flat_of(
-            [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, grads, strict=True)]
-        )[None]
+        named = dict(zip(self.layout.names, grads, strict=True))
+        self.without_gradient = tuple(name for name, g in named.items() if g is None)
+        self.sparse = tuple(name for name, g in named.items() if g is not None and g.is_sparse)
+        self._grads = grads if self.sparse or self.layout.other_kinds else []
+        pairs = zip(self._parameters, grads, strict=True)
+        dense = [torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g for p, g in pairs]
+        return losses.detach(), self.layout.flat_of(dense)[None]
 
     def _point(self, flat: Tensor) -> None:
         """Make the parameters views of ``flat [P]``."""
-        self._own = self.layout.views(flat.detach())
+        self._flat = flat.detach()
+        self._own = self.layout.views(self._flat)
         for parameter, view in zip(self._parameters, self._own, strict=True):
             parameter.data = view
         for follower in self._followers:
@@ -534,6 +527,8 @@ class LeafForward(Forward):
                 self._leave([self.layout.names[index]])
                 view.copy_(parameter.data)
                 parameter.data = view
+        if self.layout.other_kinds:
+            self._flat.copy_(self.layout.flat_of(self._own))
 
     def _leave(self, owners: Sequence[str]) -> None:
         """Give memory of its own to what was in that of ``owners``, which the module has replaced."""

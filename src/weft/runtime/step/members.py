@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +28,7 @@ from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
 from weft.nn.pyg.convert import possible_swaps, restore, swap
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
-from weft.runtime.modules.build import as_written, build_model, copy_module
+from weft.runtime.modules.build import as_written, build_model, copy_module, is_compiled
 from weft.runtime.modules.convert import Converted, conversion_of
 from weft.runtime.modules.settings import (
     GIVEN,
@@ -174,19 +174,27 @@ class Findings:
 
     ``hidden_state``: why a call depends on earlier ones, None if it does not; ``unsaved``: what it depends on though no
     file can hold it, empty if nothing, and ``evaluates``: whether evaluations do without that. ``without_gradient``:
-    names of parameters that the loss does not depend on; ``writes``: whether calls change the module's own weights;
-    ``branches``: whether they read numbers into Python; ``changed_in_evaluation``: whether evaluations change buffers.
-    ``unread``: names of opaque attributes that calls change and no result depends on.
+    names of parameters that the loss does not depend on; ``sparse``: those with sparse gradients; ``writes``: whether
+    calls change the module's own weights; ``branches``: whether they read numbers into Python;
+    ``changed_in_evaluation``: whether evaluations change buffers. ``unread``: names of opaque attributes that calls
+    change and no result depends on; ``draws``: generators that calls draw from.
     """
 
     hidden_state: str | None = None
     unsaved: str = ""
     evaluates: bool = True
     without_gradient: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
     writes: bool = False
     branches: bool = False
     changed_in_evaluation: bool = False
-    unread: frozenset[str] = field(default_factory=frozenset)
+    unread: frozenset[str] = frozenset()
+    draws: frozenset[str] = frozenset()
+
+    @property
+    def varies(self) -> bool:
+        """Whether a later step may do something else than the first."""
+        return self.hidden_state is not None or self.branches
 
 
 # ---- Tell the modules of a model how they run: for several members or one, over several ranks or one, counted or not.
@@ -222,13 +230,6 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
     model = models[0]
     check_call(task, model, graph.adj)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in trained.items():
-        if parameter.dtype not in (torch.float32, torch.complex64):
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise SpecError(
-                f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
-                "in float32: call .float() on the model, and choose the arithmetic by precision="
-            )
     meta = any(p.is_meta or nn.parameter.is_lazy(p) for p in model.parameters())
     for pair in () if meta else WeightMemory(model).shared():
         owner, name = sorted(pair, key=lambda name: name not in trained)
@@ -360,8 +361,8 @@ class Members:
                     "none; give the graph relation=, one number per edge, or choose another model"
                 )
             model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
-            if (written := as_written(task, model)) is not None:
-                model = written
+            if any(is_compiled(part, scripted=False) for part in model.modules()):
+                model = as_written(model)
                 self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
             return model.to(device)
 
@@ -464,8 +465,7 @@ class Members:
         dtype, reduce = DTYPES[self.task.precision], reduce or self.source.reduce
         plain = dtype == torch.float32 and reduce.ranks == 1
         if self.is_users and alone and plain:
-            skips = self.task.has_own("optimizer") and self.task.accumulate == 1
-            return LeafForward(model, self.layout, reduce, skips)
+            return LeafForward(model, self.layout, reduce)
         return Forward(model, self.layout, dtype, reduce)
 
     def attach(self, state: State) -> None:
@@ -475,12 +475,7 @@ class Members:
     def learn(self, findings: Findings) -> None:
         """Keep what calls of the first member's module have shown."""
         self.findings = findings
-        varies = findings.hidden_state is not None or findings.branches
-        self.forward.expect(findings.without_gradient, varies)
-        if findings.without_gradient:
-            pairs = zip(self.layout.names, self.layout.decayed, strict=True)
-            decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
-            self.layout = replace(self.layout, decayed=decayed)
+        self.forward.expect(findings.without_gradient, findings.varies)
         if self._reader is not None:
             names = [name for name in self._reader().opaque if name not in findings.unread]
             owners = {name: type(self.model.get_submodule(name.rpartition(".")[0])) for name in names}
@@ -616,6 +611,12 @@ class Members:
                 for name, value in frozen_of_member.items()
             ):
                 raise CannotStack("parameters that do not train differ among them")
+        for name, dtype in layout.other_kinds.items():
+            kind = f"parameter {name} of model {self.task.model_name} is {str(dtype).removeprefix('torch.')}"
+            if DTYPES[self.task.precision] != torch.float32 or self.source.reduce.ranks > 1:
+                raise SpecError(f"task {self.task.label!r}: {kind}, which trains in precision='fp32' on one rank alone")
+            if len(models) > 1:
+                raise CannotStack(kind)
         return layout.turning(self._over_sparse_features(layout))
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:

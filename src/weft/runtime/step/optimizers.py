@@ -15,7 +15,7 @@ import io
 import math
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from weft import ops
 from weft.core.compatibility import function_name, loop_parts
 from weft.core.errors import SpecError
 from weft.core.settings import PLATEAU, group_of, lower_is_better
-from weft.core.task import OPTIMIZER_GIVEN, Task
+from weft.core.task import OPTIMIZER_GIVEN, OPTIMIZER_SETTINGS, Task
 from weft.ops.dense.adam import adam_torch
 from weft.runtime.modules.settings import in_words, takes
 from weft.runtime.step.forward import Layout
@@ -34,7 +34,9 @@ from weft.runtime.step.state import RATE, State
 
 SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
 NUMBERS = 10  # of a row
-SAVED = "optimizer"  # the name of torch's optimizer in a checkpoint
+SAVED, REACHED = "optimizer", "reached"  # names in a checkpoint of torch's optimizer, and in that of its own
+TORCHS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 # ---- Learning-rate schedules, computed for every step before the first one.
@@ -342,7 +344,7 @@ class LoopRules:
         """
         if self._average_shares is not None:
             shares = self._average_shares.index_select(1, state.step)
-            state.extras["ema"].lerp_(state.flat, shares.expand_as(state.flat))
+            state.extras["ema"].lerp_(state.flat, shares.to(state.flat).expand_as(state.flat))
 
 
 class Optimizer:
@@ -414,27 +416,27 @@ class Optimizer:
         """Nothing: all of it is in the state."""
         return {}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`saved`."""
-
 
 class TorchOptimizer:
     """The update of one task's weights by an optimizer of ``torch.optim``, or one that a user's function makes.
 
+    Weft's own are replaced by torch's for what they cannot do: parameters that have a gradient in some steps and none
+    in others, which torch skips there, sparse gradients, and parameters of other types than float32.
+
     The optimizer gets parameters that are views of the flat weights, so everything around it is unchanged. It keeps
-    its moments and numbers in Python: the task trains alone and its step runs eagerly. ``without``: names of
-    parameters that have no gradient, which torch's optimizers skip; ``first_rate``: the rate of its first group.
+    its moments and numbers in Python: the task trains alone and its step runs eagerly. ``first_rate``: the rate of its
+    first group.
     """
 
     def __init__(self, task: Task, layout: Layout, model: nn.Module, flat: Tensor, steps_per_epoch: int = 1) -> None:
         self._task, self._layout, self._steps = task, layout, steps_per_epoch
-        self.without: frozenset[str] = frozenset()
-        self._name = function_name(task.optimizer)
+        self._reached: set[str] = set()  # parameters that had a gradient since the last update
+        self.name = function_name(task.optimizer)
         self._parameters = {name: nn.Parameter(view) for name, view in layout.named(flat.detach()[0]).items()}
         self._optimizer = self._made(model)
         # A :class:`SpecError` before the first epoch for an optimizer that cannot be used.
         groups = self._optimizer.param_groups
-        start = f"task {task.label!r}: optimizer {self._name}"
+        start = f"task {task.label!r}: optimizer {self.name}"
         held = {id(p) for group in groups for p in group["params"]}
         missing = [name for name, p in self._parameters.items() if id(p) not in held]
         if missing:
@@ -456,32 +458,68 @@ class TorchOptimizer:
             )
         check_group_rates(task, [float(group["lr"]) for group in groups if "lr" in group])
         self._initial = [group.get("lr") for group in groups]
-        self.first_rate = float(self._initial[0]) if self._initial[0] is not None else 1.0
+        own = task.has_own("optimizer")
+        self.first_rate = 1.0 if self._initial[0] is None else float(self._initial[0] if own else task.lr)
         self._factors = rate_factors(task, steps_per_epoch)
         self._rules = LoopRules([task], task.epochs, steps_per_epoch, flat.device)
-        if flat.is_meta:
-            return
-        trial = copy.deepcopy(self._optimizer)
-        for group in trial.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
+
+    def try_step(self, sparse: Collection[str]) -> None:
+        """A :class:`SpecError` if it cannot take a step with gradients of which those of ``sparse`` are sparse."""
+        task, remark = self._task, "; torch.optim.SGD and Adagrad take sparse and dense ones" if sparse else ""
+        if sparse and task.accumulate > 1:
+            raise SpecError(f"task {task.label!r}: the gradient of {sorted(sparse)[0]} is sparse: leave out accumulate")
+        trial, own = copy.deepcopy((self._optimizer, self._parameters))
+        for name, parameter in own.items():
+            zeros = torch.zeros_like(parameter)
+            parameter.grad = zeros.to_sparse(1) if name in sparse else zeros
         try:
+            self._clip(list(own.values()))
             trial.step()
         except Exception as error:
-            raise SpecError(f"{start} cannot take a step: {error}") from error
+            raise SpecError(
+                f"task {task.label!r}: optimizer {self.name} cannot take a step: {error}{remark}"
+            ) from error
+
+    def take_over(self, state: State, without: Collection[str]) -> None:
+        """Go on from the moments of an :class:`Optimizer` that has never updated the parameters ``without``."""
+        task, step = self._task, int(state.step)
+        updates = update_counts(task, self._steps)[step - 1] if step else 0
+        rows = [self._layout.views(moment[0]) for moment in state.moments]
+        for position, (name, parameter) in enumerate(self._parameters.items()):
+            if updates and name not in without and (task.optimizer != "sgd" or task.momentum):
+                moments = {key: row[position] for key, row in zip(MOMENTS[task.optimizer], rows, strict=True)}
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
+        if step and not is_update(task, step - 1, self._steps):
+            self._reached = {*self._parameters} - {*without}
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self._task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._task.clip_norm)
+        elif self._task.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._task.clip_value)
 
     def _made(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer by the user's class or function, with the settings that the task gives and it takes."""
-        task, start, make = self._task, f"task {self._task.label!r}: ", function_of(self._task, "optimizer")
+        task, start = self._task, f"task {self._task.label!r}: "
+        if not task.has_own("optimizer"):
+            check_patterns(task, self._layout.names)
+            groups = []
+            for (name, parameter), decayed in zip(self._parameters.items(), self._layout.decayed, strict=True):
+                numbers = {"lr": task.lr, "weight_decay": task.weight_decay}
+                numbers |= task.param_groups.get(group_of(name, task.param_groups) or "", {})
+                groups.append({"params": [parameter], **numbers, **({} if decayed else {"weight_decay": 0.0})})
+            names = [name for name, users in OPTIMIZER_SETTINGS.items() if task.optimizer in users]
+            return TORCHS[task.optimizer](groups, **{name: getattr(task, name) for name in names})
+        make = function_of(task, "optimizer")
         settings = {name: getattr(task, name) for name in OPTIMIZER_GIVEN if name in task.given and takes(make, name)}
         for name in task.optimizer_args:
             if not takes(make, name):
-                raise SpecError(f"{start}optimizer_args: {self._name} has no parameter {name!r}")
+                raise SpecError(f"{start}optimizer_args: {self.name} has no parameter {name!r}")
         settings |= task.optimizer_args
         of_model = first_parameter(make) == "model"
         what: list[Tensor] | list[dict[str, object]] | nn.Module = model
         if of_model and task.param_groups:
-            raise SpecError(f"{start}param_groups would have no effect: {self._name} is given the model")
+            raise SpecError(f"{start}param_groups would have no effect: {self.name} is given the model")
         if not of_model and not task.param_groups:
             what = list(self._parameters.values())
         elif not of_model:  # a group per pattern, and one of the parameters in none
@@ -493,42 +531,49 @@ class TorchOptimizer:
         try:
             optimizer = make(what, **settings)
         except Exception as error:
-            raise SpecError(f"{start}optimizer {self._name} could not be made: {error}") from error
+            raise SpecError(f"{start}optimizer {self.name} could not be made: {error}") from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
-            raise SpecError(f"{start}optimizer {self._name} gave {kind}; expected a torch.optim.Optimizer")
+            raise SpecError(f"{start}optimizer {self.name} gave {kind}; expected a torch.optim.Optimizer")
         if of_model:  # it takes the views of the flat weights in place of the model's own parameters
             # A frozen parameter has no gradient, and stays as it is.
             views = {id(p): self._parameters.get(name, p) for name, p in model.named_parameters()}
             held = [p for group in optimizer.param_groups for p in group["params"]]
             if any(id(parameter) not in views for parameter in (*held, *optimizer.state)):
-                raise SpecError(f"{start}optimizer {self._name} has a parameter that is not the model's")
+                raise SpecError(f"{start}optimizer {self.name} has a parameter that is not the model's")
             for group in optimizer.param_groups:
                 group["params"] = [views[id(parameter)] for parameter in group["params"]]
             for parameter in list(optimizer.state):
                 optimizer.state[views[id(parameter)]] = optimizer.state.pop(parameter)
         return optimizer
 
-    def update(self, state: State, grad: Tensor) -> None:
-        """As :meth:`Optimizer.update`, with numbers on the host."""
+    def update(self, state: State, grad: Tensor, grads: Sequence[Tensor | None]) -> None:
+        """As :meth:`Optimizer.update`, with numbers on the host; ``grads``: its parts, or None."""
         step, extras = 0 if state.step.is_meta else int(state.step), state.extras
         if step >= len(self._factors):  # its epochs are over
             return
+        self._reached |= {name for name, part in zip(self._parameters, grads, strict=True) if part is not None}
         if "gradient" in extras:
             extras["gradient"].add_(grad / self._task.accumulate)
+            grads = self._layout.views(extras["gradient"][0].clone())
         if is_update(self._task, step, self._steps):
-            grad = extras["gradient"].clone() if "gradient" in extras else grad
             rate = 1.0 if RATE not in extras or state.step.is_meta else float(extras[RATE])
             factor = self._factors[step] * rate
-            grads = self._layout.views(self._rules.clipped(grad)[0])
-            for (name, parameter), part in zip(self._parameters.items(), grads, strict=True):
-                parameter.grad = None if name in self.without else part
+            weights = self._layout.views(state.flat[0])
+            for (name, parameter), part, weight in zip(self._parameters.items(), grads, weights, strict=True):
+                parameter.grad = part if name in self._reached else None
+                if self._layout.other_kinds:  # the flat weights hold copies
+                    parameter.data.copy_(weight)
+            self._clip(list(self._parameters.values()))
+            self._reached = set()
             for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
                 if initial is not None:
                     group["lr"] = initial if factor == 1.0 else initial * factor
             self._optimizer.step()
             for parameter in self._parameters.values():
                 parameter.grad = None
+            if self._layout.other_kinds:
+                state.flat[0] = self._layout.flatten(self._parameters)
             if "gradient" in extras:
                 extras["gradient"].zero_()
         self._rules.average(state)
@@ -536,18 +581,20 @@ class TorchOptimizer:
     def saved(self) -> dict[str, Tensor]:
         """Its state for a checkpoint."""
         file = io.BytesIO()
-        torch.save(self._optimizer.state_dict(), file)
+        torch.save({**self._optimizer.state_dict(), REACHED: sorted(self._reached)}, file)
         return {SAVED: torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`saved`."""
         if SAVED not in saved:
-            raise SpecError(f"task {self._task.label!r}: the checkpoint has no state of optimizer {self._name}")
+            raise SpecError(f"task {self._task.label!r}: the checkpoint has no state of optimizer {self.name}")
         file = io.BytesIO(bytes(saved[SAVED].cpu().numpy().tobytes()))
         try:
-            self._optimizer.load_state_dict(torch.load(file, weights_only=True))
+            state = torch.load(file, weights_only=True)
+            self._reached = set(state.pop(REACHED, ()))
+            self._optimizer.load_state_dict(state)
         except Exception as error:
             raise SpecError(
-                f"task {self._task.label!r}: optimizer {self._name} keeps something that a checkpoint cannot hold, so "
+                f"task {self._task.label!r}: optimizer {self.name} keeps something that a checkpoint cannot hold, so "
                 f"its training cannot be resumed ({str(error).splitlines()[0]}); start afresh with overwrite"
             ) from error

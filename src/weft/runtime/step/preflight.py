@@ -27,7 +27,7 @@ from weft.batches.source import Batch
 from weft.core.errors import SpecError
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
-from weft.runtime.device.process import DTYPES, same_draws, step_seconds
+from weft.runtime.device.process import DTYPES, PYTHON, same_draws, step_seconds
 from weft.runtime.modules.build import functions_that_hold
 from weft.runtime.modules.settings import call_style, model_errors
 from weft.runtime.modules.state import (
@@ -152,7 +152,7 @@ class Calls:
         self.forward, self.state, self._batch, self.loss = forward, state, batch, loss
         self._before, self._slopes = state.snapshot(), torch.ones(1, device=state.flat.device)
         self.seconds = 0.0  # of all calls so far, without what is around them
-        self.drawn = False  # whether the last training call drew from Python's or NumPy's generator
+        self.drawn: set[str] = set()  # generators that calls at these weights drew from
 
     def __call__(self) -> None:
         """One training call and one in evaluation mode, to be timed: the state changes."""
@@ -162,12 +162,11 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        self.forward.without_gradient = None  # other parameters may be without one in a later call
         with self._from_the_start(elsewhere) as moved:
             begin = step_seconds()
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
             self.seconds += step_seconds() - begin
-            self.drawn = moved()
+            self.drawn |= set() if elsewhere else moved()
         # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
         return StepNumbers(
             loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
@@ -175,10 +174,11 @@ class Calls:
 
     def evaluate(self) -> Tensor:
         """Logits ``[N, C]`` in evaluation mode."""
-        with torch.no_grad(), self._from_the_start(elsewhere=False):
+        with torch.no_grad(), self._from_the_start(elsewhere=False) as moved:
             begin = step_seconds()
             output = self.forward(self.state.flat, training=False, batch=self._batch)
             self.seconds += step_seconds() - begin
+            self.drawn |= moved()
         return as_one(of_member(output, 0))
 
     def changed_buffers(self) -> set[str]:
@@ -187,7 +187,7 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], bool]]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], set[str]]]:
         self.state.restore(self._before)
         with same_draws(self.state.flat.device) as moved:
             if elsewhere:
@@ -401,7 +401,7 @@ class Preflight:
         calls.forward.reached = set()
         with self._recorded(calls) as recorder:
             numbers = calls.train()
-            without, drawn = calls.forward.without_gradient or (), calls.drawn
+            without, sparse = calls.forward.without_gradient, calls.forward.sparse
             changed = calls.changed_buffers()
             logits = self._evaluated(calls, recorder)
             evaluation_changes = calls.changed_buffers()
@@ -428,7 +428,9 @@ class Preflight:
         differing = state.differences(self._reader(other.forward.model, other)(), REPEATED)
         made = [name for name in _names(model) if name not in names]
         views = [n for n, tree in state.trees.items() if tree != first.trees.get(n) and '"weight"' in json.dumps(tree)]
-        findings = Findings(None, "", True, without, recorder.writes, recorder.branches, bool(evaluation_changes))
+        findings = Findings(
+            None, "", True, without, sparse, recorder.writes, recorder.branches, bool(evaluation_changes)
+        )
         now = opaque_marks(model, state.opaque)
         changed_opaque = [name for name in state.opaque if name in now and now[name] != marks.get(name)]
         if made:
@@ -436,13 +438,18 @@ class Preflight:
         elif differing or views:
             name = [*differing, *views][0].rpartition(":")[2]
             findings.hidden_state = f"it keeps {name!r} from call to call, which is no buffer"
-        elif drawn:
+        elif PYTHON in calls.drawn:
             findings.hidden_state = "it draws from Python's or NumPy's generator"
         elif not same:
             where = changed_opaque[:1] or outside[:1] or state.differences(first)[:1]
             findings.hidden_state = f"it keeps {where[0]!r} from call to call, which is no buffer" if where else OTHERS
         if members.inputs.agree and self._state.members > 1 and findings.hidden_state == OTHERS:
             findings.hidden_state = None
+        if findings.hidden_state is not None and members.source.reduce.ranks > 1:
+            raise SpecError(
+                f"task {self._task.label!r}: model {self._task.model_name}: {findings.hidden_state}, so its first "
+                "steps, which ranks compare, say nothing about later ones: train it on one rank"
+            )
         if findings.hidden_state is not None:
             self._check_resumes(findings, calls, state, [*made, *changed_opaque, *outside], bool(outside and not same))
             if findings.unsaved:
@@ -456,9 +463,11 @@ class Preflight:
                     + ("" if findings.evaluates else "; a result that is loaded does not predict")
                     + ("; Weft's calls before the first epoch have advanced it" if advanced else "")
                 )
+        findings.draws = frozenset(calls.drawn)
         if not findings.unsaved:
             findings.unread = frozenset(changed_opaque)
-        for obstacle in (findings.hidden_state, "it changes its own weights when called" if findings.writes else None):
+        writes = "it changes its own weights when called" if findings.writes else None
+        for obstacle in (findings.hidden_state, writes, "it has sparse gradients" if sparse else None):
             if obstacle is not None and self._state.members > 1:
                 raise CannotStack(f"{self._task.model_name} cannot be one of several: {obstacle}")
         members.learn(findings)

@@ -13,8 +13,10 @@ Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of hist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from weft.core.task import Task
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.state import ModuleState
 from weft.runtime.step.evaluation import Bookkeeper, Evaluation
-from weft.runtime.step.forward import LeafForward, Loss
+from weft.runtime.step.forward import Loss
 from weft.runtime.step.inputs import Inputs, bind
 from weft.runtime.step.losses import (
     OwnMeasure,
@@ -41,7 +43,7 @@ from weft.runtime.step.losses import (
     with_member,
 )
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.optimizers import Optimizer, Plateau, TorchOptimizer
+from weft.runtime.step.optimizers import SAVED, Optimizer, Plateau, TorchOptimizer
 from weft.runtime.step.preflight import Preflight
 from weft.runtime.step.state import State
 
@@ -77,9 +79,12 @@ class Stack:
         self.best_state: ModuleState | None = None  # a user's module when its best weights were evaluated
         self.best_copy: nn.Module | None = None  # the same as a copy, if not all of its state is plain data
         self.use_state(State.new(tasks, flat, buffers, len(self.columns), self._length))
-        Preflight(self.members, self.state, self._loss_of)()
-        if any(self.members.findings.without_gradient):
+        copy_context().run(Preflight(self.members, self.state, self._loss_of))  # context variables stay as they are
+        self._without = self.members.findings.without_gradient  # parameters, in the last step
+        if self.members.findings.without_gradient or self.members.findings.sparse:
             self.use_state(self.state)  # no decay where torch would skip the update
+        if self._torch_optimizer is not None and self.device.type != "meta":
+            self._torch_optimizer.try_step(self.members.findings.sparse)
         self._try_functions()
 
     def _make_evaluations(self) -> None:
@@ -102,14 +107,15 @@ class Stack:
         self.objective = self._loss.objective  # of all members
         for evaluation, objective in zip(self._evaluations, self._loss.objectives, strict=True):
             evaluation.objective = objective
-        rates = [task.lr for task in tasks]
-        if tasks[0].has_own("optimizer"):
-            if self._torch_optimizer is None:  # made once: it keeps what it has learnt
-                layout, model = self.members.layout, self.members.model
-                self._torch_optimizer = TorchOptimizer(tasks[0], layout, model, state.flat, steps)
-            self._torch_optimizer.without = frozenset(self.members.findings.without_gradient)
+        rates, findings, layout = [task.lr for task in tasks], self.members.findings, self.members.layout
+        if tasks[0].has_own("optimizer") or findings.sparse or layout.other_kinds:
+            self._use_torchs()
+        if self._torch_optimizer is not None:
             rates = [self._torch_optimizer.first_rate]
-        self.optimizer = self._torch_optimizer or Optimizer(tasks, self.members.layout, self._length, device, steps)
+        else:
+            pairs = zip(layout.names, layout.decayed, strict=True)
+            decayed = tuple(old and name not in findings.without_gradient for name, old in pairs)
+            self.optimizer = Optimizer(tasks, replace(layout, decayed=decayed), self._length, device, steps)
         splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
         self._book = Bookkeeper(tasks, 1 + len(splits), watched, device, self.metric)
@@ -118,6 +124,20 @@ class Stack:
         self.members.attach(state)
         self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._ones = torch.ones(state.members, device=device)
+
+    def _use_torchs(self) -> TorchOptimizer:
+        """Update the weights by an optimizer of torch's from now on; it is made once: it keeps what it has learnt."""
+        if self._torch_optimizer is None:
+            (task,), members, steps = self.tasks, self.members, self.source.steps_per_epoch
+            self._torch_optimizer = TorchOptimizer(task, members.layout, members.model, self.state.flat, steps)
+            self.eager = self.eager or f"{self._torch_optimizer.name} of torch keeps numbers in Python"
+        self.optimizer = self._torch_optimizer
+        return self._torch_optimizer
+
+    def restore_optimizer(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue with the optimizer of a checkpoint."""
+        if SAVED in saved or self._torch_optimizer is not None:
+            self._use_torchs().restore(saved)
 
     def _try_functions(self) -> None:
         """Call users' own objective and metric before the first epoch, so that errors show; see what they do."""
@@ -202,9 +222,18 @@ class Stack:
     def train_step(self, batch: Batch) -> Tensor:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
         losses, grad = (self.gradients if self.compiled is None else self.compiled[0])(self.state.flat, batch)
-        if self._torch_optimizer is not None and self.compiled is None and isinstance(self.forward, LeafForward):
-            self._torch_optimizer.without = frozenset(self.forward.without_gradient or ())
-        self.optimizer.update(self.state, grad)
+        before, self._without = self._without, self.forward.without_gradient
+        if self._without != before and self._torch_optimizer is None:
+            self._use_torchs().take_over(self.state, before)
+            changed = ", ".join(sorted({*self._without} ^ {*before}))
+            self.members.note_once(
+                f"{changed} had a gradient in some steps and none in others: torch's {self.tasks[0].optimizer}, which "
+                "skips such an update, does the updates"
+            )
+        if self._torch_optimizer is None:
+            self.optimizer.update(self.state, grad)
+        else:
+            self._torch_optimizer.update(self.state, grad, self.forward.grads(grad[0]))
         return losses
 
     def record(self, losses: Tensor, evaluated: bool, steps: int = 1) -> None:
