@@ -2,8 +2,8 @@
 
     python -m benchmarks.queue_runs.load --out load.json        about four minutes; --only watchers,largest for less
 
-Every part starts a real ``weft serve`` with one worker on loopback, and real clients: the watchers are a process of their
-own with a socket each. A wait is the time from opening a connection to the last byte of the answer. Other work on the
+Every part starts a real ``weft serve`` with one worker on loopback, and real clients: the watchers are a process of
+their own with a socket each. A wait is the time from opening a connection to the last byte of the answer. Other work on the
 machine makes the figures worse; the load average before and after a part is beside them.
 """
 

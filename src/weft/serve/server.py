@@ -191,6 +191,8 @@ def serve(
             supervisor.join()
             server.should_exit = True
 
+        # The scheduler computes in this process as well: by Python's 5 ms a request would wait so long at every step.
+        sys.setswitchinterval(0.0005)
         supervisor.start()
         threading.Thread(target=end_after_supervisor, daemon=True).start()
         try:
