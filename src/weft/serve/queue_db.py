@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import chain, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +33,7 @@ from weft.sched.queue_state import UserShare
 # ---- Tasks and their states
 
 STATES = ("queued", "planned", "running", "paused", "done", "failed", "cancelled")
-ENDED = ("done", "failed", "cancelled")
+OPEN, ENDED = STATES[:4], STATES[4:]
 NEXT_STATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "queued": ("planned", "paused", "failed", "cancelled"),
@@ -393,11 +392,11 @@ _USERS = """
 WITH RECURSIVE found(user) AS (
     SELECT min(user) FROM tasks
     UNION ALL SELECT (SELECT min(user) FROM tasks WHERE user > found.user) FROM found WHERE found.user IS NOT NULL
-) SELECT user FROM found WHERE user IS NOT NULL
+)
 """
 
 _IS_READY = """AND NOT EXISTS (
-    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
+    SELECT 1 FROM dependencies CROSS JOIN tasks AS needed ON needed.id = dependencies.needs
     WHERE dependencies.task = tasks.id AND needed.state != 'done'
 )"""
 
@@ -414,13 +413,15 @@ def rows_in_turn(db: sqlite3.Connection, columns: str, state: str, limit: int) -
     However many one user has queued, those of the others are among them. Of more planned tasks than that, those come
     first that wait for no other: many that wait for one task do not hide it.
     """
-    users = [row["user"] for row in db.execute(_USERS)]
 
     def in_turn(condition: str = "") -> list[sqlite3.Row]:
-        where = f"user = ? AND state = ? {condition}"
-        query = f"SELECT {columns} FROM tasks WHERE {where} ORDER BY priority DESC, position LIMIT ?"
-        lists = [db.execute(query, (user, state, limit)).fetchall() for user in users]
-        return [row for row in chain.from_iterable(zip_longest(*lists)) if row is not None][:limit]
+        first = f"user = found.user AND state = ? {condition} ORDER BY priority DESC, position LIMIT ?"
+        query = f"""{_USERS} SELECT {columns} FROM (
+            SELECT position AS place,
+                row_number() OVER (PARTITION BY tasks.user ORDER BY priority DESC, position) AS turn
+            FROM found CROSS JOIN tasks ON position IN (SELECT position FROM tasks WHERE {first})
+        ) CROSS JOIN tasks ON position = place ORDER BY turn, user LIMIT ?"""
+        return db.execute(query, (state, limit, limit)).fetchall()
 
     rows = in_turn()
     if state != "planned" or len(rows) < limit:
@@ -518,7 +519,6 @@ class QueueDB:
                     difference = f"{former} task{'s' if former > 1 else ''} in the queue, and {new} "
                     difference += f"{'were' if new > 1 else 'was'} submitted"
                 raise QueueError(f"key={batch[0].said_key!r} has {difference}; choose another key")
-        self._check_needs(batch)
         keys = json.dumps([new.key for new in batch if new.key])
         rows = self.connection.execute("SELECT * FROM tasks WHERE key IN (SELECT value FROM json_each(?))", (keys,))
         known = {row["key"]: QueueTask.from_row(row) for row in rows.fetchall()}
@@ -542,55 +542,40 @@ class QueueDB:
             states[str(new.id)] = "queued"  # the next ones of the batch may wait for it
 
     def _insert(self, batch: Sequence[Submission]) -> list[QueueTask]:
-        """Write new tasks by one statement per table: 10,000 in 50 ms, for which others wait, and in 320 ms by 40,000.
+        """Write new tasks by one statement per table: 10,000 take 50 ms, and by 40,000 statements 320.
 
-        Between two statements another thread may have the interpreter, however urgent the lock of the file is.
+        Others wait for that, and for every thread that has the interpreter between two statements.
         """
-        now, rows = self._clock(), []
-        for new in batch:
-            if new.max_attempts < 1:
-                raise QueueError(f"task {new.id!r}: max_attempts={new.max_attempts} must be at least 1")
-            after, by = list(dict.fromkeys(new.after)), {"by": new.by} if new.by else {}
-            ends = (new.max_attempts, after, _json(by))
-            rows.append((new.id or uuid.uuid4().hex[:12], new.key, new.user, new.priority, new.text, *ends))
-        text = json.dumps(rows)
-        columns = "id, key, user, priority, spec, max_attempts, after"
-        values = ", ".join(f"json_extract(value, '$[{place}]')" for place in range(7))
+        self._check_needs(batch)
+        if (least := min(new.max_attempts for new in batch)) < 1:
+            raise QueueError(f"max_attempts={least} must be at least 1")
+        now, names = self._clock(), [new.id or uuid.uuid4().hex[:12] for new in batch]
+        rows = json.dumps(
+            [
+                (name, new.key, new.user, new.priority, new.text, new.max_attempts, new.after, new.by)
+                for name, new in zip(names, batch, strict=True)
+            ]
+        )
+        columns, new_row = "id, key, user, priority, spec, max_attempts, after", "json_extract(value, '$[{}]')".format
+        query = f"INSERT INTO tasks ({columns}, state, created, updated) SELECT {', '.join(map(new_row, range(7)))}"
         try:
-            self.connection.execute(
-                f"INSERT INTO tasks ({columns}, state, created, updated) SELECT {values}, 'queued', ?, ? "
-                "FROM json_each(?)",
-                (now, now, text),
-            )
+            self.connection.execute(f"{query}, 'queued', ?, ? FROM json_each(?)", (now, now, rows))
         except sqlite3.IntegrityError:
-            raise QueueError(
-                "a task of this id is in the queue already; choose another id, or submit with a key"
-            ) from None
-        last = self.connection.execute("SELECT last_insert_rowid()").fetchone()[0]
+            raise QueueError("a task is in the queue already; choose another id, or submit with a key") from None
+        first = self.connection.execute("SELECT last_insert_rowid()").fetchone()[0] - len(batch) + 1
         self.connection.execute(
-            "INSERT INTO dependencies (task, needs) SELECT json_extract(task.value, '$[0]'), needs.value "
-            "FROM json_each(?) AS task, json_each(task.value, '$[6]') AS needs",
-            (text,),
+            f"INSERT OR IGNORE INTO dependencies (task, needs) SELECT {new_row(0).replace('value', 'new.value')}, "
+            "needs.value FROM json_each(?) AS new, json_each(new.value, '$[6]') AS needs",
+            (rows,),
         )
-        self.connection.execute(
-            "INSERT INTO events (task, kind, time, data) SELECT json_extract(value, '$[0]'), 'queued', ?, "
-            "json_extract(value, '$[7]') FROM json_each(?)",
-            (now, text),
-        )
+        by = f"iif({new_row(7)} = '', '{{}}', json_object('by', {new_row(7)}))"
+        query = f"INSERT INTO events (task, kind, time, data) SELECT {new_row(0)}, 'queued', ?, {by} FROM json_each(?)"
+        self.connection.execute(query, (now, rows))
         return [
-            QueueTask(
-                row[0],
-                last - len(rows) + place,
-                "queued",
-                json.loads(row[4]),
-                *row[1:4],
-                tuple(row[6]),
-                max_attempts=row[5],
-                created=now,
-                updated=now,
-            )
-            for place, row in enumerate(rows, 1)
-        ]
+            QueueTask(name, first + place, "queued", new.spec, new.key, new.user, new.priority, new.after,
+                      max_attempts=new.max_attempts, created=now, updated=now)
+            for place, (name, new) in enumerate(zip(names, batch, strict=True))
+        ]  # fmt: skip
 
     def _same(self, new: Submission, former: QueueTask) -> QueueTask:
         """``former``, the task that was queued under the key of ``new``; a :class:`QueueError` if it is another one."""
@@ -777,17 +762,16 @@ class QueueDB:
         self._move(task, state, by, **columns)
         if state in ("failed", "cancelled"):
             lost, now = deque([(task.id, state)]), self._clock()
-            while lost:  # by two statements per task that others wait for, however many do
+            waits = "SELECT task FROM dependencies JOIN tasks ON id = task WHERE needs = ? AND state NOT IN (?, ?, ?)"
+            emit = f"INSERT INTO events (task, kind, time, data) SELECT task, 'failed', ?, ? FROM ({waits})"
+            while lost:  # by three statements per task that others wait for, however many do
                 needed, how = lost.popleft()
-                error = f"depends on {needed!r}, which was {how}"
-                rows = self.connection.execute(
-                    "UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE state NOT IN (?, ?, ?) "
-                    "AND id IN (SELECT task FROM dependencies WHERE needs = ?) RETURNING id",
-                    (now, error, *ENDED, needed),
-                )
-                names = sorted(row["id"] for row in rows.fetchall())
-                self._emit(names, "failed", now, {"error": error})
-                lost.extend((name, "failed") for name in names)
+                error, which = f"depends on {needed!r}, which was {how}", (needed, *ENDED)
+                self.connection.execute(emit, (now, _json({"error": error}), *which))
+                query = f"SELECT DISTINCT needs FROM dependencies WHERE needs IN ({waits})"
+                lost.extend((row["needs"], "failed") for row in self.connection.execute(query, which).fetchall())
+                query = f"UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE id IN ({waits})"
+                self.connection.execute(query, (now, error, *which))
         return self.get(task.id)
 
     def _move(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> None:
@@ -833,23 +817,24 @@ class QueueDB:
 
     def in_turn(self, state: str, limit: int) -> list[QueueTask]:
         """The first tasks of every user in ``state``, one of each in turn."""
-        return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "*", state, limit)]
+        return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "tasks.*", state, limit)]
 
     def rows_as_json(
         self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
     ) -> tuple[str, list[str], int | None]:
         """Tasks as one JSON text without their plans and results, their ids, and the position to go on beyond.
 
-        There are fewer than ``limit`` if they have ``MOST_PAGE_BYTES`` before. SQLite makes the text, 100 tasks by one
-        row: 10,000 tasks through Python objects take three times as long, and other threads have a turn at every row.
+        There are fewer than ``limit`` if they have ``MOST_PAGE_BYTES`` before. SQLite makes the text, of many tasks by
+        one row: through Python objects it takes three times as long, and other threads have a turn at every row.
         """
         texts: list[str] = []
         names: list[str] = []
-        while len(names) < limit and sum(map(len, texts)) < MOST_PAGE_BYTES:
+        while (count := limit - len(names)) > 0 and (room := MOST_PAGE_BYTES - sum(map(len, texts))) > 0:
+            likely = room * len(names) // (MOST_PAGE_BYTES - room) + 1 if names else 100
             where, values = _selection(state, user, beyond)
             rows = f"SELECT id, position, {_LISTED} AS text FROM tasks WHERE {where} ORDER BY position LIMIT ?"
             query = f"SELECT group_concat(text, ', '), json_group_array(id), max(position) FROM ({rows})"
-            text, ids, last = self.connection.execute(query, (*values, min(limit - len(names), 100))).fetchone()
+            text, ids, last = self.connection.execute(query, (*values, min(count, likely, 1000))).fetchone()
             if last is None:
                 return ", ".join(texts), names, None
             beyond = last
@@ -857,11 +842,15 @@ class QueueDB:
             names += json.loads(ids)
         return ", ".join(texts), names, beyond
 
-    def count_of(self, user: str, states: Sequence[str], of: str = "count(*)") -> int:
-        """How many tasks of ``user`` are in one of ``states``; ``of``: another sum of them, as of lengths."""
-        marks = ", ".join("?" for _ in states)
-        query = f"SELECT coalesce({of}, 0) FROM tasks WHERE user = ? AND state IN ({marks})"
-        return int(self.connection.execute(query, (user, *states)).fetchone()[0])
+    def count_of(self, user: str) -> int:
+        """How many tasks of ``user`` have not ended."""
+        query = "SELECT count(*) FROM tasks WHERE user = ? AND state IN (?, ?, ?, ?)"
+        return int(self.connection.execute(query, (user, *OPEN)).fetchone()[0])
+
+    def bytes_of(self, user: str) -> int:
+        """Bytes of the specs of tasks of ``user`` that have not ended; every one of them is read for it."""
+        query = "SELECT coalesce(sum(length(spec)), 0) FROM tasks WHERE user = ? AND state IN (?, ?, ?, ?)"
+        return int(self.connection.execute(query, (user, *OPEN)).fetchone()[0])
 
     def last_seq(self) -> int:
         """The sequence number of the last event."""

@@ -40,7 +40,7 @@ MOST_DEPTH = 32
 MOST_BRACKETS = 400_000  # of lists and objects: reading two million of them keeps the interpreter for 0.3 s
 LARGEST = 2**63 - 1
 # A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
-TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
