@@ -95,8 +95,8 @@ def test_a_quota_holds_for_requests_that_arrive_together(tmp_path, quota):
 
     options = ServeOptions(tmp_path / "q.db", quota=quota, devices=("cpu",))
     service = QueueService(options, Supervisor(options))
-    body = {"task": {"graph": "demo", "model": "gcn"}}
-    answers = service.submit_together([(body, "ann", "ann")] * 5 + [(body, "ben", "ben")])
+    body = b'{"task": {"graph": "demo", "model": "gcn"}}'
+    answers = service.submit_together([(body, "ann")] * 5 + [(body, "ben")])
     refused = [one for one in answers if isinstance(one, BadRequestError)]
     assert (len(refused), {one.status for one in refused}) == (2, {429})
     assert isinstance(answers[-1], list)

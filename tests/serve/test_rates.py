@@ -65,11 +65,15 @@ def test_10_000_tasks_are_listed_within_200_ms(tmp_path):
     service = QueueService(options, Supervisor(options))
     found = []
     for _ in range(ATTEMPTS):
-        begin = time.perf_counter()
-        text = service.reads.submit(service.page, None, None, 10_000, 0).result()
-        found.append(time.perf_counter() - begin)
+        seconds, beyond, count = 0.0, 0, 0
+        while beyond is not None:
+            begin = time.perf_counter()
+            text = service.reads.submit(service.page, None, None, 10_000, beyond).result()
+            seconds += time.perf_counter() - begin
+            beyond, count = json.loads(text)["next"], count + len(json.loads(text)["tasks"])
+        found.append(seconds)
     service.close()
-    assert len(json.loads(text)["tasks"]) == 10_000
+    assert count == 10_000
     assert min(found) < 0.2, found
 
 

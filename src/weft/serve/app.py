@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,14 +33,16 @@ from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import QueueError
-from weft.serve.service import CONTENT_TYPE, GroupCommit, QueueService
-from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, check_caps, read_json, submitting_user
+from weft.serve.service import CONTENT_TYPE, EventFeed, GroupCommit, QueueService
+from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens
 from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
-POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
+KEEP_ALIVE_SECONDS = 15.0
 LAST_EVENT: str = Header("", alias="Last-Event-ID", description="The last event that was seen; before since.")
-SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than another thread to do it
+SHORT_BYTES = 1 << 14  # a body up to which what it asks for is checked in the thread that writes: within 20 ms
+MOST_BODY_BYTES = 64 << 20  # of all bodies that are being read
+MANY = 100  # tasks in an answer that another thread than the server's encodes
 PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -54,7 +57,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         404: "There is no such task.",
         409: "Not in the task's present state.",
         410: "The file is no longer there.",
-        413: "The body is too large.",
+        413: "The body, or the settings of a task, are too large.",
         415: "The body is not application/json.",
         422: "A parameter is not of its type.",
         429: "The user's quota is used up.",
@@ -125,7 +128,7 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
     )
-    app.state.service = service
+    app.state.service, app.state.bodies = service, Counter()
     for kind in (RequestValidationError, HTTPException, WeftError, sqlite3.Error):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(_Gate, tokens=tokens, answers=answers)
@@ -224,18 +227,22 @@ def _refusal(request: Request, tokens: Tokens) -> Response | None:
     return None
 
 
-async def _body(request: Request) -> Any:
-    """The JSON body of a request, bounded while it is read."""
+async def _body(request: Request) -> bytes:
+    """The body of a request, which says that it is JSON; bounded while it is read, as are all bodies together."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequestError("send the body as application/json", 415)  # which no form of another page can
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
-    if len(body) < SHORT_BYTES:
-        return read_json(bytes(body))
-    return await _in(None, read_json, bytes(body))
+    body, held = bytearray(), request.app.state.bodies
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            held["bytes"] += len(chunk)
+            if len(body) > MOST_BYTES:
+                raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
+            if held["bytes"] > MOST_BODY_BYTES:
+                raise BadRequestError("too many large requests arrive at once; try again", 503)
+    finally:
+        held["bytes"] -= len(body)
+    return bytes(body)
 
 
 def _user(request: Request) -> str:
@@ -254,10 +261,14 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
     accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
 
     @api.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
-    async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
-        body = await _body(request)
-        check_caps(body, user, service.options)
-        return {"tasks": await commits.put((body, submitting_user(body, user), user))}
+    async def submit(request: Request, user: str = Depends(_user)) -> Response:
+        body: Any = await _body(request)
+        if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes
+            body = await _in(None, service.read, body, user, service.find)
+        tasks = await commits.put((body, user))
+        text = lambda: json.dumps({"tasks": [service.shown(task) for task in tasks]}, allow_nan=False)  # noqa: E731
+        answer = text() if len(tasks) < MANY else await _in(None, text)
+        return Response(answer, 201, media_type="application/json")
 
     def changing(action: str) -> Callable[..., Any]:
         async def change(task: str, user: str = Depends(_user)) -> dict[str, Any]:
@@ -307,6 +318,8 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     async def state(user: str = Depends(_user)) -> Response:
         return await _json(service.reads, service.state, user)
 
+    feed = EventFeed(service)
+
     @api.get("/api/events", summary="Events as they happen (server-sent events)")
     async def events(
         request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
@@ -318,7 +331,7 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
         elif since is not None and not 0 <= since < 2**62:
             raise BadRequestError(f"since={since} must be a sequence number, 0 or more")
         first = since or 0
-        return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
+        return StreamingResponse(_stream(request, service, feed, first, task), media_type="text/event-stream")
 
     @api.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -331,22 +344,19 @@ async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Respons
     return Response(text, media_type="application/json")
 
 
-async def _stream(request: Request, service: QueueService, since: int, task: str | None) -> AsyncIterator[str]:
-    yield "retry: 1000\n\n"
-    quiet = 0.0
+async def _stream(
+    request: Request, service: QueueService, feed: EventFeed, since: int, task: str | None
+) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    last = time.monotonic()
     while service.supervisor.running and not await request.is_disconnected():
-        events = await _in(service.reads, service.events, since, task)
-        for event in events:
-            since = event["seq"]
-            yield f"id: {since}\nevent: {event['kind']}\ndata: {json.dumps(event, allow_nan=False)}\n\n"
-        if events:
-            quiet = 0.0
-            continue
-        await asyncio.sleep(POLL_SECONDS)
-        quiet += POLL_SECONDS
-        if quiet >= KEEP_ALIVE_SECONDS:
-            quiet = 0.0
-            yield ": still here\n\n"
+        try:
+            since, text = await feed.after(since, task)
+        except (sqlite3.Error, WeftError):
+            return  # who follows comes again
+        if text or time.monotonic() - last > KEEP_ALIVE_SECONDS:
+            last = time.monotonic()
+            yield text or b": still here\n\n"
 
 
 # ---- Bounded connections.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import math
 import os
@@ -191,6 +192,11 @@ def serve(
             supervisor.join()
             server.should_exit = True
 
+        # The scheduler computes in this process as well, and a request waits for it at every step: for 5 ms by Python's
+        # default, and for 50 ms while all objects of 5,000 tasks are looked through for garbage, which has no cycles.
+        sys.setswitchinterval(0.0005)
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
         supervisor.start()
         threading.Thread(target=end_after_supervisor, daemon=True).start()
         try:

@@ -10,25 +10,36 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import COUNTERS, is_late
-from weft.serve.submissions import OPERATOR, BadRequestError, HiddenPaths, Registry, read_submissions
+from weft.serve.submissions import (
+    OPERATOR,
+    BadRequestError,
+    Find,
+    HiddenPaths,
+    Registry,
+    check_caps,
+    read_json,
+    read_submissions,
+    submitting_user,
+)
 from weft.serve.supervisor import Supervisor
 
-OPEN = tuple(state for state in STATES if state not in ENDED)
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
 MOST_LOG_BYTES = 1 << 20
 MOST_LISTED = 10_000
 MOST_CHANGES = 100  # of a task, that are shown: the last ones
+LARGE_BYTES = 4 << 10  # of settings and nodes per task, beyond which a submission counts against
+MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: decisions hold them in memory
 THE_OPERATOR = "the operator"  # no user has a name of two words
 
 
 class QueueService:
-    """The queue for request handlers: every call runs in one of two threads, which own the connections."""
+    """The queue for request handlers: every call runs in one of three threads, which own the connections."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         self.options, self.supervisor = options, supervisor
@@ -37,10 +48,11 @@ class QueueService:
         self._local = threading.local()
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
+        self.follows = ThreadPoolExecutor(1, thread_name_prefix="queue events")
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
-        for pool in (self.writes, self.reads):
+        for pool in (self.writes, self.reads, self.follows):
             pool.submit(self._close_here).result()
 
     def _close_here(self) -> None:
@@ -66,23 +78,38 @@ class QueueService:
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
-    def submit_together(self, requests: Sequence[tuple[Any, str, str]]) -> list[list[dict[str, Any]] | Exception]:
-        """Queue what each body describes for its user, by a user, in one commit; its tasks, or why it was refused."""
-        more: Counter[str] = Counter()
-        answers: list[list[dict[str, Any]] | Exception] = [self._read(*request, more) for request in requests]
+    def read(self, body: bytes, user: str, find: Find) -> tuple[list[Submission], int]:
+        """The tasks that a request of ``user`` asks for, and their bytes; in any thread in which ``find`` works."""
+        request = read_json(body)
+        check_caps(request, user, self.options)
+        new = read_submissions(request, self._registry, submitting_user(request, user), find)
+        new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
+        return new, sum(len(submission.text) for submission in new)
+
+    def find(self, task: str) -> QueueTask:
+        """A task, for any thread but that of reads."""
+        return self.reads.submit(self._task, task).result()
+
+    def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[QueueTask] | Exception]:
+        """Queue what each request asks for, in one commit; its tasks, or why it was refused.
+
+        A request is a body with its user, or what :meth:`read` has made of it.
+        """
+        more: Counter[tuple[str, str]] = Counter()
+        answers: list[Any] = [self._admit(*request, more) for request in requests]
         good = [index for index, answer in enumerate(answers) if not isinstance(answer, Exception)]
-        written = self._db.submit_apart([cast("list[Submission]", answers[index]) for index in good])
-        for index, tasks in zip(good, written, strict=True):
-            answers[index] = tasks if isinstance(tasks, Exception) else [self._shown(task) for task in tasks]
+        for index, tasks in zip(good, self._db.submit_apart([answers[index] for index in good]), strict=True):
+            answers[index] = tasks
         self.supervisor.wake()
         return answers
 
-    def _read(self, body: Any, user: str, by: str, more: Counter[str]) -> Any:
-        """The submissions of a request, counted in ``more`` by user; an error if that is the answer to it."""
+    def _admit(self, request: Any, user: str, more: Counter[tuple[str, str]]) -> Any:
+        """The submissions of a request, counted in ``more``; an error if that is the answer to it."""
         try:
-            new = read_submissions(body, self._registry, user, self._task)
+            new, size = self.read(request, user, self._task) if isinstance(request, bytes) else request
+            user = new[0].user
             fresh = len(new) - self._db.known_keys([submission.key for submission in new if submission.key])
-            quota, queued = self.options.quota, self._db.count_of(user, OPEN) + more[user]
+            quota, queued = self.options.quota, self._db.count_of(user) + more[user, "tasks"]
             if fresh > quota:
                 most = f"a submission may have at most {quota} tasks, the quota of a user"
                 raise BadRequestError(f"user {user!r}: {fresh} more are too many; {most}", 429)
@@ -91,12 +118,17 @@ class QueueService:
                 raise BadRequestError(
                     f"user {user!r}: {state}, and {fresh} more are too many; wait, or cancel some", 429
                 )
-            for needed in dict.fromkeys(name for submission in new for name in submission.after):
-                self._task(needed)
+            if size > LARGE_BYTES * len(new):  # only then is every open task of the user read
+                held = self._db.bytes_of(user) + more[user, "bytes"]
+                if fresh and held + size > MOST_USER_BYTES:
+                    state = f"the settings of tasks that have not ended have {held:,} of {MOST_USER_BYTES:,} bytes"
+                    raise BadRequestError(
+                        f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some", 429
+                    )
         except WeftError as error:
             return error
-        more[user] += fresh
-        return [replace(submission, by=by or THE_OPERATOR) for submission in new]
+        more.update({(user, "tasks"): fresh, (user, "bytes"): size})
+        return new
 
     def change(self, action: Literal["cancel", "pause", "resume"], task: str, user: str) -> dict[str, Any]:
         """Cancel, pause or resume a task for ``user``; a paused task keeps its checkpoint."""
@@ -105,7 +137,7 @@ class QueueService:
             raise BadRequestError(f"task {task!r} belongs to {owner or 'the operator'!r}", 403)
         changed = getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
-        return self._shown(changed)
+        return self.shown(changed)
 
     # ---- reading: in the thread of reads -----------------------------------------------------------------
 
@@ -115,22 +147,30 @@ class QueueService:
         events = self._db.last_events(task, STATES, MOST_CHANGES)
         changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
         known = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
-        return {**self._shown(shown), **known}
+        return {**self.shown(shown), **known}
 
     def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
-        """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait."""
+        """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait.
+
+        ``next`` is what to give as ``beyond`` for the next page, which may come before ``limit`` tasks.
+        """
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequestError(f"limit={limit} must be from 1 to {MOST_LISTED:,}")
-        texts, last = self._db.rows_as_json(state, user, limit, beyond)
-        why = json.dumps(self.supervisor.view["why"])
-        following = last if len(texts) == limit else "null"
-        return self._hidden.json_text(f'{{"tasks": [{", ".join(texts)}], "next": {following}, "why": {why}}}')
+        text, names, following = self._db.rows_as_json(state, user, limit, beyond)
+        reasons = self.supervisor.view["why"]
+        why = json.dumps({name: reasons[name] for name in names if name in reasons})
+        return self._hidden.json_text(f'{{"tasks": [{text}], "next": {json.dumps(following)}, "why": {why}}}')
 
-    def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
-        """Events after a sequence number."""
-        return [self._hidden.data(asdict(event)) for event in self._db.events(since, task, limit)]
+    def events(self, since: int, until: int, task: str | None) -> tuple[int, bytes, frozenset[str]]:
+        """The number of the last of a page of events, their text, and of which tasks they are."""
+        last, text, tasks = self._db.events_as_text(since, until, task, PAGE_EVENTS)
+        return last, self._hidden.json_text(text).encode(), tasks
+
+    def last_seq(self) -> int:
+        """The number of the last event."""
+        return self._db.last_seq()
 
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
@@ -184,7 +224,8 @@ class QueueService:
         except QueueError:
             raise BadRequestError(f"there is no task {task[:80]!r}", 404) from None
 
-    def _shown(self, task: QueueTask) -> dict[str, Any]:
+    def shown(self, task: QueueTask) -> dict[str, Any]:
+        """A task as a user sees it; in any thread."""
         settings = task.spec["task"]
         plan: Mapping[str, Any] = task.plan or {}
         why = self.supervisor.view["why"].get(task.id, "") if task.state in ("queued", "planned") else ""
@@ -219,6 +260,71 @@ class QueueService:
 
 def _said(data: Mapping[str, Any]) -> str:
     return data.get("message") or data.get("error") or (f"by {data['by']}" if "by" in data else "")
+
+
+# ---- Events as text, made once for all who follow them.
+
+POLL_SECONDS = 0.25
+PAGE_EVENTS = 500
+AT_ONCE = 16  # followers who are sent a page between two looks at other requests: 200 take 30 ms
+MOST_RECENT_BYTES = 16 << 20  # of events in memory, about 100,000
+
+
+class EventFeed:
+    """Events in pages, kept by the number of the event before each: all who have come that far get the same text.
+
+    Those who wait for new events share one look at the queue. The last pages are in memory, older ones are read again.
+    """
+
+    def __init__(self, service: QueueService) -> None:
+        self._service, self._last = service, -1
+        self._look: asyncio.Task[None] | None = None
+        self._pages: dict[int, asyncio.Future[tuple[int, bytes, frozenset[str]]]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def after(self, since: int, task: str | None) -> tuple[int, bytes]:
+        """The number to go on from, and the events after ``since`` (of ``task``); waits a while if there are none."""
+        if since >= self._last:
+            if self._look is None or self._look.done():
+                self._look = asyncio.create_task(self._find_new())
+            await asyncio.shield(self._look)
+            if since >= self._last:
+                return since, b""
+        until, page = self._last, self._pages.get(since)
+        if task is None:
+            last, text, _ = await asyncio.shield(page or self._read(since, until))
+            async with self._turns:
+                await asyncio.sleep(0)
+            return last, text
+        if page is not None and page.done() and task not in page.result()[2]:
+            return page.result()[0], b""
+        last, text, _ = await self._in_thread(since, until, task)
+        return (last, text) if text else (until, b"")
+
+    async def _find_new(self) -> None:
+        if self._last < 0:
+            self._last = await asyncio.wrap_future(self._service.follows.submit(self._service.last_seq))
+            return
+        await asyncio.sleep(POLL_SECONDS)
+        while (last := (await self._read(self._last, 2**62))[0]) > self._last:
+            self._last = last
+
+    def _read(self, since: int, until: int) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
+        page = self._pages[since] = self._in_thread(since, until, None)
+        page.add_done_callback(lambda page: self._trim(since, page))
+        return page
+
+    def _in_thread(self, *which: Any) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
+        return asyncio.wrap_future(self._service.follows.submit(self._service.events, *which))
+
+    def _trim(self, since: int, page: asyncio.Future[tuple[int, bytes, frozenset[str]]]) -> None:
+        """Keep no failed or empty page, and no more than ``MOST_RECENT_BYTES``."""
+        if page.cancelled() or page.exception() is not None or not page.result()[1]:
+            self._pages.pop(since, None)
+        sizes = {key: len(kept.result()[1]) for key, kept in self._pages.items() if kept.done()}
+        while sum(sizes.values()) > MOST_RECENT_BYTES:
+            key = next(iter(sizes))
+            del sizes[key], self._pages[key]
 
 
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.

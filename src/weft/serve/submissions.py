@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4 << 20
 MOST_DEPTH = 32
+MOST_BRACKETS = 400_000  # of lists and objects: reading two million of them keeps the interpreter for 0.3 s
 LARGEST = 2**63 - 1
 # A text that does not end goes on to the end of the body: looked for again from each of its quotes it would take hours.
-TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+TEXT_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -57,12 +58,15 @@ def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
     """The value in ``body``; a :class:`BadRequestError` for anything that is too large, too deep or no JSON."""
     if len(body) > most_bytes:
         raise BadRequestError(f"the body has {len(body):,} bytes; at most {most_bytes:,} are read", 413)
-    depth = 0
+    depth = brackets = 0
     for token in TEXT_OR_BRACKET.finditer(body):
         first = body[token.start()]
+        brackets += first != ord('"')
         depth += (first in b"[{") - (first in b"]}")
         if depth > MOST_DEPTH:
             raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
+        if brackets > MOST_BRACKETS:
+            raise BadRequestError(f"the body has more than {MOST_BRACKETS // 2:,} lists and objects", 413)
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -96,6 +100,7 @@ def _no_constant(name: str) -> Any:
 
 LARGEST_NODE = 2**62 - 1
 MOST_TASKS = 10_000
+MOST_SETTINGS_BYTES = 64 << 10  # of a task: a page of a listing has the settings of all of its tasks
 MOST_DEPENDENCIES = 10_000  # tasks x after of a submission: each is a row, and is looked at by every decision
 LONGEST_TEXT = 200
 LONGEST_USER = 100
@@ -456,6 +461,9 @@ def _settings(task: Any) -> dict[str, Any]:
     if not isinstance(task, dict):
         raise BadRequestError("a task must be an object of settings")
     found = {key: value for key, value in task.items() if value is not None or key != "name"}
+    if (size := len(json.dumps(found))) > MOST_SETTINGS_BYTES:
+        most = f"a task may have {MOST_SETTINGS_BYTES:,}"
+        raise BadRequestError(f"the settings of a task have {size:,} bytes, and {most}; put data into the graph", 413)
     for key, value in found.items():
         if key != "model_args" and varies(key, value):
             raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
@@ -501,7 +509,8 @@ class HiddenPaths:
     def __init__(self, *roots: Path | None) -> None:
         places = [place for root in roots if root is not None for place in (root.absolute(), root.resolve())]
         self._roots = [f"{place}/" for place in dict.fromkeys(places) if len(place.parts) > 1]
-        self._in_json = [json.dumps(root, ensure_ascii=False)[1:-1] for root in self._roots]
+        escaped = [json.dumps(root, ensure_ascii=ascii) for root in self._roots for ascii in (False, True)]
+        self._in_json = list(dict.fromkeys(root[1:-1] for root in escaped))
 
     def text(self, text: str) -> str:
         """``text`` without the roots."""

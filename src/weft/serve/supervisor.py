@@ -63,7 +63,7 @@ SAMPLES = 1_800  # of memory by device over time
 
 # ---- Which planned tasks start now, as a policy decides; it sees a preempted group that is to go on as one task
 
-MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+MOST_PLANNED = 2_000  # waiting tasks that a decision looks at: 5,000 take 200 ms
 MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused whatever else runs
 
 
