@@ -11,12 +11,12 @@ from pathlib import Path
 SHARED = Path("/dev/shm")
 
 
-def children(pid: int) -> list[int]:
+def children(pid: int) -> set[int]:
     """The processes whose parent is ``pid``."""
-    found: list[int] = []
+    found: set[int] = set()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += map(int, file.read_text().split())
+            found.update(map(int, file.read_text().split()))
     return found
 
 

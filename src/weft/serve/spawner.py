@@ -73,7 +73,7 @@ def spawn_until_closed(link: socket.socket) -> None:
     prctl(SET_CHILD_SUBREAPER, 1)
     workers: set[int] = set()
     remove_segments()
-    before = set(children(os.getpid()))  # children that were there before any worker
+    before = children(os.getpid())  # children that were there before any worker
     try:
         link.sendall(b'{"ready": true}\n')
         while True:
@@ -90,7 +90,7 @@ def spawn_until_closed(link: socket.socket) -> None:
                         workers.discard(pid)
                         remove_segments()
                         link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
-            for orphan in set(children(os.getpid())) - workers - before:
+            for orphan in children(os.getpid()) - workers - before:
                 _kill(os.kill, orphan)
             if link.fileno() in readable:
                 text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
@@ -102,7 +102,7 @@ def spawn_until_closed(link: socket.socket) -> None:
         for pid in workers:
             _kill(os.killpg, pid)
         until = time.monotonic() + END_SECONDS
-        while (remaining := set(children(os.getpid())) - before) and time.monotonic() < until:
+        while (remaining := children(os.getpid()) - before) and time.monotonic() < until:
             for pid in remaining:
                 _kill(os.kill, pid)
             with suppress(ChildProcessError):

@@ -128,8 +128,8 @@ class Spawner:
 
     def says_ended(self, pid: int) -> bool:
         """True if a worker has ended whose code has not been read."""
-        if self._process is not None:  # a model may have stopped it
-            self._process.send_signal(signal.SIGCONT)
+        with suppress(AttributeError, OSError):  # it has ended
+            self._process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]  # a model may have stopped it
         with self._changed:
             return pid in self._codes
 
@@ -507,9 +507,7 @@ class WorkerPool:
         """
         for active in self._state.active.values():
             worker, now = active.worker, time.monotonic()
-            if not active.users_code or "@" in worker.device or worker.end_reason:
-                continue
-            if now < worker.look_at:
+            if not active.users_code or "@" in worker.device or worker.end_reason or now < worker.look_at:
                 continue
             pids, seconds, held = usage(worker.pid)
             since, computed, idle = worker.looked or (now, seconds, held)
