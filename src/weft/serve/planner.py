@@ -90,16 +90,15 @@ class TaskPlanner:
         self._teach()
         planner, busy = self._pool.workers.get(PLANNER), {planning.user for planning in self._plannings}
         unknown = [(task, key) for task, key in unknown if task.user not in busy]
-        self._others_wait = bool(unknown)
         if unknown and planner is not None and planner.idle:
             # Users take turns; those of a user whose last task hung come when there are no others.
-            self._ask(
-                planner,
-                *min(
-                    unknown,
-                    key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
-                ),
+            first = min(
+                unknown,
+                key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
             )
+            self._ask(planner, *first)
+            unknown = [(task, key) for task, key in unknown if task.user != first[0].user]
+        self._others_wait = bool(unknown)
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
