@@ -299,18 +299,21 @@ class Pairs:
 def models(folder: Path, names: tuple[str, ...]) -> dict[str, object]:
     """Run misbehaving models of one user beside tasks of another, which must be as without them.
 
-    How much slower those were: their running seconds over the median of the same beside a well-behaved model, pairs
-    of which are run in between. Pairs during which the server died have no such ratio.
+    How much slower those were: their running seconds over the mean of the same beside a well-behaved model, shortly
+    before and after. Pairs during which the server died have no such ratio.
     """
     pairs, beside, usual = Pairs(folder), {}, ([], [])
     try:
-        for number, name in enumerate(names):
-            if number % 4 == 0:
+        for number, name in enumerate((*names, None)):
+            if number % 4 == 0 or name is None:
                 for kind in (0, 1):
                     usual[kind].append(pairs.run(WELL_BEHAVED, kind)[0])
-            beside[name] = pairs.run({"model": f"{FAULTY}:{name}", "hidden": None}, number % 2)
-        medians = [statistics.median(seconds) for seconds in usual]
-        ratios = {n: s / medians[i % 2] for i, (n, (s, died)) in enumerate(beside.items()) if not died}
+            if name is not None:
+                beside[name] = pairs.run({"model": f"{FAULTY}:{name}", "hidden": None}, number % 2)
+        ratios = {}
+        for number, (name, (seconds, died)) in enumerate(beside.items()):
+            if not died:
+                ratios[name] = seconds / statistics.mean(usual[number % 2][number // 4 : number // 4 + 2])
         for name in [name for name, ratio in ratios.items() if ratio > SLOWED]:
             kind = names.index(name) % 2
             again = pairs.run({"model": f"{FAULTY}:{name}", "hidden": None}, kind)[0] / pairs.run(WELL_BEHAVED, kind)[0]
