@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
 import resource
 import shutil
@@ -440,6 +441,151 @@ class ReturnsNothing(Plain):
 class ReturnsOtherShape(Plain):
     def go_wrong(self, y):
         return y[:3]
+
+
+def spin(seconds: float) -> None:
+    """Compute without Python's lock."""
+    end, x = time.monotonic() + seconds, torch.ones(200, 200)
+    while time.monotonic() < end:
+        x = x @ x * 0.0
+
+
+class SpinsInThreads(Plain):
+    """Far more threads that compute than there are cores, for as long as it trains."""
+
+    def go_wrong(self, y):
+        SpinsInThreads.go_wrong = lambda self, y: (time.sleep(0.3), y)[1]
+        for _ in range(64):
+            threading.Thread(target=spin, args=(20.0,), daemon=True).start()
+        return y
+
+
+class SpinsInChildren(Plain):
+    def go_wrong(self, y):
+        SpinsInChildren.go_wrong = lambda self, y: (time.sleep(0.3), y)[1]
+        for _ in range(16):
+            if os.fork() == 0:
+                end = time.monotonic() + 20.0
+                while time.monotonic() < end:
+                    pass
+                os._exit(0)
+        return y
+
+
+class SpinsInSessions(Plain):
+    """Children that compute, each in a session of its own, so that no scheduler counts them together."""
+
+    def go_wrong(self, y):
+        SpinsInSessions.go_wrong = lambda self, y: (time.sleep(0.3), y)[1]
+        for _ in range(16):
+            if os.fork() == 0:
+                os.setsid()
+                end = time.monotonic() + 20.0
+                while time.monotonic() < end:
+                    pass
+                os._exit(0)
+        return y
+
+
+class ForksMany(Plain):
+    def go_wrong(self, y):
+        ForksMany.go_wrong = lambda self, y: (time.sleep(0.3), y)[1]
+        for _ in range(300):
+            if os.fork() == 0:
+                time.sleep(20.0)
+                os._exit(0)
+        return y
+
+
+MOST_BLOCKS, BLOCK = 12, 256 << 20  # 3 GiB: a machine survives it, also if nothing ends the model
+
+
+class FillsSharedMemory(Plain):
+    """Segments that nobody unlinks, none of which stays mapped; once per process."""
+
+    def go_wrong(self, y):
+        FillsSharedMemory.go_wrong = lambda self, y: y
+        for _ in range(MOST_BLOCKS):
+            segment = shared_memory.SharedMemory(create=True, size=BLOCK)
+            segment.buf[:] = bytes(BLOCK)
+            segment.close()
+            time.sleep(0.05)
+        return y
+
+
+class LeavesSharedMemory(Plain):
+    """A segment that nobody unlinks, in a process that is killed."""
+
+    def go_wrong(self, y):
+        segment = shared_memory.SharedMemory(create=True, size=8 << 20)
+        (Path(os.environ["WEFT_TEST_FOLDER"]) / "segment").write_text(segment.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FillsMemoryOfChildren(Plain):
+    """Children that each keep below the limit on a process, which they have inherited."""
+
+    def go_wrong(self, y):
+        FillsMemoryOfChildren.go_wrong = lambda self, y: (time.sleep(1.0), y)[1]
+        for _ in range(7):
+            if os.fork() == 0:
+                kept = b"x" * (400 << 20)
+                time.sleep(5.0)
+                os._exit(not kept)
+        return y
+
+
+class FillsUnnamedMemory(Plain):
+    """A file of memory that has no name in any folder."""
+
+    def go_wrong(self, y):
+        FillsUnnamedMemory.go_wrong = lambda self, y: y
+        file = os.memfd_create("mine")
+        os.ftruncate(file, MOST_BLOCKS * BLOCK)
+        FillsUnnamedMemory.kept = mmap.mmap(file, MOST_BLOCKS * BLOCK)
+        for _ in range(MOST_BLOCKS):
+            FillsUnnamedMemory.kept.write(bytes(BLOCK))
+            time.sleep(0.05)
+        return y
+
+
+class RaisesItsPriority(Plain):
+    def go_wrong(self, y):
+        RaisesItsPriority.go_wrong = lambda self, y: (spin(0.2), y)[1]
+        with suppress(OSError):
+            os.nice(-20)
+        return y
+
+
+class PinsItself(Plain):
+    def go_wrong(self, y):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        spin(0.2)
+        return y
+
+
+class StopsItsParent(Plain):
+    def go_wrong(self, y):
+        os.kill(os.getppid(), signal.SIGSTOP)
+        return y
+
+
+class AsksItsParentToEnd(Plain):
+    def go_wrong(self, y):
+        os.kill(os.getppid(), signal.SIGTERM)
+        return y
+
+
+class WritesFiles(Plain):
+    """Many files, and removes them again."""
+
+    def go_wrong(self, y):
+        folder = Path(os.environ["WEFT_TEST_FOLDER"]) / f"files-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        for number in range(2_000):
+            (folder / str(number)).write_bytes(b"x" * 4096)
+        shutil.rmtree(folder)
+        return y
 
 
 # What waits for a file of its test, counts, trains well, or takes more memory than a shared machine has to spare.

@@ -13,6 +13,7 @@ import math
 import os
 import random
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -32,7 +33,9 @@ from weft.serve.queue_db import ENDED
 
 TARGETS = ("worker", "server", "planner", "spawner", "all")
 KINDS = ({"model": "gcn"}, {"model": "sage", "layers": 3}, {"model": "gin"})
-CALLS = ("write", "pwrite", "fsync", "rename", "open", "send", "recv", "accept", "read", "pread")
+# Every call of a server that can fail, by strace; SQLite's are pwrite, pread, fdatasync, ftruncate, fcntl, mmap, stat.
+CALLS = ("write", "pwrite", "fsync", "rename", "open", "send", "recv", "accept", "read", "pread", "fdatasync")
+CALLS += ("ftruncate", "fcntl", "unlink", "stat", "pipe", "mmap")
 ERRORS = ("ENOSPC", "EIO", "EMFILE", "EINTR")
 MODELS = tuple(
     name
@@ -40,8 +43,10 @@ MODELS = tuple(
     if isinstance(value, type) and issubclass(value, faulty_models.Plain)
     if name not in faulty_models.NEED_MORE
 )
-INNOCENT = ({"model": "gcn", "epochs": 60}, {"model": f"{FAULTY}:UsesRelu", "hidden": None, "epochs": 20})
+INNOCENT = ({"model": "gcn", "epochs": 400}, {"model": f"{FAULTY}:UsesRelu", "hidden": None, "epochs": 300})
+WELL_BEHAVED = {"model": f"{FAULTY}:Plain", "hidden": None, "epochs": 1200}
 TOLERANCE = 2e-6
+SLOWED = 2.0  # beyond this a pair of tasks is run once more: other programs share the machine
 
 
 class Soak:
@@ -226,7 +231,8 @@ def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int 
     """Make each call of ``cases`` fail once with its error in the server, at a random moment while tasks train."""
     draw, plan = random.Random(seed), folder / "plan"
     plan.write_bytes(bytes(16))
-    soak = Soak(folder, environment={"LD_PRELOAD": str(library), "WEFT_FAILING_CALLS": str(plan)})
+    preloaded = {"LD_PRELOAD": str(library), "WEFT_FAILING_CALLS": str(plan)}
+    soak = Soak(folder, "--allow-model", f"{FAULTY}:*", environment=preloaded)
     fired, deaths = [], []
     try:
         for number, (call, error) in enumerate(cases):
@@ -239,6 +245,10 @@ def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int 
             while struct.unpack("4i", plan.read_bytes())[1] and time.monotonic() < end and soak.deaths == before:
                 soak.keep_up()
                 soak.submit([{**kind, "seed": number, "epochs": 2}], key=f"more-{time.monotonic()}")
+                own = {"model": f"{FAULTY}:UsesRelu", "hidden": None, "seed": number}  # pipes and renames
+                soak.submit([{**own, "epochs": 2}], key=f"own-{time.monotonic()}")
+                with suppress(WeftError, OSError, HTTPException):  # opens files
+                    soak.client.fetch(soak.names[0], folder / "fetched")
                 time.sleep(0.2)
             fired += [(call, error)] * (struct.unpack("4i", plan.read_bytes())[1] == 0)
             soak.keep_up()
@@ -256,24 +266,73 @@ def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int 
     }
 
 
+class Pairs:
+    """Runs a task of one user and, once it runs, an innocent one of another; how long the second took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.soak = Soak(folder, "--allow-model", f"{FAULTY}:*")
+        self.good: list[str] = []
+        self.bad: list[str] = []
+        self._seeds = 0
+
+    def run(self, settings: dict, kind: int) -> tuple[float, bool]:
+        """The running seconds of the innocent task of ``kind``, over all its groups, and whether the server died."""
+        self._seeds, deaths = self._seeds + 1, self.soak.deaths
+        task = {"epochs": 5, **settings, "seed": self._seeds}
+        [bad] = self.soak.submit([task], key=f"bad-{self._seeds}", user="anna", max_attempts=1)
+        end = time.monotonic() + 20.0
+        while self.soak.tasks([bad])[0].state in ("queued", "planned") and time.monotonic() < end:
+            self.soak.keep_up()
+            time.sleep(0.02)
+        innocent = {**INNOCENT[kind], "seed": self._seeds}
+        [good] = self.soak.submit([innocent], key=f"good-{self._seeds}", user="ben")
+        self.soak.wait([good], 120.0)
+        self.soak.wait([bad], 120.0, resume=False)
+        self.good, self.bad = [*self.good, good], [*self.bad, bad]
+        groups = [None]
+        while any(group is None or group.ended is None for group in groups):  # tasks end a moment before their group
+            with DirectQueue(self.soak.server.db) as queue:
+                groups = [group for group in queue.groups(limit=10_000) if good in group.members]
+        return sum(group.ended - group.started for group in groups), self.soak.deaths > deaths
+
+
 def models(folder: Path, names: tuple[str, ...]) -> dict[str, object]:
-    """Run misbehaving models of one user beside tasks of another, which must be as without them."""
-    soak, good, bad = Soak(folder, "--allow-model", f"{FAULTY}:*"), [], []
-    began = time.monotonic()
+    """Run misbehaving models of one user beside tasks of another, which must be as without them.
+
+    How much slower those were: their running seconds over the mean of the same beside a well-behaved model, shortly
+    before and after. Pairs during which the server died have no such ratio.
+    """
+    pairs, beside, usual = Pairs(folder), {}, ([], [])
     try:
-        for number, name in enumerate(names):
-            task = {"model": f"{FAULTY}:{name}", "hidden": None, "epochs": 5, "seed": number}
-            bad += soak.submit([task], key=f"bad-{number}", user="anna", max_attempts=1)
-            innocent = {**INNOCENT[number % 2], "seed": number}
-            good += soak.submit([innocent], key=f"good-{number}", user="ben")
-        soak.wait(good, 60.0 + 20.0 * len(names))
-        seconds = time.monotonic() - began
-        compared = soak.check(good)
-        ended = soak.wait(bad, 60.0 + 20.0 * len(names), resume=False)
+        for number, name in enumerate((*names, None)):
+            if number % 4 == 0 or name is None:
+                for kind in (0, 1):
+                    usual[kind].append(pairs.run(WELL_BEHAVED, kind)[0])
+            if name is not None:
+                beside[name] = pairs.run({"model": f"{FAULTY}:{name}", "hidden": None}, number % 2)
+        ratios = {}
+        for number, (name, (seconds, died)) in enumerate(beside.items()):
+            if not died:
+                ratios[name] = seconds / statistics.mean(usual[number % 2][number // 4 : number // 4 + 2])
+        for name in [name for name, ratio in ratios.items() if ratio > SLOWED]:
+            kind = names.index(name) % 2
+            again = pairs.run({"model": f"{FAULTY}:{name}", "hidden": None}, kind)[0] / pairs.run(WELL_BEHAVED, kind)[0]
+            ratios[name] = min(ratios[name], again)
+        compared = pairs.soak.check(pairs.good)
+        states = Counter(task.state for task in pairs.soak.tasks(pairs.bad))
     finally:
-        soak.close()
-    states = dict(Counter(task.state for task in ended))
-    return {"models": states, "deaths": soak.deaths, "innocent": len(good), "compared": dict(compared), "s": seconds}
+        pairs.soak.close()
+    slowest = sorted(ratios, key=ratios.get)[-5:]
+    return {
+        "models": len(names),
+        "ended": dict(states),
+        "deaths": pairs.soak.deaths,
+        "innocent": len(pairs.good),
+        "compared": dict(compared),
+        "slower": {"worst": max(ratios.values()), "median": statistics.median(ratios.values()), "of": len(ratios)},
+        "slowest": {name: round(ratios[name], 2) for name in slowest},
+        "beside a well-behaved model": [[round(s, 2) for s in seconds] for seconds in usual],
+    }
 
 
 def main() -> None:

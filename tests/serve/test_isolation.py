@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,33 @@ def test_a_cancelled_model_that_hangs_in_c_frees_its_worker(tmp_path, monkeypatc
         queue.db.cancel(bad)
         queue.supervisor.wake()
         assert [task.state for task in queue.wait(queue.submit({**TASK, "seed": 1}), 30.0)] == ["done"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["FillsSharedMemory", "FillsMemoryOfChildren", "FillsUnnamedMemory"])
+def test_memory_that_no_limit_on_a_process_counts_is_counted(tmp_path, model):
+    """Up to 3 GiB in shared segments, a child or a file of memory, where a task may have 600 MiB and what it needs."""
+    with opened(tmp_path, workers=2) as queue:
+        [bad] = submit_own(queue, own(model, epochs=1), user="anna")
+        queue.until(lambda: queue.db.get(bad).state == "running")
+        good = queue.submit({"epochs": 300}, user="ben")
+        [failed, done] = queue.wait([bad, *good])
+        assert (failed.state, done.state, done.attempts) == ("failed", "done", 1)
+        assert failed.error.startswith("out of memory: held ")
+        assert queue.supervisor.state.counters["memory_errors"] == 2
+        assert not list(Path("/dev/shm").glob(f"weft-*-{queue.worker_pid()}-*"))
+
+
+def test_shared_memory_that_a_killed_worker_has_left_is_removed(tmp_path):
+    with opened(tmp_path) as queue:
+        [failed] = queue.wait(submit_own(queue, own("LeavesSharedMemory"), max_attempts=1))
+        segment = Path("/dev/shm", (tmp_path / "segment").read_text())
+        assert "SIGKILL" in failed.error
+        queue.until(lambda: not segment.exists())
+
+
+def test_a_model_that_stops_the_process_that_starts_workers_costs_others_nothing(tmp_path):
+    with opened(tmp_path) as queue:
+        [bad] = queue.wait(submit_own(queue, own("StopsItsParent"), user="anna"), 30.0)
+        [done] = queue.wait(queue.submit({"seed": 1}, user="ben"), 10.0)
+        assert (bad.state, done.state, done.attempts) == ("done", "done", 1)

@@ -213,7 +213,7 @@ def test_a_graph_that_is_downloaded_takes_its_time(tmp_path):
         planning.loading(planner, {"id": task.id, "begins": loads})
         planning.end_stuck(time.monotonic() + seconds + 1)
         assert len(killed) == before + 1
-        planning.planner_gone("")
+        planning.planner_gone(planner, "")
         assert bench.db.get(task.id).error == error
 
 

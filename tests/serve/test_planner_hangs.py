@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -12,7 +13,8 @@ from weft.serve.service import metrics_text
 
 
 def submit(queue, model, user, **more):
-    task = queue.db.submit(Submission({"task": {"graph": "demo", "model": model, "epochs": 3, **more}}, user=user))
+    settings = {"graph": "demo", "model": model, "epochs": 3, **more}
+    task = queue.db.submit(Submission({"task": settings}, user=user))
     queue.supervisor.wake()
     return task.id
 
@@ -91,3 +93,24 @@ def test_after_a_task_that_hung_those_of_other_users_are_planned_first(tmp_path)
         assert [queue.db.get(name).state for name in (first, *more)] == ["failed", "queued", "queued"]
         [done] = queue.wait([submit(queue, "sage", "anna")])
         assert done.state == "done"
+
+
+@pytest.mark.parametrize("stall", ["graph", "model"])
+def test_what_stalls_the_planner_keeps_no_other_user_waiting(tmp_path, stall):
+    """A graph that never arrives (a FIFO here), or models that never return, of one user beside new kinds of others."""
+    os.mkfifo(tmp_path / "stalled.npz")
+    with opened(tmp_path, hang_seconds=3600.0) as queue:
+        graph, model = (
+            (str(tmp_path / "stalled.npz"), "gcn") if stall == "graph" else ("demo", f"{FAULTY}:HangsWhenBuilt")
+        )
+        bad = [submit(queue, model, "anna", graph=graph, seed=seed) for seed in range(3)]
+        queue.until(lambda: is_planned(queue, bad[0]))
+        names = [submit(queue, "gcn", "ben", hidden=hidden) for hidden in (4, 12)]
+        assert [(task.state, task.attempts) for task in queue.wait(names)] == [("done", 1)] * 2
+        assert [queue.db.get(name).state for name in bad] == ["queued"] * 3
+        later = submit(queue, "sage", "carl")
+        assert [task.state for task in queue.wait([later], 10.0)] == ["done"]
+        for name in bad:
+            queue.db.cancel(name)
+        [again] = queue.wait([submit(queue, "gin", "anna")])
+        assert (again.state, queue.supervisor.state.counters["tasks_requeued"]) == ("done", 0)

@@ -52,11 +52,15 @@ class Forked:
     def _ended(self, seconds: float | None) -> bool:
         return bool(select.select([self._handle], [], [], seconds)[0])
 
-    def kill(self) -> None:
-        """End it at once."""
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
         if self._handle >= 0:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
         """Return once it has ended."""

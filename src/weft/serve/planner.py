@@ -1,4 +1,4 @@
-"""Estimates for queued tasks: known ones at once, others from the planner process, one at a time."""
+"""Estimates for queued tasks: known ones at once, others from a planner process, one at a time of each user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ PLAN_TRIES = 2  # at least: what ended the planner may be no fault of the task t
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 MOST_TO_LEARN = 1_000  # groups that the planner has not learned from yet
 MOST_ESTIMATES = 10_000  # kept in memory
-PLANNING_SECONDS = 300.0  # at most of one task: others wait for the planner
+PLANNING_SECONDS = 300.0  # at most of one task
+ASIDE_SECONDS = 3.0  # of one task until another planner takes its place for other users
+MOST_ASIDE = 4  # users with a planner of their own: each holds a graph
 LOADING_SECONDS = 3600.0  # at most for its graph, which may have to be downloaded
 CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
@@ -43,8 +45,9 @@ SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself with
 
 @dataclass
 class Planning:
-    """What the planner is at."""
+    """What a planner is at."""
 
+    planner: WorkerProcess
     task: str
     user: str
     key: str  # of its estimate
@@ -58,7 +61,8 @@ class TaskPlanner:
 
     def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
         self._state, self._pool = state, pool
-        self._planning: Planning | None = None
+        self._plannings: list[Planning] = []  # the present planner's, and those of planners that were put aside
+        self._others_wait = False  # tasks of users for whom no planner is at work
         self._tries: dict[str, int] = {}
         self._estimates: dict[str, Mapping[str, Any]] = {}
         self._turns: dict[str, int] = {}  # by user: when the planner last had one of their tasks
@@ -84,15 +88,17 @@ class TaskPlanner:
             else:
                 unknown.append((task, key))
         self._teach()
-        planner = self._pool.workers.get(PLANNER)
-        if unknown and self._planning is None and planner is not None and planner.idle:
+        planner, busy = self._pool.workers.get(PLANNER), {planning.user for planning in self._plannings}
+        unknown = [(task, key) for task, key in unknown if task.user not in busy]
+        if unknown and planner is not None and planner.idle:
             # Users take turns; those of a user whose last task hung come when there are no others.
-            self._ask(
-                *min(
-                    unknown,
-                    key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
-                )
+            first = min(
+                unknown,
+                key=lambda u: (u[0].user in self._stuck, -self._urgency(u[0]), self._turns.get(u[0].user, 0)),
             )
+            self._ask(planner, *first)
+            unknown = [(task, key) for task, key in unknown if task.user != first[0].user]
+        self._others_wait = bool(unknown)
         if plans:
             self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
@@ -101,23 +107,26 @@ class TaskPlanner:
         """The priority of a task, or that of a planned one that waits for it."""
         return max(task.priority, self._state.raised.get(task.id, task.priority))
 
-    def _ask(self, task: QueueTask, key: str) -> None:
+    def _ask(self, planner: WorkerProcess, task: QueueTask, key: str) -> None:
         """Have the planner look at a task; users take turns, however many tasks one of them has."""
-        self._planning = Planning(task.id, task.user, key, time.monotonic(), runs_users_code(task))
+        self._plannings.append(Planning(planner, task.id, task.user, key, time.monotonic(), runs_users_code(task)))
         self._turns[task.user] = max(self._turns.values(), default=0) + 1
         device = self._state.options.device_names()[0].partition("@")[0]
-        planner = self._pool.workers[PLANNER]
-        if self._planning.users_code:
-            self.note(task.id)
+        if self._plannings[-1].users_code:
+            self.note()
         planner.group = task.id
         bounds, kind = task.spec.get("budget") is None, "inference" if is_inference(task) else "training"
         planner.send("plan", id=task.id, device=device, task=worker_settings(task), bounds=bounds, kind=kind)
 
-    def note(self, task: str = "") -> None:
-        """Write down which task is planned, for the next server, should this one die of it; "" for none."""
+    def note(self, ends: bool = False) -> None:
+        """Write down which tasks with users' code are planned, for the next server, should this one die of them.
+
+        ``ends``: none is, since this server ends by itself.
+        """
+        tasks = [planning.task for planning in self._plannings if planning.users_code and not ends]
         tries = {name: count for name, count in self._tries.items() if self._waiting(name) is not None}
         with suppress(WeftError, OSError):  # planning works without the note
-            write_json(self._state.options.runs / NOTED, {"task": task, "tries": tries})
+            write_json(self._state.options.runs / NOTED, {"tasks": tasks, "tries": tries})
 
     def take_over(self) -> None:
         """Count a try of the task that was planned when the last server died, and refuse what has had enough."""
@@ -125,8 +134,8 @@ class TaskPlanner:
         with suppress(OSError, ValueError, TypeError, KeyError):
             noted = json.loads(file.read_text(encoding="utf-8"))
             self._tries = {str(name): int(count) for name, count in noted["tries"].items()}
-            if noted["task"]:
-                self._count_try(str(noted["task"]), "the server died")
+            for name in noted["tasks"]:
+                self._count_try(str(name), "the server died")
         file.unlink(missing_ok=True)
 
     def _count_try(self, name: str, reason: str) -> None:
@@ -140,16 +149,18 @@ class TaskPlanner:
 
     def loading(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner begins to load the graph of a task, or has it; time counts anew from then on."""
-        if self._planning is not None and self._planning.task == message["id"]:
-            self._planning.loads, self._planning.since = bool(message["begins"]), time.monotonic()
+        planning = self._of(planner)
+        if planning is not None and planning.task == message["id"]:
+            planning.loads, planning.since = bool(message["begins"]), time.monotonic()
 
     def planned(self, planner: WorkerProcess, message: Mapping[str, Any]) -> None:
         """The planner has made an estimate, or refused the task."""
-        planner.group = ""
-        if self._planning is None or self._planning.task != message["id"]:
+        planner.group, planning = "", self._of(planner)
+        if planning is None or planning.task != message["id"]:
             return
-        planning, self._state.dirty = self._forget(), True
-        if planning.users_code:
+        self._state.dirty = True
+        self._forget(planning)
+        if planning.users_code or self._pool.workers.get(PLANNER) is not planner:
             planner.renew()
         name, key = planning.task, planning.key
         self._stuck.discard(planning.user)
@@ -179,8 +190,11 @@ class TaskPlanner:
         self._teach()
 
     def _teach(self) -> None:
-        planner, lasts = self._pool.workers.get(PLANNER), self._planning is None or not self._planning.users_code
-        while self._to_learn and lasts and planner is not None and planner.ready and not planner.end_reason:
+        planner = self._pool.workers.get(PLANNER)
+        if planner is None or not planner.ready or planner.end_reason:
+            return
+        planning = self._of(planner)
+        while self._to_learn and (planning is None or not planning.users_code):
             planner.send("learn", **self._to_learn.popleft())
 
     def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -201,42 +215,49 @@ class TaskPlanner:
         return [(task.id, plan)]
 
     def end_stuck(self, now: float) -> None:
-        """End the planner if a model keeps it for too long, or if what it plans was cancelled or paused."""
-        planning, planner = self._planning, self._pool.workers.get(PLANNER)
-        if planning is None or planner is None or planner.end_reason:
-            return
-        limit = LOADING_SECONDS if planning.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
-        took = now - planning.since
-        if took <= min(limit, SOON_DONE):
-            return
-        if self._waiting(planning.task) is None:
-            reason = "planned a task that was withdrawn"
-        elif took > limit:
-            reason = f"planned one task for more than {limit:g} s"
-            self._stuck.add(planning.user)
-            why = f"planning it took longer than {limit:g} s: its model made no progress"
-            why = f"loading its graph took longer than {limit:g} s" if planning.loads else why
-            unless_lost(self._state.db.refuse, planning.task, why)
-        else:
-            return
-        self._forget()
-        planner.kill(reason)
+        """End a planner if a model keeps it for too long, or if what it plans was cancelled or paused.
 
-    def planner_gone(self, reason: str, orphaned: bool = False) -> None:
-        """The planner ended; a task that ends it again and again is refused.
+        One that is busy for some seconds while tasks of other users wait is put aside: another takes its place.
+        """
+        for planning in list(self._plannings):
+            planner, took = planning.planner, now - planning.since
+            limit = LOADING_SECONDS if planning.loads else min(self._state.options.hang_seconds, PLANNING_SECONDS)
+            if planner.end_reason or took <= min(limit, SOON_DONE):
+                continue
+            if self._waiting(planning.task) is None:
+                reason = "planned a task that was withdrawn"
+            elif took > limit:
+                reason = f"planned one task for more than {limit:g} s"
+                self._stuck.add(planning.user)
+                why = f"planning it took longer than {limit:g} s: its model made no progress"
+                why = f"loading its graph took longer than {limit:g} s" if planning.loads else why
+                unless_lost(self._state.db.refuse, planning.task, why)
+            else:
+                if took > ASIDE_SECONDS and self._others_wait and len(self._plannings) <= MOST_ASIDE:
+                    self._pool.put_aside(planner)
+                continue
+            self._forget(planning)
+            planner.kill(reason)
+
+    def planner_gone(self, planner: WorkerProcess, reason: str, orphaned: bool = False) -> None:
+        """A planner ended; a task that ends it again and again is refused.
 
         ``orphaned``: it ended with the process that starts workers, which only code that is not Weft's may have killed.
         """
-        planning = self._forget()
-        if planning is not None and (planning.users_code or not orphaned):
-            self._count_try(planning.task, reason)
+        planning = self._of(planner)
+        if planning is not None:
+            self._forget(planning)
+            if planning.users_code or not orphaned:
+                self._count_try(planning.task, reason)
 
-    def _forget(self) -> Planning | None:
-        """What the planner was at, which it is no longer."""
-        planning, self._planning = self._planning, None
-        if planning is not None and planning.users_code:
+    def _of(self, planner: WorkerProcess) -> Planning | None:
+        """What a planner is at."""
+        return next((planning for planning in self._plannings if planning.planner is planner), None)
+
+    def _forget(self, planning: Planning) -> None:
+        self._plannings.remove(planning)
+        if planning.users_code:
             self.note()
-        return planning
 
     def _waiting(self, name: str) -> QueueTask | None:
         """A task that still waits to be planned; None if it was cancelled, paused or deleted meanwhile."""

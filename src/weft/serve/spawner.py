@@ -23,11 +23,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
+from weft.serve.processes import children, remove_segments
 from weft.serve.worker import end_with_parent, prctl, work_on
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
@@ -39,6 +39,7 @@ PRELOADED = (
     "torch._dynamo",
 )
 SET_CHILD_SUBREAPER = 36  # of prctl
+LOOK_SECONDS = 1.0  # at most between two looks for processes that models have started and left
 END_SECONDS = 2.0  # at most until everything has ended that was started here
 
 
@@ -71,26 +72,26 @@ def spawn_until_closed(link: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     prctl(SET_CHILD_SUBREAPER, 1)
     workers: set[int] = set()
-    before = _children()  # children that were there before any worker
+    remove_segments()
+    before = children(os.getpid())  # children that were there before any worker
     try:
         link.sendall(b'{"ready": true}\n')
         while True:
-            readable, _, _ = select.select([link.fileno(), wake_read], [], [])
-            if wake_read in readable:
-                if signal.SIGTERM in os.read(wake_read, 4096):
-                    return
-                reaped = False
-                with suppress(ChildProcessError):
-                    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                        pid, reaped = ended.si_pid, True
-                        if pid in workers:  # before it is waited for, so that its number is not in use again
-                            _kill(os.killpg, pid)
-                        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                        if pid in workers:
-                            workers.discard(pid)
-                            link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
-                for orphan in _children() - workers - before if reaped else ():
-                    _kill(os.kill, orphan)
+            readable, _, _ = select.select([link.fileno(), wake_read], [], [], LOOK_SECONDS)
+            if wake_read in readable and signal.SIGTERM in os.read(wake_read, 4096):
+                return
+            with suppress(ChildProcessError):
+                while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                    pid = ended.si_pid
+                    if pid in workers:  # before it is waited for, so that its number is not in use again
+                        _kill(os.killpg, pid)
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    if pid in workers:
+                        workers.discard(pid)
+                        remove_segments()
+                        link.sendall(json.dumps({"ended": pid, "code": code}).encode() + b"\n")
+            for orphan in children(os.getpid()) - workers - before:
+                _kill(os.kill, orphan)
             if link.fileno() in readable:
                 text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
                 if not text:
@@ -101,13 +102,14 @@ def spawn_until_closed(link: socket.socket) -> None:
         for pid in workers:
             _kill(os.killpg, pid)
         until = time.monotonic() + END_SECONDS
-        while (remaining := _children() - before) and time.monotonic() < until:
+        while (remaining := children(os.getpid()) - before) and time.monotonic() < until:
             for pid in remaining:
                 _kill(os.kill, pid)
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             time.sleep(0.01)
+        remove_segments()
 
 
 def _fork(
@@ -161,16 +163,6 @@ def _use_threads(count: int | None, device: str) -> None:
 def _kill(send: Callable[[int, int], None], number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         send(number, signal.SIGKILL)
-
-
-def _children() -> set[int]:
-    """The processes whose parent is this one; empty where the system does not list them in files."""
-    children, parent = set(), os.getpid()
-    for name in os.listdir("/proc") if sys.platform == "linux" else ():
-        with suppress(OSError, ValueError, IndexError):
-            if name.isdigit() and int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                children.add(int(name))
-    return children
 
 
 def main() -> None:

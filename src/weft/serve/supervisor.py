@@ -303,7 +303,7 @@ class Supervisor:
                     self._work()
                 with suppress(*TRANSIENT_ERRORS):  # the next server would take them for what this one died of
                     self._recover(died=False)
-                self._planner.note()
+                self._planner.note(ends=True)
         except LostQueueError as error:
             self.error = str(error)
         except Exception as error:
@@ -331,6 +331,7 @@ class Supervisor:
             if trouble := self.pool.start_missing(now):
                 self._complain(trouble)
             self.pool.end_silent(now)
+            self.pool.watch_users_code()
             bound_log(self.state.options.runs / "workers.log", anew=True)
             for active in self.state.active.values():
                 bound_log(self.state.options.runs / active.group.folder / LOG)
@@ -515,15 +516,13 @@ class Supervisor:
             drop_checkpoints(self.state.db, self.state.options.runs, active.group)
 
     def _gone(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
-        """A worker has ended: start another, and queue again what it had."""
-        if self.pool.workers.get(worker.name) is not worker:
-            return
+        """A worker has ended: start another unless it has one already, and queue again what it had."""
         self.state.counters["workers_lost"] += not worker.renewed
         self.state.dirty, reason = True, why_gone(worker, message.get("code"))
         try:
             orphaned = message.get("code") == SPAWNER_GONE and not worker.end_reason
             if worker.name == PLANNER:
-                self._planner.planner_gone(reason, orphaned)
+                self._planner.planner_gone(worker, reason, orphaned)
             self._endings.worker_gone(worker, reason, orphaned)
         finally:  # also where that cannot be written now
             self.pool.replace(worker)

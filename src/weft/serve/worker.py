@@ -51,6 +51,7 @@ from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
 from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
+from weft.serve.processes import name_segments
 
 # ---- What a group took of the processor. Computing and waiting seconds tell a slow task from a busy machine.
 
@@ -374,6 +375,7 @@ def work_on(
 ) -> None:
     """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_segments()
     channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained

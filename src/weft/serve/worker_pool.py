@@ -26,6 +26,7 @@ from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
 from weft.core.host_memory import cpu_count
 from weft.core.units import show_bytes
+from weft.serve.processes import give_way, usage
 from weft.serve.state import SupervisorState
 
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
@@ -127,6 +128,8 @@ class Spawner:
 
     def says_ended(self, pid: int) -> bool:
         """True if a worker has ended whose code has not been read."""
+        with suppress(AttributeError, OSError):  # it has ended
+            self._process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]  # a model may have stopped it
         with self._changed:
             return pid in self._codes
 
@@ -198,6 +201,8 @@ class WorkerProcess:
     lost = renewed = ready = False
     group = end_reason = ""  # the latter: why the supervisor ended it, if it did
     bytes = pid = 0
+    look_at = 0.0  # when to look at what its processes take of the host, since when, and what it was then
+    looked: tuple[float, float, int] | None = None
     fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
 
     def __init__(self, name: str, device: str, inbox: Inbox, spawner: Spawner, options: WorkerOptions) -> None:
@@ -379,7 +384,9 @@ MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
 START_AGAIN_SECONDS = 5.0  # after a start that failed, for want of memory or files, say
 CANCELLED_SECONDS = 10.0  # until a worker that does not let a cancelled group go is ended
 PLANNER = "planner"
-LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
+LOOK_SECONDS = 0.2  # at least between two looks at what the processes of a worker take
+WATCH_SHARE = 10  # such looks take at most one part of so many of the time
+MORE_CORES = 1.5  # than its share, on which a worker computes
 
 
 class NoWorkersError(WeftError):
@@ -448,9 +455,11 @@ class WorkerPool:
         """The part of ``device`` that one worker can use: of this host's processor, its threads over the cores."""
         if device.partition(":")[0] != "cpu":
             return 1.0
+        return min(self._threads_of_each() / self._cores, 1.0)
+
+    def _threads_of_each(self) -> int:
         setting = {**os.environ, **self._state.options.environment}.get("OMP_NUM_THREADS", "")
-        threads = int(setting) if setting.isdigit() else self._threads
-        return min(max(threads, 1) / self._cores, 1.0)
+        return max(int(setting) if setting.isdigit() else self._threads, 1)
 
     def any_idle(self) -> bool:
         """Whether some worker can take a group."""
@@ -486,15 +495,29 @@ class WorkerPool:
             self.room.setdefault(worker.device, min(self._state.options.budget or there, there))
 
     def alive(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
-        """A worker's heartbeat; on a CPU, one that holds far more than its group may is ended."""
-        worker.bytes = int(message.get("bytes", 0))
-        active = self._state.active.get(worker.group)
-        if active is None or worker.device.startswith("cuda"):  # a GPU has a cap of its own
-            return
-        most = active.group.bytes + self._state.options.overrun_bytes
-        if worker.bytes > most * LIMIT_MISSED:
-            held = f"held {show_bytes(worker.bytes)}, more than its {show_bytes(active.group.bytes)} and the margin"
-            worker.kill(f"out of memory: {held}")
+        """A worker's heartbeat."""
+        if not worker.end_reason:
+            worker.bytes = int(message.get("bytes", 0))
+
+    def watch_users_code(self) -> None:
+        """Bound what the processes that users' models have started take of this host, each with its worker.
+
+        A limit on a process counts neither its children nor shared memory: if they hold too much, the worker is ended.
+        A worker that computes on more cores than its share lets all others go first.
+        """
+        for active in self._state.active.values():
+            worker, now = active.worker, time.monotonic()
+            if not active.users_code or "@" in worker.device or worker.end_reason or now < worker.look_at:
+                continue
+            pids, seconds, held = usage(worker.pid)
+            since, computed, idle = worker.looked or (now, seconds, held)
+            worker.looked = (now, seconds, idle)
+            worker.look_at = now + max(LOOK_SECONDS, WATCH_SHARE * (time.monotonic() - now))
+            if seconds - computed > MORE_CORES * self._threads_of_each() * (now - since):
+                give_way(pids)
+            if held - idle > active.group.bytes + self._state.options.overrun_bytes and worker.device == "cpu":
+                worker.bytes, most = held - idle, show_bytes(active.group.bytes)
+                worker.kill(f"out of memory: held {show_bytes(worker.bytes)}, more than its {most} and the margin")
 
     def end_silent(self, now: float) -> None:
         """End workers that sent no heartbeat, made no progress, or kept a cancelled group, for too long."""
@@ -508,7 +531,10 @@ class WorkerPool:
                 active.worker.kill("did not end a group that was cancelled")
 
     def replace(self, worker: WorkerProcess) -> None:
-        """Start another worker in place of one that has ended."""
+        """Start another worker in place of one that has ended, unless it had been put aside."""
+        if self.workers.get(worker.name) is not worker:
+            worker.stop(0.1)
+            return
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
         self._failed_starts[worker.name] = failed
         worker.ready = False  # it stays here until another is started, and takes nothing
@@ -528,6 +554,11 @@ class WorkerPool:
             log = f"{self._state.options.runs}/workers.log"
             raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")
         self._missing[worker.name] = worker.device
+
+    def put_aside(self, planner: WorkerProcess) -> None:
+        """Start another planner in place of one that goes on with what it is at, unless one was started."""
+        if self.workers.get(PLANNER) is planner:
+            self._missing[PLANNER] = self.workers.pop(PLANNER).device
 
     def start_missing(self, now: float) -> str:
         """Start the workers that have ended, those that cannot be started now later; what was in the way, if it was."""
