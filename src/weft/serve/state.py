@@ -71,12 +71,14 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     epochs, setup_seconds = float(plan["seconds"]), 0.0 if infers else setup_seconds
     seconds = epochs + setup_seconds
     has_checkpoint = bool(task.attempts)
+    join_key = "" if infers else str(plan.get("join_key", ""))
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
         seconds=seconds,
         graph=str(plan.get("graph", "")),
-        join_key="" if infers else str(plan.get("join_key", "")),
+        # One user's code shares no process with another user's tasks: it may end it, hang or change it.
+        join_key=f"{join_key} of {task.user}" if join_key and runs_users_code(task) else join_key,
         fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
         shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
         utilisation=share * float(plan.get("utilisation", 1.0)) * (epochs / seconds if seconds > 0 else 1.0),
