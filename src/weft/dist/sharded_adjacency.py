@@ -404,8 +404,9 @@ class ShardGraph(Graph):
         super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
         self.first_row, self.num_train = low, whole.train.numel()
-        # Every rank gives the later half of its nodes to the next one.
-        halves = [end - (end - begin) // 2 for begin, end in pairwise(bounds)]
+        # Every rank gives the later half of its nodes to the next one; if there are very few, the last rank has all.
+        few = bounds[-1] < 4 * ranks.ranks
+        halves = [0 if few else end - (end - begin) // 2 for begin, end in pairwise(bounds)]
         self._otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
 
     def divided_otherwise(self) -> ShardGraph:
