@@ -237,11 +237,11 @@ def back_up(path: Path, copy: Path) -> int:
 
     The copy has its name only once it is complete and SQLite has checked it.
     """
-    part = copy.with_name(f"{copy.name}.part")
     if not path.is_file():
         raise QueueError(f"{path}: there is no such file; name the queue, as `weft serve --db` does")
     if os.path.lexists(copy):
         raise QueueError(f"{copy}: is there already and is not overwritten; name a new file")
+    part = copy.with_name(f"{copy.name}.part")
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
