@@ -189,6 +189,16 @@ def test_a_module_whose_numbers_depend_on_the_ranks_is_refused(model):
         weft.run(task(model=model, epochs=2), ranks=2, device="cpu")
 
 
+@pytest.mark.rest
+def test_a_module_on_a_graph_of_a_node_per_rank_is_judged_as_any_other():
+    x, y = torch.eye(3), torch.tensor([0, 1, 0])
+    graph = weft.Graph.from_edges([0, 1, 2], [1, 2, 0], x=x, y=y, train=[0, 1], val=[2])
+    with pytest.raises(SpecError, match=r"the numbers of model Mean depend on which nodes are on which"):
+        weft.run(task(graph=graph, model=MIXING[0], epochs=2), ranks=3, device="cpu")
+    right = task(graph=graph, model=Plain, epochs=2)
+    assert_same(weft.run(right, ranks=3, device="cpu"), weft.run(right, device="cpu"))
+
+
 def test_a_module_over_wefts_layers_has_the_numbers_of_one_rank_and_is_resumed(tmp_path):
     one = task(model=Plain, epochs=12)
     expected, control = weft.run(one, device="cpu"), weft.Control()

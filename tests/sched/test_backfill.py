@@ -37,6 +37,12 @@ def test_the_earliest_deadline_goes_first_within_a_priority():
     assert first_of([*tasks, task("urgent", 1, 50, priority=1)]) == "urgent"
 
 
+def test_deadlines_put_no_user_before_another():
+    tasks = [task("fair", 1, 5, user="ann"), *(task(f"due{i}", 1, 5, user="bob", deadline=1.0) for i in range(9))]
+    assert first_of(tasks, users=[UserShare("ann", 10.0), UserShare("bob", 11.0)]) == "fair"
+    assert first_of(tasks, users=[UserShare("ann", 11.0), UserShare("bob", 10.0)]) == "due0"
+
+
 def test_waiting_raises_the_priority():
     old, new = task("old", arrival=0.0), task("new", arrival=1999.0, priority=2)
     assert first_of([old, new], now=1000.0) == "new"

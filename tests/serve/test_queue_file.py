@@ -6,6 +6,7 @@ import os
 import sqlite3
 import warnings
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -163,8 +164,9 @@ def test_a_backup_while_a_server_runs(client, tmp_path):
 def test_a_backup_overwrites_nothing(tmp_path):
     take_queue(tmp_path / "q.db")
     (tmp_path / "copy.db").write_text("precious")
-    with pytest.raises(QueueError, match=r"copy\.db: is there already and is not overwritten; name a new file"):
-        back_up(tmp_path / "q.db", tmp_path / "copy.db")
+    for copy in (tmp_path / "copy.db", Path()):
+        with pytest.raises(QueueError, match=rf"{copy}: is there already and is not overwritten; name a new file"):
+            back_up(tmp_path / "q.db", copy)
     assert (tmp_path / "copy.db").read_text() == "precious"
     with pytest.raises(QueueError, match="there is no such file; name the queue"):
         back_up(tmp_path / "none.db", tmp_path / "other.db")

@@ -33,6 +33,20 @@ def test_a_model_that_changes_its_process_changes_nothing_for_others(tmp_path, e
         assert all(same(queue.history(name), numbers) for name, numbers in zip(names, expected, strict=True))
 
 
+def test_a_users_code_is_not_fused_with_tasks_of_another_user(tmp_path):
+    with opened(tmp_path) as queue:
+        [first] = queue.submit({"epochs": 100_000, "seed": 9}, user="cid")  # meanwhile the others are planned
+        queue.until(lambda: queue.db.get(first).state == "running")
+        own_code = {"callbacks": [{"call": f"{FAULTY}:nothing", "every": 1}]}
+        names = queue.submit(*({**own_code, "seed": seed} for seed in (1, 2)), user="anna")
+        names += queue.submit({**own_code, "seed": 3}, {"seed": 4}, user="ben") + queue.submit({"seed": 5}, user="cid")
+        queue.until(lambda: all(queue.db.get(name).state == "planned" for name in names))
+        queue.db.cancel(first)
+        assert {task.state for task in queue.wait(names)} == {"done"}
+        groups = {frozenset(group.members) for group in queue.db.groups() if first not in group.members}
+    assert groups == {frozenset(names[:2]), frozenset(names[2:3]), frozenset(names[3:])}, "built-in tasks still share"
+
+
 def test_an_estimate_of_a_users_model_changes_nothing_for_the_estimates_of_others(tmp_path):
     with opened(tmp_path) as queue:
         model = {"model": f"{FAULTY}:Plain", "graph": "demo", "epochs": 5}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -94,12 +96,11 @@ def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None
         part = values[first : first + ROWS]
         if ids.dtype.kind == "U":  # the user's own ids
             lines = np.column_stack([part]).tolist()
-            texts = (",".join(map(str if whole else "{:.9g}".format, line)) for line in lines)
+            texts = ([str(number) if whole else f"{number:.9g}" for number in line] for line in lines)
             named = zip(ids[first : first + ROWS].tolist(), texts, strict=True)
-            quoted = (
-                (f'"{name.replace(chr(34), chr(34) * 2)}"' if "," in name else name, text) for name, text in named
-            )
-            file.write("".join(f"{name},{text}\n" for name, text in quoted).encode())
+            written = io.StringIO()
+            csv.writer(written, lineterminator="\n").writerows([name, *text] for name, text in named)
+            file.write(written.getvalue().encode())
             continue
         rows = np.column_stack([ids[first : first + ROWS], part])
         np.savetxt(file, rows, delimiter=",", fmt="%d" if whole else ["%d", *["%.9g"] * len(columns)])

@@ -52,7 +52,7 @@ SUBMITTED = (
         "deadline",
         str,
         "When they should be done: 2h (from now; s, m, h, d), 18:30, 2026-11-18T08:00, or seconds since 1970. "
-        "Of tasks of one priority the earliest is considered first; a late one is not stopped.",
+        "Of your tasks of one priority the earliest is considered first; a late one is not stopped.",
         "TIME",
         "none",
     ),

@@ -371,8 +371,10 @@ class ShardGraph(Graph):
         super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
         self.first_row, self.num_train = low, whole.train.numel()
-        # The rows of this rank if every rank gives the later half of its nodes to the next one; all ranks call it.
-        halves = [end - (end - begin) // 2 for begin, end in pairwise(bounds)]
+        # The rows of this rank if every rank gives the later half of its nodes to the next one, or, if there are very
+        # few, if the last rank has all; all ranks call it.
+        few = bounds[-1] < 4 * ranks.ranks
+        halves = [0 if few else end - (end - begin) // 2 for begin, end in pairwise(bounds)]
         self.divided_otherwise = partial(ShardGraph, whole, [0, *halves[:-1], bounds[-1]], ranks)
 
     def _check_shapes(self) -> None:

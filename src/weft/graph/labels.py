@@ -170,7 +170,9 @@ def shuffled_rows(total: int, seed: int, classes: Tensor | None) -> Tensor:
 
     Shuffled on the CPU whatever the device, so that a seed means the same split everywhere.
     """
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    if not isinstance(seed, Integral) or abs(seed) >= 2**63:
+        raise GraphError(f"seed={seed!r}: must be a whole number, below 2**63")
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(int(seed)))
     return order if classes is None else order[torch.sort(classes[order], stable=True).indices]
 
 

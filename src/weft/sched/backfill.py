@@ -1,6 +1,6 @@
 """Weft's default policy: continuous backfill by bytes and predicted seconds, without group barriers.
 
-Whenever a worker is free, tasks are considered in order of priority (raised by waiting), deadline, fair share and
+Whenever a worker is free, tasks are considered in order of priority (raised by waiting), fair share, deadline and
 length. A task starts if it fits in memory, if it does not only slow the running groups (``device_plan.py``), and if it
 delays neither an inference task's answer nor the first task that waits for memory. Tasks that may be fused with it
 start in the same group. A task that must start now for the queue to end early goes before shorter ones of its lane
@@ -27,8 +27,8 @@ class CandidateOrder:
     """Ready tasks one by one, best first; tasks taken meanwhile are skipped.
 
     A lane (user, priority, with or without a time to end by) rises by one priority level per ``age_seconds`` in which
-    none of its tasks was started. Within a level: earliest end, then the user with the fewest device-seconds, then the
-    order of the lane, which is by arrival and predicted seconds.
+    none of its tasks was started. Within a level: the user with the fewest device-seconds, so that nobody gets ahead of
+    others by giving deadlines; then earliest end, then the order of the lane, by arrival and predicted seconds.
     """
 
     def __init__(self, queue: TaskQueue, machine: MachineState, age_seconds: float) -> None:
@@ -73,7 +73,7 @@ class CandidateOrder:
 
     def _rank(self, task: QueuedTask, level: float) -> Rank:
         due, virtual_arrival = lane_order(task)
-        return (-level, due, self._used.get(task.user, 0.0), virtual_arrival, self._queue.position(task.id))
+        return (-level, self._used.get(task.user, 0.0), due, virtual_arrival, self._queue.position(task.id))
 
 
 # ---- The task that must start now for the queue to end early, though shorter ones wait

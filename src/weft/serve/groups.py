@@ -28,6 +28,7 @@ from weft.serve.options import LEFTOVER_BYTES
 from weft.serve.queue_db import ENDED, Group, LostClaimError, QueueDB, QueueError, QueueTask
 from weft.serve.state import (
     ALONE_SECONDS,
+    QUARTER,
     RAN,
     TRANSIENT_ERRORS,
     ActiveGroup,
@@ -243,7 +244,7 @@ class GroupEndings:
         bound_log(self._state.options.runs / active.group.folder / LOG)
         for user in active.users.values():
             self._state.shares.charge(user, active.had)
-            self._state.ran.append((time.monotonic(), user, active.seconds / len(active.users)))
+            self._state.ran[time.monotonic() // QUARTER, user] += active.seconds / len(active.users)
 
     def worker_gone(self, worker: WorkerProcess, reason: str, orphaned: bool = False) -> None:
         """Queue again what a worker had that has ended."""

@@ -238,11 +238,11 @@ def back_up(path: Path, copy: Path) -> int:
 
     The copy has its name only once it is complete and SQLite has checked it.
     """
-    part = copy.with_name(f"{copy.name}.part")
     if not path.is_file():
         raise QueueError(f"{path}: there is no such file; name the queue, as `weft serve --db` does")
     if os.path.lexists(copy):
         raise QueueError(f"{copy}: is there already and is not overwritten; name a new file")
+    part = copy.with_name(f"{copy.name}.part")
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
@@ -655,11 +655,15 @@ class QueueDB:
         with self.writing():
             return self._lost(self._held(task, worker, attempt), error, retry, **known)
 
-    def release(self, task: str, reason: str) -> QueueTask:
-        """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
+    def release(self, task: str, reason: str, **known: Mapping[str, Any]) -> QueueTask:
+        """Queue a running task again through no fault of its own: it keeps the attempts that it has left.
+
+        ``known``: its ``plan`` if more is known of it now.
+        """
         with self.writing():
             running = self.get(task)
-            return self._change(running, "queued", error=reason, max_attempts=running.max_attempts + 1, **_NO_WORKER)
+            known |= {"error": reason, "max_attempts": running.max_attempts + 1, **_NO_WORKER}
+            return self._change(running, "queued", **known)
 
     def hold(self, task: str, reason: str, plan: Mapping[str, Any]) -> QueueTask:
         """Pause a running task that must not run again by itself; ``reason`` says why, and how to try it again."""

@@ -71,12 +71,14 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
     epochs, setup_seconds = float(plan["seconds"]), 0.0 if infers else setup_seconds
     seconds = epochs + setup_seconds
     has_checkpoint = bool(task.attempts)
+    join_key = "" if infers else str(plan.get("join_key", ""))
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
         seconds=seconds,
         graph=str(plan.get("graph", "")),
-        join_key="" if infers else str(plan.get("join_key", "")),
+        # One user's code shares no process with another user's tasks: it may end it, hang or change it.
+        join_key=f"{join_key} of {task.user}" if join_key and runs_users_code(task) else join_key,
         fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
         shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
         utilisation=share * float(plan.get("utilisation", 1.0)) * (epochs / seconds if seconds > 0 else 1.0),
@@ -163,6 +165,7 @@ def estimate_key(spec: Mapping[str, Any]) -> str:
 TRANSIENT_ERRORS = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
 
 FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
+QUARTER = 900.0  # seconds: what ran in one counts as one, so that a decision does not read every task of a day
 RAN = "ran_seconds"  # of a plan: how long a task with a time limit ran before
 
 
@@ -244,7 +247,7 @@ class SupervisorState:
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
     shares: UserShares = field(default_factory=UserShares)
-    ran: deque[tuple[float, str, float]] = field(default_factory=deque)  # end, user and seconds of what has run
+    ran: Counter[tuple[float, str]] = field(default_factory=Counter)  # seconds, by quarter of an hour and user
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
     raised: dict[str, int] = field(default_factory=dict)  # priorities of tasks that more urgent ones wait for
@@ -277,11 +280,10 @@ class SupervisorState:
 
     def user_seconds(self) -> dict[str, float]:
         """Seconds that the tasks of each user have run in the last 24 hours; members of a group share its seconds."""
-        seconds, now = defaultdict[str, float](float), time.monotonic()
-        while self.ran and self.ran[0][0] < now - DAY:
-            self.ran.popleft()
-        active = [(now, user, a.seconds / len(a.users)) for a in self.active.values() for user in a.users.values()]
-        for _, user, length in (*self.ran, *active):
+        seconds, oldest = defaultdict[str, float](float), (time.monotonic() - DAY) // QUARTER
+        self.ran = Counter({key: length for key, length in self.ran.items() if key[0] >= oldest})
+        active = [(user, a.seconds / len(a.users)) for a in self.active.values() for user in a.users.values()]
+        for user, length in (*((user, length) for (_, user), length in self.ran.items()), *active):
             seconds[user] += length
         return seconds
 
@@ -369,13 +371,12 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool, reason: str = R
             del plan[SUSPECT]
         apart |= {task.id} if suspect > 1 or plan[DEATHS] >= MOST_DEATHS else set()
         if plan[DEATHS] >= MOST_DEATHS or (suspect > 1 and task.attempts >= task.max_attempts):
-            reason = f"{plan[DEATHS]} servers died while it ran; it is held: resume it to try it again, or cancel it"
-            db.hold(task.id, reason, {name: value for name, value in plan.items() if name not in (SUSPECT, DEATHS)})
+            why = f"{plan[DEATHS]} servers died while it ran; it is held: resume it to try it again, or cancel it"
+            db.hold(task.id, why, {name: value for name, value in plan.items() if name not in (SUSPECT, DEATHS)})
         elif suspect > 1:
             db.fail(task.id, str(task.worker), task.attempts, "the server died while it ran", retry=True, plan=plan)
         else:
-            db.replan(task.id, plan)
-            db.release(task.id, reason)
+            db.release(task.id, reason, plan=plan)  # in one transaction: a server that dies here is counted once
     return apart
 
 

@@ -147,3 +147,10 @@ def test_every_labelled_node_is_tested_in_one_fold(stratified):
 def test_classes_with_too_few_nodes_are_named(make, message):
     with pytest.raises(GraphError, match=message):
         make(of_classes(20, 40, 4))
+
+
+@pytest.mark.parametrize("seed", [2**63, 1.5, "a"])
+def test_a_seed_that_is_no_number_of_64_bits_is_refused(seed):
+    for make in (small_graph().random_split, small_graph().k_fold):
+        with pytest.raises(GraphError, match=r"seed=.*: must be a whole number, below 2\*\*63"):
+            make(*([3] if make.__name__ == "k_fold" else []), seed=seed)

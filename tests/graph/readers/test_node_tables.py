@@ -56,6 +56,14 @@ def test_parquet_tables_read_the_same(folder, tmp_path):
         ("nodes.csv", "2,1.5", "2,much", r"nodes.csv line 3: 'income' is 'much', which is not a number"),
         ("nodes.csv", ",val", ",later", r"nodes.csv line 3: split 'later' must be train, val, test or empty"),
         ("nodes.csv", "id,", "who,", r"is the id of a node; name it 'id'"),
+        ("nodes.csv", "income", "y", r"nodes.csv: 'y' and 'label' can both be its label; rename or leave out one"),
+        ("nodes.csv", "income", "Node_ID", r"nodes.csv: 'id' and 'Node_ID' can both be the id of a node"),
+        ("nodes.csv", "income", "age", r"nodes.csv has two columns 'age'; give each a name of its own"),
+        ("nodes.csv", "2,1.5", f"2,{'x' * 99_999}", r"'income' is '(x){80}', which is not a number"),
+        ("nodes.csv", "2,1.5", f"2,{'x' * 200_000}", r"nodes.csv \(.* bytes\) cannot be read: field larger than"),
+        ("nodes.csv", "dan", "d" * 1_001, r"nodes.csv: an id has 1,001 characters; at most 1000 are read"),
+        ("edges.csv", "src,dst,weight\n", "", r"edges.csv: its first line is an edge; add a line of names above it"),
+        ("edges.csv", "weight\nann,bob,1.0", "relation\nann,bob,1.5", r"relation\[0\] = 1.5 is of type float64"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(folder, file, old, new, message):
@@ -64,6 +72,29 @@ def test_a_mistake_is_named_with_its_line(folder, file, old, new, message):
     with pytest.raises(GraphError, match=message) as caught:
         weft.load(folder)
     assert str(caught.value).count(str(folder)) == 1, "one sentence, about one file"
+
+
+def test_the_index_of_pandas_is_no_feature_and_nan_is_no_label(folder):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    expected = weft.load(folder)
+    tables = {name: pandas.read_csv(folder / f"{name}.csv") for name in ("nodes", "edges")}
+    tables["nodes"]["label"] = tables["nodes"]["label"].fillna("nan")
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv")  # with its index, in front
+    as_csv = weft.load(folder)
+    for name, table in tables.items():
+        table.set_index(table.index * 7).to_parquet(folder / f"{name}.parquet")  # with its index, behind
+        (folder / f"{name}.csv").unlink()
+    for graph in (as_csv, weft.load(folder)):
+        assert graph.x.equal(expected.x)
+        assert graph.y.tolist() == expected.y.tolist() == [0, 1, 0, -1]
+        assert graph.edge_index().equal(expected.edge_index())
+
+
+def test_columns_of_edges_that_are_not_read_are_noted(folder):
+    (folder / "edges.csv").write_text("src,dst,year\nann,bob,1999\n")
+    assert "edges.csv: columns not read: year" in weft.load(folder).notes
 
 
 def test_a_graph_that_is_kept_between_runs_is_read_again_after_its_nodes_changed(folder):

@@ -123,7 +123,7 @@ def test_truncated_short_and_garbled_files_are_named(text_folder, binary_folder)
     with pytest.raises(GraphError, match=r"edge.csv.gz holds \[3, 2\] values but .* 4 edges"):
         read(text_folder)
     os.truncate(file, file.stat().st_size - 5)
-    with pytest.raises(GraphError, match=r"edge.csv.gz .*cannot be unpacked"):
+    with pytest.raises(GraphError, match=r"edge.csv.gz .*cannot be read"):
         read(text_folder)
     file.write_bytes(gzip.compress(b"0,1\n1,two\n"))
     with pytest.raises(GraphError, match=r"edge.csv.gz is not a table of numbers: .*'two'"):

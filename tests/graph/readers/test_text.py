@@ -102,11 +102,11 @@ def test_truncated_gzip_is_one_clear_error(tmp_path, share):
     edges = np.random.default_rng(0).integers(0, 10**6, (20_000, 2))
     np.savetxt(file, edges, fmt="%d", delimiter=",")
     os.truncate(file, int(file.stat().st_size * share))
-    with pytest.raises(GraphError, match=r"e.csv.gz \(\d+ bytes\) cannot be unpacked.*truncated"):
+    with pytest.raises(GraphError, match=r"e.csv.gz \(\d+ bytes\) cannot be read.*truncated"):
         read(file)
 
 
 def test_binary_files_are_refused(tmp_path):
     (tmp_path / "e.csv").write_bytes(b"\xff\xfe\x00\x80" * 10)
-    with pytest.raises(GraphError, match="cannot be unpacked"):
+    with pytest.raises(GraphError, match="cannot be read"):
         read(tmp_path / "e.csv")

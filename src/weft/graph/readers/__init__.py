@@ -72,6 +72,7 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
     except GraphError as error:
         if path.name in str(error) or (tables is not None and tables.name in str(error)):
             raise
+        path = path if tables is None else path.parent
         raise GraphError(f"{path}: {error}") from None  # a check of arrays, with the file they came from
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
-from weft.graph.readers.tables import named_columns, open_text, parquet_table
+from weft.graph.readers.tables import is_index, named_columns, open_text, parquet_table, unread_columns
 
 IDS, LABELS = ("id", "node", "node_id"), ("label", "y", "class", "target")
 PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+LONGEST_ID = 1_000  # characters: an array of text has the room of the longest for each
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".parquet", ".pq")
 
 
@@ -27,20 +28,20 @@ class Table:
     """Columns of text by name; ``places`` says where a row is in the file."""
 
     path: Path
-    columns: dict[str, np.ndarray]
+    columns: dict[str, list[str]]  # no arrays of text: in those every cell takes the room of the longest
     places: list[str]
 
     def numbers(self, name: str) -> np.ndarray:
         """A column as float64; a GraphError names the first row without a number."""
-        for place, value in zip(self.places, self.columns[name].tolist(), strict=True):
+        for place, value in zip(self.places, self.columns[name], strict=True):
             try:
                 number = float(value)
             except ValueError:
                 number = float("nan")
             if not np.isfinite(number):
-                what = f"is {value!r}, which is not a number" if value else "is empty"
+                what = f"is {value[:80]!r}, which is not a number" if value else "is empty"
                 raise GraphError(f"{self.path} {place}: {name!r} {what}; fill it in, or leave out the column")
-        return self.columns[name].astype(np.float64)
+        return np.array(self.columns[name], dtype=np.float64)
 
 
 def beside(folder: Path, stem: str) -> Path | None:
@@ -49,28 +50,30 @@ def beside(folder: Path, stem: str) -> Path | None:
 
 
 def read_table(path: Path) -> Table:
-    """Every column of a CSV, TSV or Parquet file as text; an empty cell is ""."""
+    """Every column of a CSV, TSV or Parquet file as text; an empty cell is "", and the index of pandas is left out."""
     if path.suffix in (".parquet", ".pq"):
         table = parquet_table(path)
-        columns = {
-            name: ["" if cell is None else str(cell) for cell in table[name].to_pylist()] for name in table.column_names
-        }
-        places = [f"row {row}" for row in range(table.num_rows)]
+        names, places = table.column_names, [f"row {row}" for row in range(table.num_rows)]
+        cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
     else:
         with open_text(path) as file:
             reader = csv.reader(file, delimiter="\t" if ".tsv" in path.name else ",", skipinitialspace=True)
             names, rows, places = [name.strip() for name in next(reader, [])], [], []
-            for cells in reader:
-                if cells and len(cells) != len(names):
+            for line in reader:
+                if line and len(line) != len(names):
                     raise GraphError(
-                        f"{path} line {reader.line_num} has {len(cells)} columns where {len(names)} were expected"
+                        f"{path} line {reader.line_num} has {len(line)} columns where {len(names)} were expected"
                     )
-                rows += [cells] if cells else []
-                places += [f"line {reader.line_num}"] if cells else []
-        columns = {name: [cells[at].strip() for cells in rows] for at, name in enumerate(names)}
-    if not places or not columns:
+                rows += [line] if line else []
+                places += [f"line {reader.line_num}"] if line else []
+        cells = [[line[at].strip() for line in rows] for at in range(len(names))]
+    if not places or not names:
         raise GraphError(f"{path} has no rows below its line of names; give at least one")
-    return Table(path, {name: np.array(cells, dtype=np.str_) for name, cells in columns.items()}, places)
+    columns = dict(zip(names, cells, strict=True))
+    if len(columns) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise GraphError(f"{path} has two columns {twice!r}; give each a name of its own")
+    return Table(path, {name: columns[name] for at, name in enumerate(names) if not is_index(at, name)}, places)
 
 
 def read_tables(path: str | Path, nodes: str | Path | None = None, **fields: Any) -> Graph:
@@ -78,65 +81,73 @@ def read_tables(path: str | Path, nodes: str | Path | None = None, **fields: Any
     path = Path(path)
     edges = read_table(path)
     names = list(edges.columns)
-    ends = {
-        key: edges.columns[names[at]] for key, at in named_columns(names, str(path)).items() if key in ("src", "dst")
-    }
-    extra = {key: names[at] for key, at in named_columns(names, str(path)).items() if key not in ends}
-    arrays = {key: edges.numbers(name) for key, name in extra.items()}
-    if "relation" in arrays:
-        arrays["relation"] = arrays["relation"].astype(np.int64)
+    at = named_columns(names, str(path))
+    ends = {key: edges.columns[names[at[key]]] for key in ("src", "dst")}
+    arrays: dict[str, Any] = {key: edges.numbers(names[at[key]]) for key in at if key not in ends}
     if nodes is None:
-        ids, notes = np.unique(np.concatenate(list(ends.values()))), []
+        ids, notes = sorted({*ends["src"], *ends["dst"]}), []
     else:
         ids, columns, notes = _node_columns(read_table(Path(nodes)))
         arrays |= columns
-    order = np.argsort(ids, kind="stable")
+    if (longest := max(map(len, ids))) > LONGEST_ID:
+        raise GraphError(f"{nodes or path}: an id has {longest:,} characters; at most {LONGEST_ID} are read")
+    number = {name: row for row, name in enumerate(ids)}
+    if number.keys() >= {names[at["src"]], names[at["dst"]]}:
+        raise GraphError(f"{path}: its first line is an edge; add a line of names above it: source,target")
     for key, values in ends.items():
-        at = np.searchsorted(ids, values, sorter=order).clip(max=len(ids) - 1)
-        unknown = np.flatnonzero(ids[order[at]] != values)
-        if unknown.size:
-            value, place = values[unknown[0]], edges.places[unknown[0]]
+        arrays[key] = np.array([number.get(value, -1) for value in values], dtype=np.int64)
+        if (arrays[key] < 0).any():
+            value, place = values[row := int(arrays[key].argmin())][:80], edges.places[row]
             known = "" if nodes is None else f" that {Path(nodes).name} has"
-            raise GraphError(f"{path} {place}: {key} {str(value)!r} is no id{known}; add a row for it, or correct it")
-        arrays[key] = order[at]
+            raise GraphError(f"{path} {place}: {key} {value!r} is no id{known}; add a row for it, or correct it")
+    if "relation" in arrays and not (arrays["relation"] % 1).any():  # else they are refused, as ids must be whole
+        arrays["relation"] = arrays["relation"].astype(np.int64)
     graph = Graph.from_edges(**{"name": path.parent.name or path.stem, "num_nodes": len(ids), **arrays, **fields})
-    graph.ids = ids
-    for note in notes:
+    graph.ids = np.array(ids, dtype=np.str_)
+    unread = unread_columns(names, at)
+    for note in notes + ([f"{path.name}: columns not read: {', '.join(unread)}"] if unread else []):
         graph = graph.noted(note)
     return graph
 
 
-def _node_columns(table: Table) -> tuple[np.ndarray, dict[str, Any], list[str]]:
+def _node_columns(table: Table) -> tuple[list[str], dict[str, Any], list[str]]:
     """The ids, arguments of ``Graph.from_edges``, and remarks of a node table."""
     plain = {name.lower(): name for name in table.columns}
+    for words, noun in ((IDS, "the id of a node"), (LABELS, "its label")):  # else one of them would be a feature
+        if len(both := [name for name in table.columns if name.lower() in words]) > 1:
+            raise GraphError(
+                f"{table.path}: {both[0]!r} and {both[1]!r} can both be {noun}; rename or leave out one of the columns"
+            )
     key = next((plain[name] for name in IDS if name in plain), None)
     if key is None:
-        raise GraphError(f"{table.path}: none of the columns {list(table.columns)} is the id of a node; name it 'id'")
+        names = str(list(table.columns))[:200]
+        raise GraphError(f"{table.path}: none of the columns {names} is the id of a node; name it 'id'")
     ids, seen, notes, fields = table.columns[key], dict[str, str](), [], dict[str, Any]()
-    for place, value in zip(table.places, ids.tolist(), strict=True):
+    for place, value in zip(table.places, ids, strict=True):
         if not value or value in seen:
-            what = f"{value!r} is there twice, first in {seen[value]}" if value else "is empty"
+            what = f"{value[:80]!r} is there twice, first in {seen[value]}" if value else "is empty"
             raise GraphError(f"{table.path} {place}: id {what}; give every node one id of its own")
         seen[value] = place
     label = next((plain[name] for name in LABELS if name in plain), None)
     if label is not None:
-        values = table.columns[label]
-        given = values != ""
+        values = ["" if value.lower() == "nan" else value for value in table.columns[label]]
         try:
-            numbers = np.where(given, values, "nan").astype(np.float64)
-            whole = (numbers[given] == np.floor(numbers[given])).all()
-            fields["y"] = np.where(given, numbers, -1).astype(np.int64) if whole else numbers
+            numbers = np.array([value or "nan" for value in values], dtype=np.float64)
+            given = numbers[~np.isnan(numbers)]
+            whole = ((given == np.floor(given)) & (abs(given) < 2**53)).all()
+            fields["y"] = np.nan_to_num(numbers, nan=-1).astype(np.int64) if whole else numbers
         except ValueError:  # names of classes
-            classes, fields["y"] = np.unique(values[given]), np.full(len(values), -1)
-            fields["y"][given] = np.searchsorted(classes, values[given])
-            shown = ", ".join(f"{number} = {name}" for number, name in enumerate(classes[:20].tolist()))
+            classes = sorted({*values} - {""})
+            known = {name: position for position, name in enumerate(classes)}
+            fields["y"] = np.array([known.get(value, -1) for value in values])
+            shown = ", ".join(f"{position} = {name[:80]}" for position, name in enumerate(classes[:20]))
             notes.append(f"{table.path.name}: classes by name: {shown}{', ...' if len(classes) > 20 else ''}")
     if "split" in plain:
         parts = table.columns[plain["split"]]
-        for place, part in zip(table.places, parts.tolist(), strict=True):
+        for place, part in zip(table.places, parts, strict=True):
             if part and part.lower() not in PARTS:
-                raise GraphError(f"{table.path} {place}: split {part!r} must be train, val, test or empty")
-        split = np.array([PARTS.get(part.lower(), "") for part in parts.tolist()])
+                raise GraphError(f"{table.path} {place}: split {part[:80]!r} must be train, val, test or empty")
+        split = np.array([PARTS.get(part.lower(), "") for part in parts])
         fields |= {name: split == name for name in ("train", "val", "test")}
     features = [name for name in table.columns if name not in (key, label, plain.get("split"))]
     if features:

@@ -7,6 +7,7 @@ Parquet has a row per edge and is read through pyarrow.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import itertools
 import warnings
@@ -35,9 +36,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
         # gzip's own opener, because it also closes the file beneath.
         with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
         raise GraphError(
-            f"{path} ({path.stat().st_size} bytes) cannot be unpacked: {error}; it may be truncated or not "
+            f"{path} ({path.stat().st_size} bytes) cannot be read: {error}; it may be truncated or not "
             f"text, fetch or write it again"
         ) from None
 
@@ -57,9 +58,9 @@ KINDS = {"src": np.int64, "dst": np.int64, "edge_weight": np.float64, "relation"
 
 
 def is_index(position: int, name: str) -> bool:
-    """Whether a column is the index that pandas writes: the first one, without a name."""
+    """Whether a column is the index that pandas writes: the first one, without a name, or one of a name of its own."""
     plain = name.strip().strip("\"'").lower()
-    return position == 0 and (plain == "" or plain.startswith("unnamed:"))
+    return plain.startswith("__index_level_") or (position == 0 and (plain == "" or plain.startswith("unnamed:")))
 
 
 def named_columns(names: Sequence[str], where: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from math import inf
+from math import inf, pi
 from typing import Any, Self
 
 import numpy as np
@@ -350,8 +350,13 @@ class Preflight:
             total = source.reduce.sum(torch.cat([step.loss, step.grad]))
             numbers += [(part, total[1:]) for part in layout.views(total[1:])] + [(total[:1], total[:1])]
             numbers += [(buffer, buffer) for buffer in step.buffers.values()]
-        evaluated = source.reduce.sum(squares(calls.evaluate(), None))
-        return [*numbers, (evaluated, evaluated)]
+        output, size = calls.evaluate(), self._members.inputs.graph.stats().num_nodes
+        # A square hides what moves all nodes of a rank a little; slow waves over the nodes of all ranks show it.
+        places = (torch.arange(len(output), device=output.device) + first + 0.5) * (pi / size)
+        waves = torch.cos(torch.arange(1, 9, device=output.device)[:, None] * places).double()
+        moved, whole = (source.reduce.sum(part) for part in (waves @ output.double(), output.double().abs().sum(0)))
+        evaluated = (source.reduce.sum(squares(output, None)), 1 + moved / whole)
+        return [*numbers, *zip(evaluated, evaluated, strict=True)]
 
     # ---- alone and together --------------------------------------------------------------------------
 
