@@ -9,7 +9,7 @@ import pytest
 from tests.sched.queues import GIB, device, task
 from weft.sched.admission import decide
 from weft.sched.policies import Backfill
-from weft.sched.queue_state import MachineState, RunningGroup
+from weft.sched.queue_state import MachineState, RunningGroup, UserShare
 from weft.sched.simulator import simulate
 
 URGENT = task("urgent", 7, 100.0, priority=2, arrival=1.0)
@@ -89,6 +89,25 @@ def test_an_answer_goes_before_a_training_that_would_be_preempted_for_it():
     decision = decide(Backfill(), [training, answer], held, MachineState((device(workers=1),), 1.0))
     assert decision.preempt == ("low",)
     assert "save a checkpoint" in decision.wait["answer"]
+
+
+def test_answers_take_no_more_of_a_device_than_another_users_training():
+    """Of Ann's 20 device-seconds her training is yet to take 12 x 0.4 when Bob asks for an answer."""
+    held = [running("ann's", users=("ann",), ends=13.0)]
+    answer = task("answer", 1, 1.0, kind="inference", latency_target=5.0, user="bob")
+    for had, preempted in ((15.0, ("ann's",)), (16.0, ())):
+        machine = MachineState((device(workers=1),), 1.0, (UserShare("ann", 20.0), UserShare("bob", had)))
+        assert decide(Backfill(), [answer], held, machine).preempt == preempted
+
+
+def test_a_stream_of_answers_leaves_another_user_half_of_the_device():
+    training = task("training", 1, 100.0, user="ann")
+    answers = [
+        task(f"answer{i}", 1, 1.0, kind="inference", latency_target=5.0, user="bob", arrival=float(i))
+        for i in range(1000)
+    ]
+    run = simulate(Backfill(), [training, *answers], [device(workers=1)])
+    assert {one.id: one.end for one in run.tasks}["training"] < 300.0
 
 
 def test_what_was_preempted_has_not_waited_while_it_ran():

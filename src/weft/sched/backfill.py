@@ -33,7 +33,7 @@ class CandidateOrder:
 
     def __init__(self, queue: TaskQueue, machine: MachineState, age_seconds: float) -> None:
         self._queue, self._now, self._age_seconds = queue, machine.now, age_seconds
-        self._used = {share.user: share.device_seconds for share in machine.users}
+        self.used = {share.user: share.device_seconds for share in machine.users}
         self._last = {share.user: share.last_start for share in machine.users}
         self.taken: set[str] = set()
         self._heap: list[tuple[Rank, LaneKey, QueuedTask, Iterator[str]]] = []  # the next task per lane, and the rest
@@ -53,7 +53,7 @@ class CandidateOrder:
     def take(self, task: QueuedTask) -> None:
         """Skip ``task`` from now on; its user has had its device-seconds."""
         self.taken.add(task.id)
-        self._used[task.user] = self._used.get(task.user, 0.0) + task.work
+        self.used[task.user] = self.used.get(task.user, 0.0) + task.work
 
     def begin(self, lanes: Mapping[LaneKey, SortedTasks]) -> None:
         """Start over with the tasks of ``lanes``, from the first of them that is not taken."""
@@ -73,7 +73,7 @@ class CandidateOrder:
 
     def _rank(self, task: QueuedTask, level: float) -> Rank:
         due, virtual_arrival = lane_order(task)
-        return (-level, self._used.get(task.user, 0.0), due, virtual_arrival, self._queue.position(task.id))
+        return (-level, self.used.get(task.user, 0.0), due, virtual_arrival, self._queue.position(task.id))
 
 
 # ---- The task that must start now for the queue to end early, though shorter ones wait
@@ -162,7 +162,8 @@ class Backfill:
     device (a task of a stack costs the same from 8 on).
     ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
     groups of lower priority that would run for longer than that. An inference task that would miss its latency target
-    preempts trainings of its priority, however short they are.
+    preempts trainings of its priority, however short they are, of its own user and of users who have had no less of the
+    device; it goes before trainings that wait until its user has had so many seconds more than theirs.
     """
 
     safety: float = SAFETY_THRESHOLD
@@ -241,10 +242,11 @@ class _Pass:
 
     def _answers_before(self, task: QueuedTask) -> Iterator[QueuedTask]:
         """The waiting answers that would be late behind ``task``: it would be preempted for them once it runs."""
-        ends = self.now + task.seconds
+        ends, most = self.now + task.seconds, self.order.used.get(task.user, 0.0) + self.policy.preempt_seconds
         for answer in self.answers if task.kind == "training" else ():
             late = self.now < answer.must_end_by < ends + answer.seconds and task.priority <= answer.priority
-            if late and self._is_open(answer):
+            fair = answer.user == task.user or self.order.used.get(answer.user, 0.0) < most
+            if late and fair and self._is_open(answer):
                 yield answer
 
     def _consider_in_turn(self, task: QueuedTask, why: str) -> None:
@@ -360,7 +362,8 @@ class _Pass:
 
         None if it lacks nothing, or never starts: it may wait for another reason as well, and they would be started
         again instead, and preempted again. A group is preempted if its priority is lower and it would run for long. For
-        a latency target that would be missed otherwise, a training of the same priority is preempted, too.
+        a latency target that would be missed otherwise, a training of the same priority is preempted, too, unless its
+        user has had less of the device.
         """
         names: list[str] = []
         if not leaving and group.bytes <= plan.free and plan.has_worker(group.inference):
@@ -368,7 +371,9 @@ class _Pass:
         for each in sorted(self.running, key=lambda each: (each.priority, -each.bytes)):
             if each.device != plan.device.name:
                 continue
-            answers = task.latency_target is not None and each.kind == "training"
+            mine, used = self.order.used.get(task.user, 0.0), self.order.used
+            others = (each.had(user, used.get(user, 0.0), self.now) for user in each.users if user != task.user)
+            answers = task.latency_target is not None and each.kind == "training" and all(mine <= had for had in others)
             if not (each.priority <= task.priority if answers else each.priority < task.priority):
                 continue
             if leaving:

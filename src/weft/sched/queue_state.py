@@ -110,7 +110,7 @@ class RunningGroup:
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
     ``start_seconds``: how long after ``started`` it leaves the device idle; ``utilisation`` is its mean from
-    ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown.
+    ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown. ``users``: whose tasks it runs.
     """
 
     id: str
@@ -127,6 +127,12 @@ class RunningGroup:
     leaving: bool = False
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
+    users: tuple[str, ...] = ()
+
+    def had(self, user: str, total: float, now: float) -> float:
+        """Device-seconds that ``user`` has had, of ``total`` with those that this group is yet to take."""
+        left = max(self.ends - now, 0.0) * self.utilisation / max(len(self.members), 1)
+        return total - left * self.users.count(user)
 
 
 @dataclass(frozen=True, slots=True)

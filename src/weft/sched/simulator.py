@@ -100,6 +100,7 @@ class LiveGroup:
             priority=max(task.priority for task in self.tasks),
             start_seconds=self.plan.start_seconds,
             turn_seconds=self.plan.turn_seconds if self.as_planned else self.load.turn,
+            users=tuple(task.user for task in self.tasks),
         )
 
 

@@ -476,6 +476,7 @@ class Groups:
                 priority=max(task.priority for task in claimed),
                 start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
                 turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
+                users=tuple(task.user for task in claimed),
             ),
             heard=time.monotonic(),
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
