@@ -67,6 +67,7 @@ def compare(
     print("".join(f"weft: {plain_line(words)}\n" for words in left_out), end="", file=sys.stderr)
     if out is not None:
         write_file(out, render_comparison(tables, left_out))
+        print(f"page: {plain_line(str(out))}", file=sys.stderr)
 
 
 def _describe(folder: Path) -> dict[str, Any]:
