@@ -221,7 +221,7 @@ def watchers(args: Any) -> dict[str, Any]:
         before, done = loads(), server.get("/api/state")["counts"]["done"]
         follower.start()
         running = probes(server)
-        for name, limit, rate in (("list", 5_000, 1.0), ("page", 10_000, 0.5)):  # as weft queue list, the dashboard
+        for name, limit, rate in (("list", 5_000, 3.0), ("page", 10_000, 1.0)):  # as weft queue list, the dashboard
             running[name] = Probe(rate, lambda limit=limit: server.ask("GET", f"/api/tasks?limit={limit}"))
         most: dict[str, float] = {}
         for _ in range(int(args.seconds)):

@@ -63,22 +63,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "The user's quota is used up.",
     }.items()
 }
-BYTES = "application/octet-stream"
-DOWNLOADS = {  # by the last part of the path: file, type, how the name ends that a browser gives to it, summary
-    "result": (
-        "result.json",
-        "application/json",
-        "",
-        "Settings, metrics and history of a task that is done, or diverged",
-    ),
-    "weights": ("model.safetensors", BYTES, ".safetensors", "The best weights, as safetensors"),
-    "kept": ("kept.safetensors", BYTES, ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
-    "predictions": (
-        "predictions.safetensors",
-        BYTES,
-        ".safetensors",
-        "Nodes and logits of an inference task, as safetensors",
-    ),
+DOWNLOADS = {  # by the last part of the path: file, how the name ends that a browser gives to it, summary
+    "result": ("result.json", "", "Settings, metrics and history of a task that is done, or diverged"),
+    "weights": ("model.safetensors", ".safetensors", "The best weights, as safetensors"),
+    "kept": ("kept.safetensors", ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
+    "predictions": ("predictions.safetensors", ".safetensors", "Nodes and logits of an inference task, as safetensors"),
 }
 BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
 SUBMISSION = {
@@ -304,15 +293,16 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
-    def downloading(name: str, kind: str, ending: str) -> Callable[..., Any]:
+    def downloading(name: str, ending: str) -> Callable[..., Any]:
         async def download(task: str) -> Response:
             path = await _in(service.reads, service.file, task, name)
+            kind = "application/octet-stream" if ending else "application/json"
             return FileResponse(path, media_type=kind, filename=f"{task}{ending}" if ending else None)
 
         return download
 
-    for what, (name, kind, ending, summary) in DOWNLOADS.items():
-        api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, kind, ending))
+    for what, (name, ending, summary) in DOWNLOADS.items():
+        api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, ending))
 
     @api.get("/api/state", summary="Devices, workers, groups and figures")
     async def state(user: str = Depends(_user)) -> Response:

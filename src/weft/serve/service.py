@@ -168,10 +168,6 @@ class QueueService:
         last, text, tasks = self._db.events_as_text(since, until, task, PAGE_EVENTS)
         return last, self._hidden.json_text(text).encode(), tasks
 
-    def last_seq(self) -> int:
-        """The number of the last event."""
-        return self._db.last_seq()
-
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
         return metrics_text(self.supervisor.view, self._db.counts(), answers)
@@ -264,9 +260,7 @@ def _said(data: Mapping[str, Any]) -> str:
 
 # ---- Events as text, made once for all who follow them.
 
-POLL_SECONDS = 0.25
-PAGE_EVENTS = 500
-AT_ONCE = 16  # followers who are sent a page between two looks at other requests: 200 take 30 ms
+POLL_SECONDS, PAGE_EVENTS = 0.25, 500
 MOST_RECENT_BYTES = 16 << 20  # of events in memory, about 100,000
 
 
@@ -277,10 +271,9 @@ class EventFeed:
     """
 
     def __init__(self, service: QueueService) -> None:
-        self._service, self._last = service, -1
+        self._service, self._last, self._turn = service, -1, asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
-        self._pages: dict[int, asyncio.Future[tuple[int, bytes, frozenset[str]]]] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._pages: dict[int, tuple[int, bytes, frozenset[str]]] = {}
 
     async def after(self, since: int, task: str | None) -> tuple[int, bytes]:
         """The number to go on from, and the events after ``since`` (of ``task``); waits a while if there are none."""
@@ -291,40 +284,29 @@ class EventFeed:
             if since >= self._last:
                 return since, b""
         until, page = self._last, self._pages.get(since)
-        if task is None:
-            last, text, _ = await asyncio.shield(page or self._read(since, until))
-            async with self._turns:
-                await asyncio.sleep(0)
-            return last, text
-        if page is not None and page.done() and task not in page.result()[2]:
-            return page.result()[0], b""
-        last, text, _ = await self._in_thread(since, until, task)
+        if task is not None and page is not None and task not in page[2]:
+            return page[0], b""
+        last, text, _ = await self._page(since, until, task)
         return (last, text) if text else (until, b"")
 
     async def _find_new(self) -> None:
+        await asyncio.sleep(POLL_SECONDS if self._last >= 0 else 0.0)
         if self._last < 0:
-            self._last = await asyncio.wrap_future(self._service.follows.submit(self._service.last_seq))
-            return
-        await asyncio.sleep(POLL_SECONDS)
-        while (last := (await self._read(self._last, 2**62))[0]) > self._last:
+            self._last = await asyncio.wrap_future(self._service.follows.submit(lambda: self._service._db.last_seq()))
+        while (last := (await self._page(self._last, 2**62, None))[0]) > self._last:
             self._last = last
 
-    def _read(self, since: int, until: int) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
-        page = self._pages[since] = self._in_thread(since, until, None)
-        page.add_done_callback(lambda page: self._trim(since, page))
-        return page
-
-    def _in_thread(self, *which: Any) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
-        return asyncio.wrap_future(self._service.follows.submit(self._service.events, *which))
-
-    def _trim(self, since: int, page: asyncio.Future[tuple[int, bytes, frozenset[str]]]) -> None:
-        """Keep no failed or empty page, and no more than ``MOST_RECENT_BYTES``."""
-        if page.cancelled() or page.exception() is not None or not page.result()[1]:
-            self._pages.pop(since, None)
-        sizes = {key: len(kept.result()[1]) for key, kept in self._pages.items() if kept.done()}
-        while sum(sizes.values()) > MOST_RECENT_BYTES:
-            key = next(iter(sizes))
-            del sizes[key], self._pages[key]
+    async def _page(self, since: int, until: int, task: str | None) -> tuple[int, bytes, frozenset[str]]:
+        async with self._turn:  # one after another: other requests come between, and a page is read once
+            if task is None and since in self._pages:
+                await asyncio.sleep(0)
+                return self._pages[since]
+            page = await asyncio.wrap_future(self._service.follows.submit(self._service.events, since, until, task))
+            if task is None and page[1]:
+                self._pages[since] = page
+            while sum(len(text) for _, text, _ in self._pages.values()) > MOST_RECENT_BYTES:
+                del self._pages[next(iter(self._pages))]
+            return page
 
 
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.
