@@ -253,7 +253,7 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
     async def submit(request: Request, user: str = Depends(_user)) -> Response:
         body: Any = await _body(request)
         if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes
-            body = await _in(None, service.read, body, user, service.find)
+            body = await _in(None, service.read, body, user)
         tasks = await commits.put((body, user))
         text = lambda: json.dumps({"tasks": [service.shown(task) for task in tasks]}, allow_nan=False)  # noqa: E731
         answer = text() if len(tasks) < MANY else await _in(None, text)

@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,17 +16,7 @@ from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import COUNTERS, is_late
-from weft.serve.submissions import (
-    OPERATOR,
-    BadRequestError,
-    Find,
-    HiddenPaths,
-    Registry,
-    check_caps,
-    read_json,
-    read_submissions,
-    submitting_user,
-)
+from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
@@ -35,7 +25,6 @@ MOST_LISTED = 10_000
 MOST_CHANGES = 100  # of a task, that are shown: the last ones
 LARGE_BYTES = 4 << 10  # of settings and nodes per task, beyond which a submission counts against
 MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: decisions hold them in memory
-THE_OPERATOR = "the operator"  # no user has a name of two words
 
 
 class QueueService:
@@ -78,17 +67,13 @@ class QueueService:
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
-    def read(self, body: bytes, user: str, find: Find) -> tuple[list[Submission], int]:
-        """The tasks that a request of ``user`` asks for, and their bytes; in any thread in which ``find`` works."""
-        request = read_json(body)
-        check_caps(request, user, self.options)
-        new = read_submissions(request, self._registry, submitting_user(request, user), find)
-        new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
-        return new, sum(len(submission.text) for submission in new)
+    def read(self, body: bytes, user: str) -> tuple[list[Submission], int]:
+        """The tasks that a request of ``user`` asks for, and their bytes; in any thread but that of reads."""
 
-    def find(self, task: str) -> QueueTask:
-        """A task, for any thread but that of reads."""
-        return self.reads.submit(self._task, task).result()
+        def find(task: str) -> QueueTask:
+            return self.reads.submit(self._task, task).result()
+
+        return read_request(body, user, self.options, self._registry, find)
 
     def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[QueueTask] | Exception]:
         """Queue what each request asks for, in one commit; its tasks, or why it was refused.
@@ -97,16 +82,14 @@ class QueueService:
         """
         more: Counter[tuple[str, str]] = Counter()
         answers: list[Any] = [self._admit(*request, more) for request in requests]
-        good = [index for index, answer in enumerate(answers) if not isinstance(answer, Exception)]
-        for index, tasks in zip(good, self._db.submit_apart([answers[index] for index in good]), strict=True):
-            answers[index] = tasks
+        written = iter(self._db.submit_apart([answer for answer in answers if not isinstance(answer, Exception)]))
         self.supervisor.wake()
-        return answers
+        return [answer if isinstance(answer, Exception) else next(written) for answer in answers]
 
     def _admit(self, request: Any, user: str, more: Counter[tuple[str, str]]) -> Any:
         """The submissions of a request, counted in ``more``; an error if that is the answer to it."""
         try:
-            new, size = self.read(request, user, self._task) if isinstance(request, bytes) else request
+            new, size = self.read(request, user) if isinstance(request, bytes) else request
             user = new[0].user
             fresh = len(new) - self._db.known_keys([submission.key for submission in new if submission.key])
             quota, queued = self.options.quota, self._db.count_of(user) + more[user, "tasks"]
@@ -122,9 +105,8 @@ class QueueService:
                 held = self._db.bytes_of(user) + more[user, "bytes"]
                 if fresh and held + size > MOST_USER_BYTES:
                     state = f"the settings of tasks that have not ended have {held:,} of {MOST_USER_BYTES:,} bytes"
-                    raise BadRequestError(
-                        f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some", 429
-                    )
+                    told = f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some"
+                    raise BadRequestError(told, 429)
         except WeftError as error:
             return error
         more.update({(user, "tasks"): fresh, (user, "bytes"): size})
@@ -134,7 +116,7 @@ class QueueService:
         """Cancel, pause or resume a task for ``user``; a paused task keeps its checkpoint."""
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
-            raise BadRequestError(f"task {task!r} belongs to {owner or 'the operator'!r}", 403)
+            raise BadRequestError(f"task {task!r} belongs to {owner or THE_OPERATOR!r}", 403)
         changed = getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
         return self.shown(changed)

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +194,7 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
 # ---- Who may use the server: tokens and the users they stand for.
 
 SHORTEST = 16
-OPERATOR = ""
+OPERATOR, THE_OPERATOR = "", "the operator"  # as a user and on record: no user has a name of two words
 
 
 def is_loopback(host: str) -> bool:
@@ -388,6 +388,17 @@ def check_caps(body: Any, user: str, options: ServeOptions) -> None:
         raise BadRequestError(
             f"time_limit={limit:g}: a task may run for at most {options.time_limit:g} s here; lower it"
         )
+
+
+def read_request(
+    body: bytes, user: str, options: ServeOptions, registry: Registry, find: Find
+) -> tuple[list[Submission], int]:
+    """The tasks that the body of a request of ``user`` asks for, and the bytes of their specs."""
+    request = read_json(body)
+    check_caps(request, user, options)
+    new = read_submissions(request, registry, submitting_user(request, user), find)
+    new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
+    return new, sum(len(submission.text) for submission in new)
 
 
 def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
