@@ -61,6 +61,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "The body is not application/json.",
         422: "A parameter is not of its type.",
         429: "The user's quota is used up.",
+        503: "The queue cannot be read or written now, or too many large bodies arrive at once; try again.",
     }.items()
 }
 DOWNLOADS = {  # by the last part of the path: file, how the name ends that a browser gives to it, summary
@@ -293,16 +294,17 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     async def curve(task: str) -> Response:
         return await _json(service.reads, service.curve, task)
 
-    def downloading(name: str, ending: str) -> Callable[..., Any]:
+    def downloading(name: str, kind: str, ending: str) -> Callable[..., Any]:
         async def download(task: str) -> Response:
             path = await _in(service.reads, service.file, task, name)
-            kind = "application/octet-stream" if ending else "application/json"
             return FileResponse(path, media_type=kind, filename=f"{task}{ending}" if ending else None)
 
         return download
 
     for what, (name, ending, summary) in DOWNLOADS.items():
-        api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, ending))
+        kind = "application/octet-stream" if ending else "application/json"
+        add = api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what, **_answers_with(kind))
+        add(downloading(name, kind, ending))
 
     @api.get("/api/state", summary="Devices, workers, groups and figures")
     async def state(user: str = Depends(_user)) -> Response:
@@ -310,7 +312,7 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
 
     feed = EventFeed(service)
 
-    @api.get("/api/events", summary="Events as they happen (server-sent events)")
+    @api.get("/api/events", summary="Events as they happen (server-sent events)", **_answers_with("text/event-stream"))
     async def events(
         request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
     ) -> Response:
@@ -326,6 +328,11 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     @api.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(await _in(service.reads, service.metrics, answers), media_type=CONTENT_TYPE)
+
+
+def _answers_with(kind: str) -> dict[str, Any]:
+    """What describes an operation whose answer is of another type than JSON."""
+    return {"response_class": Response, "responses": {200: {"content": {kind: {}}}}}
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
