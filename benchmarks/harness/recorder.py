@@ -101,7 +101,7 @@ def cpu() -> dict[str, Any]:
 def command(argv: list[str]) -> str:
     """The command line as a reader of the results would type it: folders of this machine are left out."""
     parts = Path(argv[0]).with_suffix("").parts
-    inside = parts[parts.index("suites") :] if "suites" in parts else parts[-1:]
+    inside = next((parts[parts.index(name) :] for name in ("suites", "queue_runs") if name in parts), parts[-1:])
     module = ".".join(["benchmarks", *inside])
     words, shorten = [f"python -m {module}"], False
     for word in argv[1:]:

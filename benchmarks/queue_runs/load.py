@@ -3,8 +3,8 @@
     python -m benchmarks.queue_runs.load --out load.json        about four minutes; --only watchers,largest for less
 
 Every part starts a real ``weft serve`` with one worker on loopback, and real clients: the watchers are a process of
-their own with a socket each. A wait is the time from opening a connection to the last byte of the answer. Other work on the
-machine makes the figures worse; the load average before and after a part is beside them.
+their own with a socket each. A wait is the time from opening a connection to the last byte of the answer. Other work on
+the machine makes the figures worse; the load average before and after a part is beside them.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def watchers(args: Any) -> dict[str, Any]:
         before, done = loads(), server.get("/api/state")["counts"]["done"]
         follower.start()
         running = probes(server)
-        for name, limit, rate in (("list", 5_000, 1.0), ("page", 10_000, 0.5)):  # as weft queue list, the dashboard
+        for name, limit, rate in (("list", 5_000, 3.0), ("page", 10_000, 1.0)):  # as weft queue list, the dashboard
             running[name] = Probe(rate, lambda limit=limit: server.ask("GET", f"/api/tasks?limit={limit}"))
         most: dict[str, float] = {}
         for _ in range(int(args.seconds)):
@@ -262,7 +262,7 @@ def large_requests(server: Server) -> dict[str, tuple[str, str, bytes | None]]:
         "10,000 dependencies": {"tasks": [SMALL] * 10, "after": names},
         "settings of 4 MiB": {"task": {**SMALL, "model_args": {"x": "x" * (BODY_BYTES - 1000)}}},
         "4 MiB of names": {"task": {f"{n:06d}": n for n in range(BODY_BYTES // 24)}},
-        "inference of 500,000 nodes": {"infer": {"of": names[0], "nodes": list(range(500_000))}},
+        "inference of 100,000 nodes": {"infer": {"of": names[0], "nodes": list(range(100_000))}},
     }
     found = {name: ("POST", "/api/tasks", json.dumps(body).encode()) for name, body in bodies.items()}
     nested = b"[" * 30 + b"]" * 30 + b","

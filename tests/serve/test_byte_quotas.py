@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -95,3 +97,26 @@ def test_bodies_of_two_million_lists_are_refused(http):
     answer = http.post("/api/tasks", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
     assert answer.json()["error"] == "the body has more than 200,000 lists and objects"
+
+
+def test_bodies_that_arrive_at_once_are_bounded_and_small_requests_are_answered(server, http):
+    head = f"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {4 * MIB}"
+    with ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(20)]
+        refused = 0
+        for link in links:
+            link.settimeout(10)
+            try:
+                link.sendall(f"{head}\r\n\r\n".encode() + b" " * (4 * MIB - 1))  # the last byte does not come
+            except ConnectionError:
+                refused += 1
+        end = time.monotonic() + 30
+        while not refused:
+            assert time.monotonic() < end
+            for link in links:
+                link.settimeout(0.05)
+                try:
+                    refused += link.recv(20).startswith(b"HTTP/1.1 503 ")
+                except TimeoutError:
+                    continue
+    assert http.post("/api/tasks", json={"task": {**TASK, "epochs": 1}}).status_code == 201

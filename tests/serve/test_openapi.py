@@ -113,6 +113,20 @@ def test_the_description_has_the_token_and_the_last_event(client):
     assert not headers[0]["required"]
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("weights", "octet-stream"), ("kept", "octet-stream"), ("predictions", "octet-stream"), ("result", "json")],
+)
+def test_the_description_has_the_types_of_downloads(client, path, kind):
+    answer = client.get("/openapi.json").json()["paths"][f"/api/tasks/{{task}}/{path}"]["get"]["responses"]["200"]
+    assert set(answer["content"]) == {f"application/{kind}"}
+
+
+def test_the_description_has_the_type_of_events(client):
+    answer = client.get("/openapi.json").json()["paths"]["/api/events"]["get"]["responses"]["200"]
+    assert set(answer["content"]) == {"text/event-stream"}
+
+
 def test_a_server_without_tokens_asks_for_none(tmp_path):
     options = ServeOptions(tmp_path / "q.db")
     assert "securitySchemes" not in make_app(options, Asleep(options), Tokens(open=True)).openapi().get(

@@ -61,24 +61,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "The body is not application/json.",
         422: "A parameter is not of its type.",
         429: "The user's quota is used up.",
+        503: "The queue cannot be read or written now, or too many large bodies arrive at once; try again.",
     }.items()
 }
-BYTES = "application/octet-stream"
-DOWNLOADS = {  # by the last part of the path: file, type, how the name ends that a browser gives to it, summary
-    "result": (
-        "result.json",
-        "application/json",
-        "",
-        "Settings, metrics and history of a task that is done, or diverged",
-    ),
-    "weights": ("model.safetensors", BYTES, ".safetensors", "The best weights, as safetensors"),
-    "kept": ("kept.safetensors", BYTES, ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
-    "predictions": (
-        "predictions.safetensors",
-        BYTES,
-        ".safetensors",
-        "Nodes and logits of an inference task, as safetensors",
-    ),
+DOWNLOADS = {  # by the last part of the path: file, how the name ends that a browser gives to it, summary
+    "result": ("result.json", "", "Settings, metrics and history of a task that is done, or diverged"),
+    "weights": ("model.safetensors", ".safetensors", "The best weights, as safetensors"),
+    "kept": ("kept.safetensors", ".kept.safetensors", "What a module keeps besides its weights, as safetensors"),
+    "predictions": ("predictions.safetensors", ".safetensors", "Nodes and logits of an inference task, as safetensors"),
 }
 BEARER = HTTPBearer(scheme_name="token", description="A token of the server.", auto_error=False)  # _Gate looks at it
 SUBMISSION = {
@@ -264,7 +254,7 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
     async def submit(request: Request, user: str = Depends(_user)) -> Response:
         body: Any = await _body(request)
         if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes
-            body = await _in(None, service.read, body, user, service.find)
+            body = await _in(None, service.read, body, user)
         tasks = await commits.put((body, user))
         text = lambda: json.dumps({"tasks": [service.shown(task) for task in tasks]}, allow_nan=False)  # noqa: E731
         answer = text() if len(tasks) < MANY else await _in(None, text)
@@ -311,8 +301,10 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
 
         return download
 
-    for what, (name, kind, ending, summary) in DOWNLOADS.items():
-        api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what)(downloading(name, kind, ending))
+    for what, (name, ending, summary) in DOWNLOADS.items():
+        kind = "application/octet-stream" if ending else "application/json"
+        add = api.get(f"/api/tasks/{{task}}/{what}", summary=summary, name=what, **_answers_with(kind))
+        add(downloading(name, kind, ending))
 
     @api.get("/api/state", summary="Devices, workers, groups and figures")
     async def state(user: str = Depends(_user)) -> Response:
@@ -320,7 +312,7 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
 
     feed = EventFeed(service)
 
-    @api.get("/api/events", summary="Events as they happen (server-sent events)")
+    @api.get("/api/events", summary="Events as they happen (server-sent events)", **_answers_with("text/event-stream"))
     async def events(
         request: Request, since: int | None = None, task: str | None = None, last: str = LAST_EVENT
     ) -> Response:
@@ -336,6 +328,11 @@ def _add_reading(api: APIRouter, service: QueueService, answers: Counter[int]) -
     @api.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(await _in(service.reads, service.metrics, answers), media_type=CONTENT_TYPE)
+
+
+def _answers_with(kind: str) -> dict[str, Any]:
+    """What describes an operation whose answer is of another type than JSON."""
+    return {"response_class": Response, "responses": {200: {"content": {kind: {}}}}}
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:

@@ -118,7 +118,7 @@ def storable(value: Any) -> Any:
 
 # ---- The file: an SQLite database in WAL mode, its tables and indices, and its transactions
 
-MOST_PAGE_BYTES = 2 << 20  # after which a page of a listing ends
+MOST_PAGE_BYTES = 1 << 20  # after which a page of a listing ends: made in 20 ms
 FORMAT = 3  # of the tables below; the file holds it as its user_version
 BUSY_SECONDS = 30.0
 TABLES = """
@@ -549,7 +549,7 @@ class QueueDB:
         self._check_needs(batch)
         if (least := min(new.max_attempts for new in batch)) < 1:
             raise QueueError(f"max_attempts={least} must be at least 1")
-        now, names = self._clock(), [new.id or uuid.uuid4().hex[:12] for new in batch]
+        now, names = self._clock(), [new.id or os.urandom(6).hex() for new in batch]
         rows = json.dumps(
             [
                 (name, new.key, new.user, new.priority, new.text, new.max_attempts, new.after, new.by)

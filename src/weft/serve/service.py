@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,17 +16,7 @@ from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import COUNTERS, is_late
-from weft.serve.submissions import (
-    OPERATOR,
-    BadRequestError,
-    Find,
-    HiddenPaths,
-    Registry,
-    check_caps,
-    read_json,
-    read_submissions,
-    submitting_user,
-)
+from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
 MOST_EVENTS = 20_000  # of a learning curve or a log: the last ones
@@ -35,7 +25,6 @@ MOST_LISTED = 10_000
 MOST_CHANGES = 100  # of a task, that are shown: the last ones
 LARGE_BYTES = 4 << 10  # of settings and nodes per task, beyond which a submission counts against
 MOST_USER_BYTES = 32 << 20  # of those of a user's tasks that have not ended: decisions hold them in memory
-THE_OPERATOR = "the operator"  # no user has a name of two words
 
 
 class QueueService:
@@ -78,17 +67,13 @@ class QueueService:
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
-    def read(self, body: bytes, user: str, find: Find) -> tuple[list[Submission], int]:
-        """The tasks that a request of ``user`` asks for, and their bytes; in any thread in which ``find`` works."""
-        request = read_json(body)
-        check_caps(request, user, self.options)
-        new = read_submissions(request, self._registry, submitting_user(request, user), find)
-        new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
-        return new, sum(len(submission.text) for submission in new)
+    def read(self, body: bytes, user: str) -> tuple[list[Submission], int]:
+        """The tasks that a request of ``user`` asks for, and their bytes; in any thread but that of reads."""
 
-    def find(self, task: str) -> QueueTask:
-        """A task, for any thread but that of reads."""
-        return self.reads.submit(self._task, task).result()
+        def find(task: str) -> QueueTask:
+            return self.reads.submit(self._task, task).result()
+
+        return read_request(body, user, self.options, self._registry, find)
 
     def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[QueueTask] | Exception]:
         """Queue what each request asks for, in one commit; its tasks, or why it was refused.
@@ -97,16 +82,14 @@ class QueueService:
         """
         more: Counter[tuple[str, str]] = Counter()
         answers: list[Any] = [self._admit(*request, more) for request in requests]
-        good = [index for index, answer in enumerate(answers) if not isinstance(answer, Exception)]
-        for index, tasks in zip(good, self._db.submit_apart([answers[index] for index in good]), strict=True):
-            answers[index] = tasks
+        written = iter(self._db.submit_apart([answer for answer in answers if not isinstance(answer, Exception)]))
         self.supervisor.wake()
-        return answers
+        return [answer if isinstance(answer, Exception) else next(written) for answer in answers]
 
     def _admit(self, request: Any, user: str, more: Counter[tuple[str, str]]) -> Any:
         """The submissions of a request, counted in ``more``; an error if that is the answer to it."""
         try:
-            new, size = self.read(request, user, self._task) if isinstance(request, bytes) else request
+            new, size = self.read(request, user) if isinstance(request, bytes) else request
             user = new[0].user
             fresh = len(new) - self._db.known_keys([submission.key for submission in new if submission.key])
             quota, queued = self.options.quota, self._db.count_of(user) + more[user, "tasks"]
@@ -122,9 +105,8 @@ class QueueService:
                 held = self._db.bytes_of(user) + more[user, "bytes"]
                 if fresh and held + size > MOST_USER_BYTES:
                     state = f"the settings of tasks that have not ended have {held:,} of {MOST_USER_BYTES:,} bytes"
-                    raise BadRequestError(
-                        f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some", 429
-                    )
+                    told = f"user {user!r}: {state}, and {size:,} more are too many; wait, or cancel some"
+                    raise BadRequestError(told, 429)
         except WeftError as error:
             return error
         more.update({(user, "tasks"): fresh, (user, "bytes"): size})
@@ -134,7 +116,7 @@ class QueueService:
         """Cancel, pause or resume a task for ``user``; a paused task keeps its checkpoint."""
         owner = self._task(task).user
         if user not in (OPERATOR, owner):
-            raise BadRequestError(f"task {task!r} belongs to {owner or 'the operator'!r}", 403)
+            raise BadRequestError(f"task {task!r} belongs to {owner or THE_OPERATOR!r}", 403)
         changed = getattr(self._db, action)(task, user or THE_OPERATOR)
         self.supervisor.wake()
         return self.shown(changed)
@@ -167,10 +149,6 @@ class QueueService:
         """The number of the last of a page of events, their text, and of which tasks they are."""
         last, text, tasks = self._db.events_as_text(since, until, task, PAGE_EVENTS)
         return last, self._hidden.json_text(text).encode(), tasks
-
-    def last_seq(self) -> int:
-        """The number of the last event."""
-        return self._db.last_seq()
 
     def metrics(self, answers: Mapping[int, int]) -> str:
         """The figures for Prometheus; ``answers``: how many per HTTP status."""
@@ -264,9 +242,7 @@ def _said(data: Mapping[str, Any]) -> str:
 
 # ---- Events as text, made once for all who follow them.
 
-POLL_SECONDS = 0.25
-PAGE_EVENTS = 500
-AT_ONCE = 16  # followers who are sent a page between two looks at other requests: 200 take 30 ms
+POLL_SECONDS, PAGE_EVENTS = 0.25, 500
 MOST_RECENT_BYTES = 16 << 20  # of events in memory, about 100,000
 
 
@@ -277,10 +253,9 @@ class EventFeed:
     """
 
     def __init__(self, service: QueueService) -> None:
-        self._service, self._last = service, -1
+        self._service, self._last, self._turn = service, -1, asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
-        self._pages: dict[int, asyncio.Future[tuple[int, bytes, frozenset[str]]]] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._pages: dict[int, tuple[int, bytes, frozenset[str]]] = {}
 
     async def after(self, since: int, task: str | None) -> tuple[int, bytes]:
         """The number to go on from, and the events after ``since`` (of ``task``); waits a while if there are none."""
@@ -291,40 +266,29 @@ class EventFeed:
             if since >= self._last:
                 return since, b""
         until, page = self._last, self._pages.get(since)
-        if task is None:
-            last, text, _ = await asyncio.shield(page or self._read(since, until))
-            async with self._turns:
-                await asyncio.sleep(0)
-            return last, text
-        if page is not None and page.done() and task not in page.result()[2]:
-            return page.result()[0], b""
-        last, text, _ = await self._in_thread(since, until, task)
+        if task is not None and page is not None and task not in page[2]:
+            return page[0], b""
+        last, text, _ = await self._page(since, until, task)
         return (last, text) if text else (until, b"")
 
     async def _find_new(self) -> None:
+        await asyncio.sleep(POLL_SECONDS if self._last >= 0 else 0.0)
         if self._last < 0:
-            self._last = await asyncio.wrap_future(self._service.follows.submit(self._service.last_seq))
-            return
-        await asyncio.sleep(POLL_SECONDS)
-        while (last := (await self._read(self._last, 2**62))[0]) > self._last:
+            self._last = await asyncio.wrap_future(self._service.follows.submit(lambda: self._service._db.last_seq()))
+        while (last := (await self._page(self._last, 2**62, None))[0]) > self._last:
             self._last = last
 
-    def _read(self, since: int, until: int) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
-        page = self._pages[since] = self._in_thread(since, until, None)
-        page.add_done_callback(lambda page: self._trim(since, page))
-        return page
-
-    def _in_thread(self, *which: Any) -> asyncio.Future[tuple[int, bytes, frozenset[str]]]:
-        return asyncio.wrap_future(self._service.follows.submit(self._service.events, *which))
-
-    def _trim(self, since: int, page: asyncio.Future[tuple[int, bytes, frozenset[str]]]) -> None:
-        """Keep no failed or empty page, and no more than ``MOST_RECENT_BYTES``."""
-        if page.cancelled() or page.exception() is not None or not page.result()[1]:
-            self._pages.pop(since, None)
-        sizes = {key: len(kept.result()[1]) for key, kept in self._pages.items() if kept.done()}
-        while sum(sizes.values()) > MOST_RECENT_BYTES:
-            key = next(iter(sizes))
-            del sizes[key], self._pages[key]
+    async def _page(self, since: int, until: int, task: str | None) -> tuple[int, bytes, frozenset[str]]:
+        async with self._turn:  # one after another: other requests come between, and a page is read once
+            if task is None and since in self._pages:
+                await asyncio.sleep(0)
+                return self._pages[since]
+            page = await asyncio.wrap_future(self._service.follows.submit(self._service.events, since, until, task))
+            if task is None and page[1]:
+                self._pages[since] = page
+            while sum(len(text) for _, text, _ in self._pages.values()) > MOST_RECENT_BYTES:
+                del self._pages[next(iter(self._pages))]
+            return page
 
 
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.
