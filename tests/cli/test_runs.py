@@ -70,6 +70,7 @@ def test_runs_are_compared(weft, tmp_path, monkeypatch):
     assert code == 0
     assert err == (
         "weft: left out: runs/cut: is no folder of a run (there is no result.json); a run writes one when it ends\n"
+        "page: p/c.html\n"
     )
     demo, cora = out.strip().split("\n\n")
     assert demo.splitlines()[0] == "val accuracy on demo"
