@@ -262,6 +262,7 @@ def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int 
         "cases": len(cases),
         "not called": [case for case in cases if case not in fired],
         "tasks": len(soak.names),
+        "attempts lost": sum(task.attempts - 1 for task in soak.tasks(soak.names)),
         "compared": dict(compared),
     }
 
