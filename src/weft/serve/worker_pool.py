@@ -166,6 +166,17 @@ def _with_pipes(start: Callable[[int, int], int]) -> tuple[int, tuple[int, int]]
     return pid, (to_write, from_read)
 
 
+def _try_call(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call to a pipe returns; None, after a moment, if it failed though the pipe has two ends."""
+    try:
+        return call(*arguments)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        time.sleep(0.1)
+        return None
+
+
 def bound_log(path: Path, anew: bool = False) -> None:
     """Cut a log that is too long to its first bytes, or to none if ``anew``, and say so in it.
 
@@ -209,8 +220,8 @@ class WorkerProcess:
         self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
         self.last_heard = time.monotonic()
         self.pid, (to_write, from_read) = _with_pipes(lambda *handles: spawner.fork(device, options, handles))
-        self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), from_read
-        self._ended, self._outbox = threading.Event(), queue.SimpleQueue[str | None]()
+        self._in, self._out = os.fdopen(to_write, "wb", buffering=0), from_read
+        self._ended, self._outbox = threading.Event(), queue.SimpleQueue[bytes | None]()
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
         threading.Thread(target=self._write, name=f"writer to {name}", daemon=True).start()
@@ -225,15 +236,13 @@ class WorkerProcess:
 
         One to a process that has ended is lost, and ``gone`` will follow.
         """
-        self._outbox.put(json.dumps({"do": do, **data}) + "\n")
+        self._outbox.put(json.dumps({"do": do, **data}).encode() + b"\n")
 
     def _write(self) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(BrokenPipeError), self._in:
             while (line := self._outbox.get()) is not None:
-                self._in.write(line)
-                self._in.flush()
-        with suppress(OSError):
-            self._in.close()
+                while line and not self._ended.is_set():
+                    line = line[_try_call(self._in.write, line) or 0 :]
 
     def _read(self) -> None:
         try:
@@ -260,7 +269,9 @@ class WorkerProcess:
         watched.register(self._out, select.POLLIN)
         while time.monotonic() < until:
             if watched.poll(POLL_MILLISECONDS):
-                text = os.read(self._out, 1 << 16)
+                text = _try_call(os.read, self._out, 1 << 16)
+                if text is None:
+                    continue
                 if not text:
                     return
                 unread.append(text)
