@@ -66,12 +66,12 @@ def same_numbers(now: Tensor, before: Tensor, near: float = 0.0) -> bool:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage; 0 for sparse ones and inside of torch's transforms."""
+    """A key that is equal for tensors that share memory; of sparse ones and in torch's transforms, one of each."""
     try:
         with DisableTorchFunction():
-            return tensor.untyped_storage().data_ptr()
+            return tensor.untyped_storage().data_ptr() or -id(tensor)
     except (NotImplementedError, RuntimeError):
-        return 0
+        return -id(tensor)
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -96,11 +96,11 @@ class WeightMemory:
         self.tensors = {name: tensor for name, tensor in registered if names is None or name in names}
         self._by_storage: dict[int, list[str]] = {}
         for name, tensor in self.tensors.items():
-            self._by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(name)
+            self._by_storage.setdefault(memory_of(tensor), []).append(name)
 
     def owner(self, tensor: Tensor) -> str | None:
         """The name of the parameter or buffer that ``tensor`` is, or whose numbers it shares."""
-        for name in self._by_storage.get(memory_of(tensor) or -id(tensor), ()):
+        for name in self._by_storage.get(memory_of(tensor), ()):
             registered = self.tensors[name]
             if registered is tensor:
                 return name
@@ -437,7 +437,7 @@ class StateReader:
         """The tensors to save: one per storage, of which tensors that share it are views."""
         by_storage: dict[int, list[str]] = {}
         for label, (tensor, _) in self._tensors.items():
-            by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(label)
+            by_storage.setdefault(memory_of(tensor), []).append(label)
         stored_tensors, last, self._last = {}, self._last, {}
         for labels in by_storage.values():
             first = self._tensors[labels[0]][0]

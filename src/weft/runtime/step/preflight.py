@@ -120,7 +120,7 @@ class CallRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_bypass(func):
             for tensor, _ in (*self._weights, *self._inputs.values()):
-                if args[0] is tensor or memory_of(args[0]) == memory_of(tensor) != 0:
+                if memory_of(args[0]) == memory_of(tensor):
                     if id(tensor) not in self._copies:
                         self._copies[id(tensor)] = tensor, tensor.detach().clone()
                     self.writes = self.writes or (func in DATA and any(tensor is weight for weight, _ in self._weights))
