@@ -18,7 +18,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
+from weft.runtime.modules.settings import arguments, function_of, in_words, signature_of
 from weft.runtime.modules.state import CACHED, followers, reachable
 
 
@@ -49,7 +49,7 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
                 )
             weft_nn.reset_parameters(model, task.seed)
     else:
-        factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
+        factory = function_of(task, "model")
         signature, sizes = signature_of(factory), {"in_features": in_features, "out_features": out_features}
         keywords = arguments(task, signature)
         seed_all(task.seed)

@@ -36,14 +36,6 @@ def one_hot(target: Tensor, classes: int) -> Tensor:
     return target[:, None] == torch.arange(classes, device=target.device)
 
 
-def predicted(logits: Tensor, target: Tensor) -> Tensor:
-    """The predictions of the logits as a bool matrix ``[..., M, C]``."""
-    if target.dim() == 2:
-        return logits > 0
-    best = logits.argmax(-1, keepdim=True)
-    return best == torch.arange(logits.shape[-1], device=logits.device)
-
-
 def correct(logits: Tensor, target: Tensor) -> Tensor:
     """Correctness per node ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
     if target.dim() == 2:
@@ -58,7 +50,8 @@ def accuracy(logits: Tensor, target: Tensor) -> Tensor:
 
 def _counts(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Per class: true positives, and false positives plus false negatives ``[..., C]`` int64."""
-    truth, guess = one_hot(target, logits.shape[-1]), predicted(logits, target)
+    truth, classes = one_hot(target, logits.shape[-1]), torch.arange(logits.shape[-1], device=logits.device)
+    guess = logits > 0 if target.dim() == 2 else logits.argmax(-1, keepdim=True) == classes
     return (truth & guess).sum(-2), (truth ^ guess).sum(-2)
 
 

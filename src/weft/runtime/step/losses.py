@@ -24,7 +24,7 @@ from weft.core.settings import LOWER
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.runtime.device.process import same_draws
-from weft.runtime.modules.settings import import_from
+from weft.runtime.modules.settings import function_of
 
 Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> a loss per row
@@ -88,13 +88,6 @@ def as_one(output: Any) -> Tensor:
 
 
 # ---- Users' own functions in a training loop: find them, call them for every member, check what they return.
-
-
-def function_of(task: Task, setting: str) -> Callable[..., Any]:
-    """The function of the user's own that ``setting`` is, or that it names as ``"file.py:function"``."""
-    value = getattr(task, setting)
-    function: Callable[..., Any] = import_from(task.label, setting, value) if isinstance(value, str) else value
-    return function
 
 
 def takes_two(function: Callable[..., Any]) -> bool:
@@ -193,6 +186,15 @@ def errors(output: Tensor, target: Tensor) -> Tensor:
     return output - (target[:, None] if target.dim() == 1 else target)
 
 
+def _mean_of(name: str, per_row: PerRow, smoothing: Tensor | None = None) -> Objective:
+    """The objective that is the mean of ``per_row``."""
+
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
+
+    return Objective(name, loss, per_row, smoothing=smoothing)
+
+
 def objective_of_stack(
     tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor | None = None
 ) -> Objective:
@@ -236,10 +238,7 @@ def objective_of_stack(
             return torch.where(size < width, 0.5 * size.square(), width * (size - 0.5 * width)).mean(-1)
         return (error.square() if name == "mse" else error.abs()).mean(-1)
 
-    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
-
-    return Objective(name, loss, per_row)
+    return _mean_of(name, per_row)
 
 
 def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor) -> Objective:
@@ -251,13 +250,10 @@ def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train
         uniform, share = torch.logsumexp(logits, -1) - logits.mean(-1), smoothing[..., None]
         return (1 - share) * multiclass_rows(logits, target) + share * uniform
 
-    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        return smoothed_rows(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
-
     if tasks[0].class_weights is None and smoothing is None:
         return Objective("multiclass", ops.cross_entropy_rows, multiclass_rows)
     if tasks[0].class_weights is None:
-        return Objective("multiclass", smoothed, smoothed_rows, smoothing=smoothing)
+        return _mean_of("multiclass", smoothed_rows, smoothing)
     members, classes = [], graph.num_classes
     for task in tasks:
         if isinstance(task.class_weights, tuple) and len(task.class_weights) != classes:
