@@ -390,7 +390,7 @@ class Forward:
     def copied(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """A copy of the model with weights of its own, and the names of what could not be copied."""
         self._hold(flat)
-        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
+        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator, which the copy draws from
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
         try:
             return copy_module(self.model)

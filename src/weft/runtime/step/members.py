@@ -53,7 +53,6 @@ from weft.runtime.modules.state import (
     saved_text,
 )
 from weft.runtime.step.forward import (
-    CLOCK,
     RATE,
     BufferSlots,
     Forward,
@@ -238,12 +237,9 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
                 f"task {task.label!r}: {name} of model {task.model_name} is in the memory of the parameter {owner}, so "
                 "that an update of one would change the other; let it be the same parameter, or a .clone() of it"
             )
-    if len(models) > 1:
-        check_shared(models)
-
-
-def check_shared(models: list[nn.Module]) -> None:
-    """:class:`CannotStack` unless members' modules are equal in everything that a stack has once for all of them."""
+    if len(models) == 1:
+        return
+    # Several have to be equal in everything that a stack has once for all of them.
     for follower in followers(models[0], dict((*models[0].named_parameters(), *models[0].named_buffers()))):
         raise CannotStack(f"{follower.name} is in the memory of {follower.owner}, which every member has one of")
     for name, part in models[0].named_modules():
@@ -350,8 +346,8 @@ class Members:
 
     # ---- models --------------------------------------------------------------------------------------
 
-    def build(self, task: Task) -> nn.Module:
-        """The model of ``task`` from its own seed, at its own width."""
+    def build_whole(self, task: Task) -> nn.Module:
+        """The model of ``task`` from its own seed, at its own width, its lazy layers initialised if it has any."""
         device, graph = self.inputs.device, self.graph
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
@@ -364,11 +360,7 @@ class Members:
             if any(is_compiled(part, scripted=False) for part in model.modules()):
                 model = as_written(model)
                 self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
-            return model.to(device)
-
-    def build_whole(self, task: Task) -> nn.Module:
-        """The same, its lazy layers initialised if it has any."""
-        model = self.build(task)
+            model = model.to(device)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
                 self._call_lazy(model, task, dense=self.made_dense or (self.sparse and takes_edges(model)))
@@ -545,8 +537,6 @@ class Members:
                 text = f"left out of the trained model, since they cannot be copied: {', '.join(left_out)}"
                 self.note_once(text)
             set_up(model, ONE_RANK)
-            for module in drawing_modules(model):
-                module._buffers[CLOCK] = torch.empty(0, dtype=torch.int64)  # it draws from torch's own generator again
             for module, rate in zip(rated_modules(model), slot.rates, strict=True):
                 if hasattr(module, "p") and float(rate) == 0.0:
                     module.p = 0.0
@@ -621,9 +611,8 @@ class Members:
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:
         """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
-        if self.is_users or not self.sparse or not self.source.constant or self.source.reduce.ranks > 1:
-            return []
-        if self.task.has_own("optimizer"):  # which may take for granted that parameters are contiguous
+        own = self.task.has_own("optimizer")  # which may take for granted that parameters are contiguous
+        if self.is_users or own or not self.sparse or not self.source.constant or self.source.reduce.ranks > 1:
             return []
         prefix, features = first_layer_prefix(self.model), self.graph.num_features
         shapes = zip(layout.names, layout.shapes, strict=True)
