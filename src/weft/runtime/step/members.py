@@ -8,8 +8,8 @@ Shapes: T members, P parameters of the widest model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
 from weft.core.compatibility import padding_obstacle
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import SpecError
 from weft.core.settings import identity
 from weft.core.task import Task
 from weft.core.wording import option
@@ -36,7 +36,6 @@ from weft.runtime.modules.settings import (
     check_call,
     check_edges,
     given_of_edges,
-    in_words,
     model_errors,
     unread_edges,
 )
@@ -393,22 +392,6 @@ class Members:
         except Exception as error:
             raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
 
-    @contextmanager
-    def naming_left_out(self, model: nn.Module) -> Iterator[None]:
-        """Inside, a copy of ``model`` is called: if it fails for want of what cannot be copied, the error says so."""
-        try:
-            yield
-        except (WeftError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            left_out = copy_module(model)[1]
-            if not left_out:
-                raise
-            raise self.cannot_copy(
-                f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); let forward "
-                "make it, or keep numbers and tensors instead"
-            ) from error
-
     def cannot_copy(self, why: str) -> SpecError:
         """The error for a module that cannot be copied."""
         task = self.task
@@ -607,7 +590,7 @@ class Members:
                 raise SpecError(f"task {self.task.label!r}: {kind}, which trains in precision='fp32' on one rank alone")
             if len(models) > 1:
                 raise CannotStack(kind)
-        return layout.turning(self._over_sparse_features(layout))
+        return replace(layout, turned=tuple(self._over_sparse_features(layout)))
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:
         """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
@@ -628,7 +611,7 @@ class Members:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
         heads = task.heads if task.traits is not None and task.traits.has_heads else 1
-        widths, turned = (task.hidden, self.task.hidden), self.layout.turned_names
+        widths, turned = (task.hidden, self.task.hidden), self.layout.turned
         return Padding(widths, heads, narrow, wide, buffers, self.inputs.device, turned)
 
     def _stacked(

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.batches.source import Batch
-from weft.core.errors import SpecError
+from weft.core.errors import SpecError, WeftError
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import DTYPES, PYTHON, same_draws, step_seconds
-from weft.runtime.modules.build import functions_that_hold
-from weft.runtime.modules.settings import call_style, model_errors
+from weft.runtime.modules.build import copy_module, functions_that_hold
+from weft.runtime.modules.settings import call_style, in_words, model_errors
 from weft.runtime.modules.state import (
     GlobalsSnapshot,
     ModuleState,
@@ -247,8 +247,18 @@ class Preflight:
                 model = self._models[0]
                 # Functions that a module keeps would go on with the parts of the original.
                 calls = self._calls(self._built_again() if functions_that_hold(model) else members.copied(model), 0)
-                with members.naming_left_out(model):
+                try:
                     output = calls.forward.one(calls.state.flat[0], training=False, batch=batch)
+                except (WeftError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:  # perhaps for want of what cannot be copied
+                    left_out = copy_module(model)[1]
+                    if not left_out:
+                        raise
+                    raise members.cannot_copy(
+                        f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); "
+                        "let forward make it, or keep numbers and tensors instead"
+                    ) from error
             else:
                 members.forward.attach(state.select([0]), [rate[None] for rate in members.slots[0].rates])
                 try:
