@@ -50,8 +50,11 @@ def accuracy(logits: Tensor, target: Tensor) -> Tensor:
 
 def _counts(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Per class: true positives, and false positives plus false negatives ``[..., C]`` int64."""
-    truth, classes = one_hot(target, logits.shape[-1]), torch.arange(logits.shape[-1], device=logits.device)
-    guess = logits > 0 if target.dim() == 2 else logits.argmax(-1, keepdim=True) == classes
+    truth = one_hot(target, logits.shape[-1])
+    if target.dim() == 2:
+        guess = logits > 0
+    else:
+        guess = logits.argmax(-1, keepdim=True) == torch.arange(logits.shape[-1], device=logits.device)
     return (truth & guess).sum(-2), (truth ^ guess).sum(-2)
 
 
@@ -244,8 +247,7 @@ class Evaluation:
             return self._scores(logits, self.objective.smoothing)
         if not self._plain:
             return self._by_calls(logits)
-        chosen = logits.index_select(-2, self._rows).float()
-        chosen = chosen if self._reduce.ranks == 1 else self._of_all_ranks(chosen, -2)
+        chosen = self._of_all_ranks(logits.index_select(-2, self._rows).float(), -2)
         assert self.objective.per_row is not None
         losses = self.objective.per_row(chosen, self._target)
         if self._metric is accuracy:
