@@ -19,7 +19,7 @@ from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
 from weft.runtime.modules.settings import arguments, function_of, in_words, signature_of
-from weft.runtime.modules.state import CACHED, followers, reachable
+from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 
 
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
@@ -111,7 +111,6 @@ def as_written(model: nn.Module) -> nn.Module:
 # Modules keep activations (``self.embedding = h``), which autograd or ``vmap`` made and which cannot be copied, and
 # locks, files or generators, which cannot be copied either. None of them is part of the model's weights.
 
-LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
 
 

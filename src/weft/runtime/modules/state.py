@@ -48,7 +48,7 @@ OF_RANKS = ("weft.dist.reduce", "weft.ops.reduce")  # how Weft's norms join rows
 OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 COMPARED = 1 << 22  # numbers of a tensor: larger ones are the same if torch counts no write to them
 MARKED = 1 << 12  # numbers of a tensor inside of an opaque attribute that are compared
-UNCOMPARED = (*map(type, (threading.Lock(), threading.RLock())), weakref.ref)  # hold nothing of their own
+LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 MOST_VALUES = 100_000  # values of one attribute that are searched for tensors
 TEXT = "module_state"  # the name in a file; tensors are called "module_state.NAME"
 
@@ -240,7 +240,7 @@ class _Marker(pickle.Pickler):
             return tuple, ((value.__code__.co_code, variables_of(value)),)
         if isinstance(value, torch.Generator):
             return bytes, (value.get_state().numpy().tobytes(),)
-        if isinstance(value, UNCOMPARED):
+        if isinstance(value, (*LOCKS, weakref.ref)):
             return str, (type(value).__name__,)
         return NotImplemented
 
