@@ -359,7 +359,6 @@ class Optimizer:
         for task in tasks:
             check_patterns(task, layout.names)
             check_group_rates(task, [group["lr"] for group in task.param_groups.values() if "lr" in group])
-        for task in tasks:
             groups = [task.param_groups.get(group_of(name, task.param_groups) or "", {}) for name in layout.names]
             scales.append([float(group.get("lr", task.lr)) / task.lr for group in groups])
             decays.append([float(group.get("weight_decay", task.weight_decay)) for group in groups])

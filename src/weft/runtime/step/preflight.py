@@ -44,14 +44,13 @@ from weft.runtime.modules.state import (
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
 from weft.runtime.step.inputs import bind, takes_blocks, takes_edges
-from weft.runtime.step.losses import as_one, logits_and_extra, of_member
+from weft.runtime.step.losses import REPEATED, as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
 
 # ---- How far numbers are apart that should be equal, and how far they may be.
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
-REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 SPARSE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer on sparse features
 LEAST, TINY = 1e-3, 1e-30
 
