@@ -463,9 +463,9 @@ class Members:
         dense = self.source.example().x
         self.source = self.source_of(dense=False)
         self.inputs.release(dense)
-        note = None if self.converted.note is None else f"{self.converted.note}, features stay sparse"
-        self.notes[:] = [note if text == self.converted.note and note is not None else text for text in self.notes]
-        self.converted = replace(self.converted, sparse=True, note=note)
+        note = self.converted.note  # as it is: what resumes this run adds the rest again
+        self.notes[:] = [f"{text}, features stay sparse" if text == note else text for text in self.notes]
+        self.converted = replace(self.converted, sparse=True)
 
     def module_state(self) -> ModuleState | None:
         """The plain data of a user's module that trains alone; None of others."""
