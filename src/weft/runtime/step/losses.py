@@ -26,7 +26,6 @@ from weft.graph.graph import Graph
 from weft.runtime.device.process import same_draws
 from weft.runtime.modules.settings import function_of
 
-Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> a loss per row
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 
@@ -113,7 +112,7 @@ class OwnMeasure:
 
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
-        self.function: Measure = function_of(task, setting)
+        self.function = function_of(task, setting)
         if isinstance(self.function, type):
             raise SpecError(f"task {task.label!r}: {setting} {self.name} is a class; give an object, {self.name}()")
         self._of_rows = takes_two(self.function)
@@ -132,7 +131,7 @@ class OwnMeasure:
 
     def _of_member(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         if self._of_rows and isinstance(output, Tensor):
-            value = self.function(output[rows], labels[rows])  # type: ignore[call-arg]
+            value = self.function(output[rows], labels[rows])
         else:
             value = self.function(output, labels, rows)
         if self._setting == "metric" and isinstance(value, (int, float)):

@@ -82,8 +82,8 @@ def own_factors(task: Task) -> list[float]:
         raise
     except Exception as error:
         expects_optimizer = "ptimizer" in str(error) or "'int' object" in str(error)
-        hint = HINT if isinstance(error, (TypeError, AttributeError)) and expects_optimizer else ""
-        hint = "" if makes_scheduler else hint
+        misread = not makes_scheduler and expects_optimizer and isinstance(error, (TypeError, AttributeError))
+        hint = HINT if misread else ""
         raise SpecError(f"task {task.label!r}: schedule {name} raised {in_words(error, __file__)}{hint}") from error
     numbers = [float(f) if isinstance(f, (int, float)) or hasattr(f, "item") else math.nan for f in factors]
     for epoch, number in enumerate(numbers):

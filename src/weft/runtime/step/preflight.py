@@ -161,11 +161,8 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        with self._from_the_start(elsewhere) as moved:
-            begin = step_seconds()
+        with self._from_the_start(elsewhere):
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
-            self.seconds += step_seconds() - begin
-            self.drawn |= set() if elsewhere else moved()
         # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
         return StepNumbers(
             loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
@@ -173,11 +170,8 @@ class Calls:
 
     def evaluate(self) -> Tensor:
         """Logits ``[N, C]`` in evaluation mode."""
-        with torch.no_grad(), self._from_the_start(elsewhere=False) as moved:
-            begin = step_seconds()
+        with torch.no_grad(), self._from_the_start(elsewhere=False):
             output = self.forward(self.state.flat, training=False, batch=self._batch)
-            self.seconds += step_seconds() - begin
-            self.drawn |= moved()
         return as_one(of_member(output, 0))
 
     def changed_buffers(self) -> set[str]:
@@ -186,7 +180,7 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], set[str]]]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[None]:
         self.state.restore(self._before)
         with same_draws(self.state.flat.device) as moved:
             if elsewhere:
@@ -194,10 +188,12 @@ class Calls:
                 torch.manual_seed(torch.initial_seed() + 1)
                 random.seed(random.random())
                 np.random.seed(np.random.randint(1 << 31))
-            yield moved
+            begin = step_seconds()
+            yield
+            self.seconds += step_seconds() - begin
+            self.drawn |= set() if elsewhere else moved()
 
 
-LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 OTHERS = "it gives other numbers when it is called again"
 OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
 
@@ -205,8 +201,8 @@ OUTSIDE = "something outside of its attributes, as a closure, a hook or a global
 class Preflight:
     """Tries ``members`` with the weights of ``state``, which stays as it is, and keeps the findings in ``members``."""
 
-    def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
-        self._members, self._state, self._loss_of = members, state, loss_of
+    def __init__(self, members: Members, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
+        self._members, self._state, self._loss_of = members, state, loss_of  # by rows
         self._task, self._device = members.task, members.inputs.device
         self._models, members.to_try = members.to_try, []
         self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
