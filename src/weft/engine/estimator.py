@@ -301,7 +301,7 @@ class Estimator:
         # A step scaled from a small graph has the shapes of that one.
         whole = captured.program.recordable
         weights, notes = (captured.run.weight_digests(), tuple(captured.run.notes)) if whole else ((), ())
-        parameters = tuple(captured.parameters)
+        parameters = tuple(map(captured.run.num_parameters, range(len(captured.run.members))))
         return Steps(captured.program, captured.preparation, parameters, weights, tuple(launched), notes)
 
     def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.capture.observer import HOST_READS, written_places
 from weft.core.errors import InputError
 from weft.runtime.device.process import same_draws
+from weft.runtime.modules.state import memory_of
 from weft.runtime.step.preflight import apart
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import restored
@@ -49,7 +50,7 @@ def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModu
 
     Folded results that are read become attributes; the module is changed and returned.
     """
-    varying = _varying(traced, {place_of(tensor) for tensor in changing})
+    varying = _varying(traced, {memory_of(tensor) for tensor in changing})
     nodes = list(traced.graph.nodes)
     constant = {node for node in nodes if node not in varying and node.op == "call_function"}
     last_reader = {arg: node for node in nodes for arg in node.all_input_nodes if node in constant}
@@ -87,7 +88,7 @@ def _varying(traced: GraphModule, changing: set[int]) -> set[Node]:
     for node in nodes:
         if node.op == "get_attr":
             value = getattr(traced, str(node.target), None)
-            varies = not isinstance(value, Tensor) or place_of(value) in changing
+            varies = not isinstance(value, Tensor) or memory_of(value) in changing
         else:
             seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             varies = node.op != "call_function" or seeded
@@ -119,7 +120,7 @@ def _roots(traced: GraphModule) -> dict[Node, Node]:
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             value = getattr(traced, str(node.target), None)
-            root[node] = by_memory.setdefault(place_of(value) if isinstance(value, Tensor) else node.target, node)
+            root[node] = by_memory.setdefault(memory_of(value) if isinstance(value, Tensor) else node.target, node)
             continue
         aliased: list[Node] = []  # inputs that the result may share memory with
         schema = getattr(node.target, "_schema", None)
@@ -147,14 +148,6 @@ def _nodes_in(values: Iterable[Any]) -> list[Node]:
     nodes: list[Node] = []
     map_arg(tuple(values), nodes.append)
     return nodes
-
-
-def place_of(tensor: Tensor) -> int:
-    """A key equal for live tensors that share memory."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse, or left over from a transform that has ended
-        return id(tensor)
 
 
 # ---- Numbers that a module reads back to the host: a trace would make constants of them.
@@ -243,7 +236,7 @@ def _compiled(stack: Stack, function: Function) -> Function:
     owners = {root[written] for node in traced.graph.nodes for written in _written(node)}
     written = [getattr(traced, str(node.target), None) for node in owners if node.op == "get_attr"]
     changing = [*stack.state.tensors().values(), *(value for value in written if isinstance(value, Tensor))]
-    if {place_of(tensor) for tensor in changing} & {place_of(tensor) for tensor in host_reads.tensors}:
+    if {memory_of(tensor) for tensor in changing} & {memory_of(tensor) for tensor in host_reads.tensors}:
         raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
         raise InputError("it draws from torch's generator, and a compiled step would draw other numbers")

@@ -56,11 +56,6 @@ class Captured:
     preparation: Program
     run: GroupRun = field(repr=False)
 
-    @property
-    def parameters(self) -> list[int]:
-        """Parameters of every member's model."""
-        return [self.run.num_parameters(index) for index in range(len(self.run.members))]
-
 
 def capture(group: Sequence[Task], graph: Graph | GraphStats, plan: Plan, merger: Any = None) -> Captured:
     """Dry-run one epoch of ``group`` on ``graph``, or on a graph of which only the summary is known.

@@ -34,7 +34,7 @@ from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.device.cuda_graph import ConcurrentSteps, Recordings, Replay, Steps
 from weft.runtime.device.process import HOST, OwnGenerator, generator_states, restore_generators
 from weft.runtime.epoch import NOT_CAPTURED, SteppedEpoch, slower_than_alone
-from weft.runtime.modules.convert import BuiltStack
+from weft.runtime.modules.convert import BuiltStack, Converted
 from weft.runtime.modules.state import TEXT, ModuleState, restore_state, with_tensors
 from weft.runtime.step.evaluation import evaluates_at
 from weft.runtime.step.forward import Layout
@@ -184,17 +184,14 @@ class GroupRun:
         if len(former) != planned:
             self._notes.append(f"{len(self.tasks)} tasks train as {len(former)} stacks, not {planned}, as before")
         for built in former:
-            self.inputs.converted, self.inputs.agree = built.converted, True
             try:
-                stacks.append((self._build_stack(list(built.members)), list(built.members)))
+                stacks.append((self._build_stack(list(built.members), built.converted, True), list(built.members)))
             except CannotStack as error:
                 names = ", ".join(repr(self.tasks[index].label) for index in built.members)
                 raise SpecError(
                     f"tasks {names}: were trained as one stack, which cannot be done again: {error}; resume with what "
                     f"they were trained with, or choose another {option('out')} to start afresh"
                 ) from None
-            finally:
-                self.inputs.converted, self.inputs.agree = None, False
         return stacks
 
     def _build_stacks(self, rows: list[int], measure: bool) -> list[tuple[Stack, list[int]]]:
@@ -202,22 +199,20 @@ class GroupRun:
         try:
             stack = self._build_stack(rows)
         except CannotStack as error:
-            reason = str(error)
+            reason, converted = str(error), None
         else:
             slower = slower_than_alone(stack, self.plan) if measure else None
             stack.members.alone = None  # it holds a module and a state
             if slower is None:
                 return [(stack, rows)]
-            reason = slower
-            self.inputs.converted = stack.members.converted  # tried once: each trains as in the stack
+            reason, converted = slower, stack.members.converted  # tried once: each trains as in the stack
             del stack
         self._notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
-        try:
-            return [(self._build_stack([row]), [row]) for row in rows]
-        finally:
-            self.inputs.converted = None
+        return [(self._build_stack([row], converted), [row]) for row in rows]
 
-    def _build_stack(self, rows: list[int]) -> Stack:
+    def _build_stack(self, rows: list[int], converted: Converted | None = None, agree: bool = False) -> Stack:
+        """The stack of the tasks ``rows``; ``converted`` and ``agree``: what was found before, see :class:`Inputs`."""
+        self.inputs.converted, self.inputs.agree = converted, agree
         tasks = [self.tasks[row] for row in rows]
         dropped = any(task.input_dropout for task in tasks)
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled

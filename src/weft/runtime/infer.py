@@ -27,7 +27,7 @@ from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.runtime.device.process import DTYPES, matmul_precision, seeded
-from weft.runtime.step.inputs import bind, cast_features, edge_arguments, layers_of, row_normalised, takes_edges
+from weft.runtime.step.inputs import bind, edge_arguments, layers_of, takes_edges, treated
 from weft.runtime.step.losses import first_tensor
 
 WHOLE_BYTES = 1 << 32  # of a pass over the whole graph: beyond, a model that can is run layer by layer
@@ -68,8 +68,7 @@ class TrainedInputs:
             return x
         if not isinstance(x, (Tensor, SparseFeatures)):
             return x
-        x = row_normalised(x) if self.norm == "row" else x
-        return x.to_dense() if self.dense and isinstance(x, SparseFeatures) else x
+        return treated(x, self.norm, x.dtype, self.dense)
 
 
 def treat_inputs(model: nn.Module, task: Task, dense: bool) -> nn.Module:
@@ -102,10 +101,8 @@ def infer_logits(
         if layerwise and layers is not None:
             return _by_layers(model, task, graph, nodes, device, layers)
         adj = graph.adj.to(device)
-        x = row_normalised(graph.x.to(device)) if task.feature_norm == "row" else graph.x.to(device)
-        x = cast_features(x, dtype)
+        x = treated(graph.x.to(device), task.feature_norm, dtype, dense=takes_edges(model))
         none = torch.zeros(0, dtype=torch.int64, device=device)
-        x = x.to_dense() if takes_edges(model) and isinstance(x, SparseFeatures) else x
         batch = Batch(x, adj, none, none, torch.ones(1, device=device))
         try:
             output = bind(model)(batch)
@@ -180,8 +177,7 @@ class FeatureRows:
     def read(self, ids: Tensor) -> Tensor:
         """The rows ``[M, F]`` of ``ids [M]``."""
         rows = sparse_rows(self._x, ids) if self._store is None else self._store.read(ids)
-        rows = cast_features(row_normalised(rows) if self._norm == "row" else rows, self._dtype)
-        return (rows if isinstance(rows, Tensor) else rows.to_dense()).to(self._device)
+        return treated(rows, self._norm, self._dtype, dense=True).to(self._device)
 
 
 def sparse_rows(x: SparseFeatures, ids: Tensor) -> SparseFeatures:

@@ -163,13 +163,14 @@ def test_a_stack_that_is_taken_apart_says_once_that_nothing_is_converted(monkeyp
 
 
 def test_sparse_features_stay_as_they_were(tmp_path, monkeypatch):
-    graph, notes = graph_of(sparse=True), []
+    graph, notes, again = graph_of(sparse=True), [], []
     whole = run(ONE, graph, notes=notes)
     assert any("features stay sparse" in note for note in notes)
     interrupted(tmp_path, ONE, graph=graph)
     monkeypatch.setitem(trying.SPARSE, "fp32", -1.0)
     assert not equal(run(ONE, graph), whole), "what is decided matters"
-    assert equal(run(ONE, graph, out=tmp_path, resume=True), whole)
+    assert equal(run(ONE, graph, out=tmp_path, resume=True, notes=again), whole)
+    assert [one for one in again if "converted" in one] == [one for one in notes if "converted" in one]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["stacked", "alone"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -33,10 +35,9 @@ def trained(graph, model, members, epochs, saved=None):
 def test_views_and_order():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     plain = layout_of(model, "all")
-    turned = plain.turning(["0.weight"])
+    turned = replace(plain, turned=("0.weight",))
     named = dict(model.named_parameters())
     flat = turned.flatten(named)
-    assert turned.turned_names == ("0.weight",)
     assert all(torch.equal(value, named[name]) for name, value in turned.named(flat).items())
     assert torch.equal(flat[:12].view(4, 3), model[0].weight.T)
     assert torch.equal(turned.in_order(flat), plain.flatten(named))
@@ -50,7 +51,7 @@ def test_views_and_order():
 def test_training_is_the_same_to_the_bit(model, members, monkeypatch):
     graph = tiny_graph(sparse=True)
     found = trained(graph, model, members, 4)
-    assert all(stack.members.layout.turned_names for stack in found.stacks)
+    assert all(stack.members.layout.turned for stack in found.stacks)
     as_they_are(monkeypatch)
     expected = trained(graph, model, members, 4)
     for index in range(len(members)):
@@ -98,7 +99,7 @@ def launches(program) -> int:
 
 def test_dense_features_are_multiplied_by_weights_as_they_are():
     (stack,) = start(tasks_of(tiny_graph(), [{}], model="gcn"), tiny_graph()).stacks
-    assert stack.members.layout.turned_names == ()
+    assert stack.members.layout.turned == ()
 
 
 class FlatStep(torch.optim.Optimizer):

@@ -18,8 +18,8 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
 from weft.runtime.device.process import seed_all
-from weft.runtime.modules.settings import arguments, import_from, in_words, signature_of
-from weft.runtime.modules.state import CACHED, followers, reachable
+from weft.runtime.modules.settings import arguments, function_of, in_words, signature_of
+from weft.runtime.modules.state import CACHED, LOCKS, followers, reachable
 
 
 def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
@@ -49,7 +49,7 @@ def build_model(task: Task, in_features: int, out_features: int, num_relations: 
                 )
             weft_nn.reset_parameters(model, task.seed)
     else:
-        factory = import_from(task.label, "model", task.model) if isinstance(task.model, str) else task.model
+        factory = function_of(task, "model")
         signature, sizes = signature_of(factory), {"in_features": in_features, "out_features": out_features}
         keywords = arguments(task, signature)
         seed_all(task.seed)
@@ -111,7 +111,6 @@ def as_written(model: nn.Module) -> nn.Module:
 # Modules keep activations (``self.embedding = h``), which autograd or ``vmap`` made and which cannot be copied, and
 # locks, files or generators, which cannot be copied either. None of them is part of the model's weights.
 
-LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
 
 

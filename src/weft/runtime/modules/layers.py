@@ -33,14 +33,12 @@ from weft.runtime.modules.build import is_compiled
 PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor may override operators
 
 
-def saved_tensors_are_hooked() -> bool:
-    """Whether saved-tensor hooks are active, such as those of ``torch.utils.checkpoint``, which recomputes a layer."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+def operators_are_observed() -> bool:
+    """Whether forward-mode AD (``torch.func.jvp``) or saved-tensor hooks are active.
 
-
-def has_forward_derivatives() -> bool:
-    """Whether forward-mode AD is active (``torch.func.jvp``)."""
-    return forward_ad._current_level >= 0
+    ``torch.utils.checkpoint`` has such hooks: it recomputes a layer, and compares what is saved.
+    """
+    return forward_ad._current_level >= 0 or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def vmap_sizes(tensor: Tensor) -> dict[int, int] | None:
@@ -81,11 +79,8 @@ class CountedDropout(TorchFunctionMode):
         """Whether ``x`` is on the clock's device, and no derivative is taken that only torch's dropout supports."""
         if type(x) not in PLAIN or not x.is_floating_point() or x.device != self._clock.device:
             return False
-        return (
-            not (saved_tensors_are_hooked() or (self._with_grad and not torch.is_grad_enabled()))
-            and not has_forward_derivatives()
-            and vmap_sizes(x) is not None
-        )
+        observed = operators_are_observed() or (self._with_grad and not torch.is_grad_enabled())
+        return not observed and vmap_sizes(x) is not None
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         site = self._next_site()
@@ -206,11 +201,8 @@ def _serves(x: Any, index: Any, *more: Any) -> bool:
     if index.dim() != 1 or index.dtype not in POSITIONS or index.numel() == 0 or vmap_sizes(index) != {}:
         return False
     batches = vmap_sizes(x)
-    return (
-        batches is not None
-        and len(batches) == 1
-        and not (torch.compiler.is_compiling() or has_forward_derivatives() or saved_tensors_are_hooked())
-    )
+    single = batches is not None and len(batches) == 1
+    return single and not torch.compiler.is_compiling() and not operators_are_observed()
 
 
 def _shared_index(out: Any, dim: Any, index: Any, rows: Any) -> Tensor | None:
@@ -294,8 +286,7 @@ def _linear_serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int,
     if x.shape[-1] != inputs or not (bias is None or bias.shape == (outputs,)):
         return False
     device = "cuda" if x.is_meta else x.device.type  # a meta tensor stands for a GPU's
-    # ``torch.utils.checkpoint`` repeats the layer outside of this mode and compares what is saved.
-    if torch.is_autocast_enabled(device) or has_forward_derivatives() or saved_tensors_are_hooked():
+    if torch.is_autocast_enabled(device) or operators_are_observed():
         return False
     batches = [batch for tensor in operands if (batch := vmap_sizes(tensor)) is not None]
     if len(batches) < len(operands):

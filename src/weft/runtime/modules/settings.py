@@ -40,6 +40,12 @@ from weft.ops.csr.adjacency import Adjacency
 # ---- Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to.
 
 
+def function_of(task: Task, setting: str) -> Callable[..., Any]:
+    """The user's own callable that ``setting`` is, or that it names as :func:`import_from` reads it."""
+    value: Any = getattr(task, setting)
+    return import_from(task.label, setting, value) if isinstance(value, str) else value
+
+
 def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
     """What ``"package.module:name"`` or ``"path/file.py:name"``, the value of ``setting``, points to."""
     module_name, _, name = reference.rpartition(":")
@@ -202,10 +208,8 @@ def _signature(task: Task) -> Signature | None:
     """The signature of a user's callable; None for a named model and for a module that is already built."""
     if task.traits is not None or isinstance(task.model, nn.Module):
         return None
-    if not isinstance(task.model, str):
-        return signature_of(task.model)
     try:
-        return signature_of(import_from(task.label, "model", task.model))
+        return signature_of(function_of(task, "model"))
     except SpecError:  # the task fails when its model is built, and costs the others nothing
         return Signature((), (), True, False, task.model_name)
 
@@ -223,12 +227,10 @@ def takes(make: Callable[..., Any], name: str) -> bool:
 
 def _check_optimizer(task: Task) -> None:
     """Settings that are given and that an optimizer of the user's own does not take."""
-    make = task.optimizer
-    if isinstance(make, str):
-        try:
-            make = import_from(task.label, "optimizer", make)
-        except SpecError:  # the task fails when it begins, and costs the others nothing
-            return
+    try:
+        make = function_of(task, "optimizer")
+    except SpecError:  # the task fails when it begins, and costs the others nothing
+        return
     for name in OPTIMIZER_GIVEN:
         if name in task.given and not takes(make, name):
             raise SpecError(

@@ -48,7 +48,7 @@ OF_RANKS = ("weft.dist.reduce", "weft.ops.reduce")  # how Weft's norms join rows
 OF_CONVERTED = "_weft_"  # what a converted layer of PyG has besides
 COMPARED = 1 << 22  # numbers of a tensor: larger ones are the same if torch counts no write to them
 MARKED = 1 << 12  # numbers of a tensor inside of an opaque attribute that are compared
-UNCOMPARED = (*map(type, (threading.Lock(), threading.RLock())), weakref.ref)  # hold nothing of their own
+LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing between calls
 MOST_VALUES = 100_000  # values of one attribute that are searched for tensors
 TEXT = "module_state"  # the name in a file; tensors are called "module_state.NAME"
 
@@ -66,12 +66,12 @@ def same_numbers(now: Tensor, before: Tensor, near: float = 0.0) -> bool:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage; 0 for sparse ones and inside of torch's transforms."""
+    """A key that is equal for tensors that share memory; of sparse ones and in torch's transforms, one of each."""
     try:
         with DisableTorchFunction():
-            return tensor.untyped_storage().data_ptr()
+            return tensor.untyped_storage().data_ptr() or -id(tensor)
     except (NotImplementedError, RuntimeError):
-        return 0
+        return -id(tensor)
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -96,11 +96,11 @@ class WeightMemory:
         self.tensors = {name: tensor for name, tensor in registered if names is None or name in names}
         self._by_storage: dict[int, list[str]] = {}
         for name, tensor in self.tensors.items():
-            self._by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(name)
+            self._by_storage.setdefault(memory_of(tensor), []).append(name)
 
     def owner(self, tensor: Tensor) -> str | None:
         """The name of the parameter or buffer that ``tensor`` is, or whose numbers it shares."""
-        for name in self._by_storage.get(memory_of(tensor) or -id(tensor), ()):
+        for name in self._by_storage.get(memory_of(tensor), ()):
             registered = self.tensors[name]
             if registered is tensor:
                 return name
@@ -240,7 +240,7 @@ class _Marker(pickle.Pickler):
             return tuple, ((value.__code__.co_code, variables_of(value)),)
         if isinstance(value, torch.Generator):
             return bytes, (value.get_state().numpy().tobytes(),)
-        if isinstance(value, UNCOMPARED):
+        if isinstance(value, (*LOCKS, weakref.ref)):
             return str, (type(value).__name__,)
         return NotImplemented
 
@@ -437,7 +437,7 @@ class StateReader:
         """The tensors to save: one per storage, of which tensors that share it are views."""
         by_storage: dict[int, list[str]] = {}
         for label, (tensor, _) in self._tensors.items():
-            by_storage.setdefault(memory_of(tensor) or -id(tensor), []).append(label)
+            by_storage.setdefault(memory_of(tensor), []).append(label)
         stored_tensors, last, self._last = {}, self._last, {}
         for labels in by_storage.values():
             first = self._tensors[labels[0]][0]

@@ -36,14 +36,6 @@ def one_hot(target: Tensor, classes: int) -> Tensor:
     return target[:, None] == torch.arange(classes, device=target.device)
 
 
-def predicted(logits: Tensor, target: Tensor) -> Tensor:
-    """The predictions of the logits as a bool matrix ``[..., M, C]``."""
-    if target.dim() == 2:
-        return logits > 0
-    best = logits.argmax(-1, keepdim=True)
-    return best == torch.arange(logits.shape[-1], device=logits.device)
-
-
 def correct(logits: Tensor, target: Tensor) -> Tensor:
     """Correctness per node ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
     if target.dim() == 2:
@@ -58,7 +50,11 @@ def accuracy(logits: Tensor, target: Tensor) -> Tensor:
 
 def _counts(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Per class: true positives, and false positives plus false negatives ``[..., C]`` int64."""
-    truth, guess = one_hot(target, logits.shape[-1]), predicted(logits, target)
+    truth = one_hot(target, logits.shape[-1])
+    if target.dim() == 2:
+        guess = logits > 0
+    else:
+        guess = logits.argmax(-1, keepdim=True) == torch.arange(logits.shape[-1], device=logits.device)
     return (truth & guess).sum(-2), (truth ^ guess).sum(-2)
 
 
@@ -251,8 +247,7 @@ class Evaluation:
             return self._scores(logits, self.objective.smoothing)
         if not self._plain:
             return self._by_calls(logits)
-        chosen = logits.index_select(-2, self._rows).float()
-        chosen = chosen if self._reduce.ranks == 1 else self._of_all_ranks(chosen, -2)
+        chosen = self._of_all_ranks(logits.index_select(-2, self._rows).float(), -2)
         assert self.objective.per_row is not None
         losses = self.objective.per_row(chosen, self._target)
         if self._metric is accuracy:

@@ -8,7 +8,7 @@ Shapes: T members, P parameters in all, N nodes, C classes; a leading ``...`` is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -50,7 +50,7 @@ class Layout:
     decayed: tuple[bool, ...]
 
     kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 if empty
-    turned: tuple[bool, ...] = ()  # of each; none unless given
+    turned: tuple[str, ...] = ()  # names
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -68,11 +68,6 @@ class Layout:
     def dtype(self) -> torch.dtype:
         """Of the flat buffer: it holds every parameter's numbers exactly."""
         return torch.float64 if {torch.float64, torch.complex128} & {*self.kinds} else torch.float32
-
-    @property
-    def turned_names(self) -> tuple[str, ...]:
-        """The parameters that lie transposed."""
-        return tuple(name for name, turned in zip(self.names, self.turned, strict=False) if turned)
 
     @property
     def total(self) -> int:
@@ -100,7 +95,7 @@ class Layout:
                 # A complex view needs an even offset, which the second row of an odd length does not have.
                 odd = pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1])
                 tensors.append(torch.view_as_complex(pairs.clone() if odd else pairs))
-            elif self.turned and self.turned[index]:
+            elif self.names[index] in self.turned:
                 tensors.append(part.view((*shape[:-2], shape[-1], shape[-2])).mT)
             else:
                 tensors.append(part.view(shape))
@@ -115,25 +110,21 @@ class Layout:
         parts = []
         for index, tensor in enumerate(tensors):
             real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-            real = real.mT if self.turned and self.turned[index] else real
+            real = real.mT if self.names[index] in self.turned else real
             parts.append(real.reshape(-1).to(self.dtype))
         return torch.cat(parts)
 
     def in_order(self, flat: Tensor) -> Tensor:
         """``flat [P]`` with turned parameters in the order of their own elements, as checkpoints have them."""
-        return replace(self, turned=()).flat_of(self.views(flat)) if any(self.turned) else flat
+        return replace(self, turned=()).flat_of(self.views(flat)) if self.turned else flat
 
     def laid_out(self, flat: Tensor) -> Tensor:
         """The inverse of :meth:`in_order`."""
-        return self.flat_of(replace(self, turned=()).views(flat)) if any(self.turned) else flat
+        return self.flat_of(replace(self, turned=()).views(flat)) if self.turned else flat
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """The views of ``flat [P]`` by name."""
         return dict(zip(self.names, self.views(flat), strict=True))
-
-    def turning(self, names: Collection[str]) -> Layout:
-        """The same with ``names`` transposed."""
-        return replace(self, turned=tuple(name in names for name in self.names))
 
     def decay_mask(self) -> Tensor | None:
         """``[P]`` 1 where weight decay applies and 0 elsewhere; None if it applies everywhere."""
@@ -390,7 +381,7 @@ class Forward:
     def copied(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
         """A copy of the model with weights of its own, and the names of what could not be copied."""
         self._hold(flat)
-        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
+        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator, which the copy draws from
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
         try:
             return copy_module(self.model)

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 BUILT_IN_MODELS = GNN.__module__
 
 
-def cast_features(x: Features, dtype: torch.dtype) -> Features:
-    """Features in the type of the weights; sparse ones keep sharing their structure."""
-    if x.dtype == dtype:
-        return x
-    if isinstance(x, SparseFeatures):
-        return SparseFeatures(x.matrix.scaled(weight=x.values.to(dtype)))
-    return x.to(dtype)
+def treated(x: Features, norm: str | None, dtype: torch.dtype, dense: bool) -> Features:
+    """``x`` divided by its sums (``norm="row"``) or not, in the type of the weights, with its zeros if ``dense``.
+
+    Sparse features keep sharing their structure.
+    """
+    x = row_normalised(x) if norm == "row" else x
+    if isinstance(x, Tensor):
+        return x.to(dtype)
+    x = x if x.dtype == dtype else SparseFeatures(x.matrix.scaled(weight=x.values.to(dtype)))
+    return x.to_dense() if dense else x
 
 
 def row_normalised(x: Features) -> Features:
@@ -150,9 +153,7 @@ class Inputs:
             # Of a dry run: they lie elsewhere, whatever they are, and take nothing here.
             self._features[key] = torch.empty((1, 1), dtype=dtype, device="meta").expand(self.graph.x.shape)
         if key not in self._features:
-            x = row_normalised(self.graph.x) if norm == "row" else self.graph.x
-            x = cast_features(x, dtype)
-            x = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
+            x = treated(self.graph.x, norm, dtype, dense)
             self._features[key] = place_features(x, self._place, self.device) if isinstance(x, Tensor) else x
         return self._features[key]
 

@@ -24,9 +24,8 @@ from weft.core.settings import LOWER
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.runtime.device.process import same_draws
-from weft.runtime.modules.settings import import_from
+from weft.runtime.modules.settings import function_of
 
-Measure = Callable[[Any, Tensor, Tensor], Any]  # (output, targets, rows) -> a number
 PerRow = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> a loss per row
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 
@@ -90,13 +89,6 @@ def as_one(output: Any) -> Tensor:
 # ---- Users' own functions in a training loop: find them, call them for every member, check what they return.
 
 
-def function_of(task: Task, setting: str) -> Callable[..., Any]:
-    """The function of the user's own that ``setting`` is, or that it names as ``"file.py:function"``."""
-    value = getattr(task, setting)
-    function: Callable[..., Any] = import_from(task.label, setting, value) if isinstance(value, str) else value
-    return function
-
-
 def takes_two(function: Callable[..., Any]) -> bool:
     """True for a loss of torch, whose third argument is no row, and for any function that takes two arguments."""
     call = function.forward if isinstance(function, nn.Module) else function
@@ -120,7 +112,7 @@ class OwnMeasure:
 
     def __init__(self, task: Task, setting: str) -> None:
         self.name, self._setting, self._label = function_name(getattr(task, setting)), setting, task.label
-        self.function: Measure = function_of(task, setting)
+        self.function = function_of(task, setting)
         if isinstance(self.function, type):
             raise SpecError(f"task {task.label!r}: {setting} {self.name} is a class; give an object, {self.name}()")
         self._of_rows = takes_two(self.function)
@@ -139,7 +131,7 @@ class OwnMeasure:
 
     def _of_member(self, output: Any, labels: Tensor, rows: Tensor) -> Tensor:
         if self._of_rows and isinstance(output, Tensor):
-            value = self.function(output[rows], labels[rows])  # type: ignore[call-arg]
+            value = self.function(output[rows], labels[rows])
         else:
             value = self.function(output, labels, rows)
         if self._setting == "metric" and isinstance(value, (int, float)):
@@ -193,6 +185,15 @@ def errors(output: Tensor, target: Tensor) -> Tensor:
     return output - (target[:, None] if target.dim() == 1 else target)
 
 
+def _mean_of(name: str, per_row: PerRow, smoothing: Tensor | None = None) -> Objective:
+    """The objective that is the mean of ``per_row``."""
+
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
+
+    return Objective(name, loss, per_row, smoothing=smoothing)
+
+
 def objective_of_stack(
     tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor | None = None
 ) -> Objective:
@@ -236,10 +237,7 @@ def objective_of_stack(
             return torch.where(size < width, 0.5 * size.square(), width * (size - 0.5 * width)).mean(-1)
         return (error.square() if name == "mse" else error.abs()).mean(-1)
 
-    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        return per_row(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
-
-    return Objective(name, loss, per_row)
+    return _mean_of(name, per_row)
 
 
 def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor) -> Objective:
@@ -251,13 +249,10 @@ def _multiclass(tasks: Sequence[Task], graph: Graph, device: torch.device, train
         uniform, share = torch.logsumexp(logits, -1) - logits.mean(-1), smoothing[..., None]
         return (1 - share) * multiclass_rows(logits, target) + share * uniform
 
-    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        return smoothed_rows(logits.index_select(-2, rows).float(), labels.index_select(0, rows)).mean(-1)
-
     if tasks[0].class_weights is None and smoothing is None:
         return Objective("multiclass", ops.cross_entropy_rows, multiclass_rows)
     if tasks[0].class_weights is None:
-        return Objective("multiclass", smoothed, smoothed_rows, smoothing=smoothing)
+        return _mean_of("multiclass", smoothed_rows, smoothing)
     members, classes = [], graph.num_classes
     for task in tasks:
         if isinstance(task.class_weights, tuple) and len(task.class_weights) != classes:

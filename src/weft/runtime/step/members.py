@@ -8,8 +8,8 @@ Shapes: T members, P parameters of the widest model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.batches.source import Features, Source
 from weft.core.compatibility import padding_obstacle
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import SpecError
 from weft.core.settings import identity
 from weft.core.task import Task
 from weft.core.wording import option
@@ -36,7 +36,6 @@ from weft.runtime.modules.settings import (
     check_call,
     check_edges,
     given_of_edges,
-    in_words,
     model_errors,
     unread_edges,
 )
@@ -53,7 +52,6 @@ from weft.runtime.modules.state import (
     saved_text,
 )
 from weft.runtime.step.forward import (
-    CLOCK,
     RATE,
     BufferSlots,
     Forward,
@@ -238,12 +236,9 @@ def check_users_modules(task: Task, models: list[nn.Module], graph: Graph) -> No
                 f"task {task.label!r}: {name} of model {task.model_name} is in the memory of the parameter {owner}, so "
                 "that an update of one would change the other; let it be the same parameter, or a .clone() of it"
             )
-    if len(models) > 1:
-        check_shared(models)
-
-
-def check_shared(models: list[nn.Module]) -> None:
-    """:class:`CannotStack` unless members' modules are equal in everything that a stack has once for all of them."""
+    if len(models) == 1:
+        return
+    # Several have to be equal in everything that a stack has once for all of them.
     for follower in followers(models[0], dict((*models[0].named_parameters(), *models[0].named_buffers()))):
         raise CannotStack(f"{follower.name} is in the memory of {follower.owner}, which every member has one of")
     for name, part in models[0].named_modules():
@@ -350,8 +345,8 @@ class Members:
 
     # ---- models --------------------------------------------------------------------------------------
 
-    def build(self, task: Task) -> nn.Module:
-        """The model of ``task`` from its own seed, at its own width."""
+    def build_whole(self, task: Task) -> nn.Module:
+        """The model of ``task`` from its own seed, at its own width, its lazy layers initialised if it has any."""
         device, graph = self.inputs.device, self.graph
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
@@ -364,11 +359,7 @@ class Members:
             if any(is_compiled(part, scripted=False) for part in model.modules()):
                 model = as_written(model)
                 self.note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
-            return model.to(device)
-
-    def build_whole(self, task: Task) -> nn.Module:
-        """The same, its lazy layers initialised if it has any."""
-        model = self.build(task)
+            model = model.to(device)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
                 self._call_lazy(model, task, dense=self.made_dense or (self.sparse and takes_edges(model)))
@@ -400,22 +391,6 @@ class Members:
             raise
         except Exception as error:
             raise self.cannot_copy(f"{type(error).__name__}: {error}") from error
-
-    @contextmanager
-    def naming_left_out(self, model: nn.Module) -> Iterator[None]:
-        """Inside, a copy of ``model`` is called: if it fails for want of what cannot be copied, the error says so."""
-        try:
-            yield
-        except (WeftError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            left_out = copy_module(model)[1]
-            if not left_out:
-                raise
-            raise self.cannot_copy(
-                f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); let forward "
-                "make it, or keep numbers and tensors instead"
-            ) from error
 
     def cannot_copy(self, why: str) -> SpecError:
         """The error for a module that cannot be copied."""
@@ -488,9 +463,9 @@ class Members:
         dense = self.source.example().x
         self.source = self.source_of(dense=False)
         self.inputs.release(dense)
-        note = None if self.converted.note is None else f"{self.converted.note}, features stay sparse"
-        self.notes[:] = [note if text == self.converted.note and note is not None else text for text in self.notes]
-        self.converted = replace(self.converted, sparse=True, note=note)
+        note = self.converted.note  # as it is: what resumes this run adds the rest again
+        self.notes[:] = [f"{text}, features stay sparse" if text == note else text for text in self.notes]
+        self.converted = replace(self.converted, sparse=True)
 
     def module_state(self) -> ModuleState | None:
         """The plain data of a user's module that trains alone; None of others."""
@@ -545,8 +520,6 @@ class Members:
                 text = f"left out of the trained model, since they cannot be copied: {', '.join(left_out)}"
                 self.note_once(text)
             set_up(model, ONE_RANK)
-            for module in drawing_modules(model):
-                module._buffers[CLOCK] = torch.empty(0, dtype=torch.int64)  # it draws from torch's own generator again
             for module, rate in zip(rated_modules(model), slot.rates, strict=True):
                 if hasattr(module, "p") and float(rate) == 0.0:
                     module.p = 0.0
@@ -617,13 +590,12 @@ class Members:
                 raise SpecError(f"task {self.task.label!r}: {kind}, which trains in precision='fp32' on one rank alone")
             if len(models) > 1:
                 raise CannotStack(kind)
-        return layout.turning(self._over_sparse_features(layout))
+        return replace(layout, turned=tuple(self._over_sparse_features(layout)))
 
     def _over_sparse_features(self, layout: Layout) -> list[str]:
         """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
-        if self.is_users or not self.sparse or not self.source.constant or self.source.reduce.ranks > 1:
-            return []
-        if self.task.has_own("optimizer"):  # which may take for granted that parameters are contiguous
+        own = self.task.has_own("optimizer")  # which may take for granted that parameters are contiguous
+        if self.is_users or own or not self.sparse or not self.source.constant or self.source.reduce.ranks > 1:
             return []
         prefix, features = first_layer_prefix(self.model), self.graph.num_features
         shapes = zip(layout.names, layout.shapes, strict=True)
@@ -639,7 +611,7 @@ class Members:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
         heads = task.heads if task.traits is not None and task.traits.has_heads else 1
-        widths, turned = (task.hidden, self.task.hidden), self.layout.turned_names
+        widths, turned = (task.hidden, self.task.hidden), self.layout.turned
         return Padding(widths, heads, narrow, wide, buffers, self.inputs.device, turned)
 
     def _stacked(

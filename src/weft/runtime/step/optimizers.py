@@ -16,6 +16,7 @@ import math
 import warnings
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,9 +28,8 @@ from weft.core.errors import SpecError
 from weft.core.settings import PLATEAU, group_of, lower_is_better
 from weft.core.task import OPTIMIZER_GIVEN, OPTIMIZER_SETTINGS, Task
 from weft.ops.dense.adam import adam_torch
-from weft.runtime.modules.settings import in_words, takes
+from weft.runtime.modules.settings import function_of, in_words, takes
 from weft.runtime.step.forward import Layout
-from weft.runtime.step.losses import function_of
 from weft.runtime.step.state import RATE, State
 
 SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
@@ -82,8 +82,8 @@ def own_factors(task: Task) -> list[float]:
         raise
     except Exception as error:
         expects_optimizer = "ptimizer" in str(error) or "'int' object" in str(error)
-        hint = HINT if isinstance(error, (TypeError, AttributeError)) and expects_optimizer else ""
-        hint = "" if makes_scheduler else hint
+        misread = not makes_scheduler and expects_optimizer and isinstance(error, (TypeError, AttributeError))
+        hint = HINT if misread else ""
         raise SpecError(f"task {task.label!r}: schedule {name} raised {in_words(error, __file__)}{hint}") from error
     numbers = [float(f) if isinstance(f, (int, float)) or hasattr(f, "item") else math.nan for f in factors]
     for epoch, number in enumerate(numbers):
@@ -134,13 +134,6 @@ def _scheduler_rates(task: Task, make: Callable[..., Any], first: float) -> list
             optimizer.step()
             scheduler.step()
     return rates
-
-
-def rate_factors(task: Task, steps_per_epoch: int = 1) -> list[float]:
-    """The rate of every step as a factor of what it begins with."""
-    if task.has_own("schedule"):
-        return [factor for factor in own_factors(task) for _ in range(steps_per_epoch)]
-    return [rate / task.lr for rate in learning_rates(task, steps_per_epoch)]
 
 
 def learning_rates(task: Task, steps_per_epoch: int = 1) -> list[float]:
@@ -239,13 +232,10 @@ def is_update(task: Task, step: int, steps_per_epoch: int) -> bool:
 
 def update_counts(task: Task, steps_per_epoch: int) -> list[int]:
     """After every step of the training, how many updates there were so far."""
+    steps = range(task.epochs * steps_per_epoch)
     if task.accumulate == 1:
-        return list(range(1, task.epochs * steps_per_epoch + 1))
-    total, counts = 0, []
-    for step in range(task.epochs * steps_per_epoch):
-        total += is_update(task, step, steps_per_epoch)
-        counts.append(total)
-    return counts
+        return [step + 1 for step in steps]
+    return list(accumulate(int(is_update(task, step, steps_per_epoch)) for step in steps))
 
 
 # ---- the table of numbers ----------------------------------------------------------------------------
@@ -369,7 +359,6 @@ class Optimizer:
         for task in tasks:
             check_patterns(task, layout.names)
             check_group_rates(task, [group["lr"] for group in task.param_groups.values() if "lr" in group])
-        for task in tasks:
             groups = [task.param_groups.get(group_of(name, task.param_groups) or "", {}) for name in layout.names]
             scales.append([float(group.get("lr", task.lr)) / task.lr for group in groups])
             decays.append([float(group.get("weight_decay", task.weight_decay)) for group in groups])
@@ -460,7 +449,10 @@ class TorchOptimizer:
         self._initial = [group.get("lr") for group in groups]
         own = task.has_own("optimizer")
         self.first_rate = 1.0 if self._initial[0] is None else float(self._initial[0] if own else task.lr)
-        self._factors = rate_factors(task, steps_per_epoch)
+        if task.has_own("schedule"):  # every step's rate, as a factor of what it begins with
+            self._factors = [factor for factor in own_factors(task) for _ in range(steps_per_epoch)]
+        else:
+            self._factors = [rate / task.lr for rate in learning_rates(task, steps_per_epoch)]
         self._rules = LoopRules([task], task.epochs, steps_per_epoch, flat.device)
 
     def try_step(self, sparse: Collection[str]) -> None:

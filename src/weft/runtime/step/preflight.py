@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.batches.source import Batch
-from weft.core.errors import SpecError
+from weft.core.errors import SpecError, WeftError
 from weft.nn.pyg.convert import swap
 from weft.nn.pyg.edges import is_bypass
 from weft.runtime.device.process import DTYPES, PYTHON, same_draws, step_seconds
-from weft.runtime.modules.build import functions_that_hold
-from weft.runtime.modules.settings import call_style, model_errors
+from weft.runtime.modules.build import copy_module, functions_that_hold
+from weft.runtime.modules.settings import call_style, in_words, model_errors
 from weft.runtime.modules.state import (
     GlobalsSnapshot,
     ModuleState,
@@ -44,14 +44,13 @@ from weft.runtime.modules.state import (
 )
 from weft.runtime.step.forward import Forward, LeafForward, Loss, backward
 from weft.runtime.step.inputs import bind, takes_blocks, takes_edges
-from weft.runtime.step.losses import as_one, logits_and_extra, of_member
+from weft.runtime.step.losses import REPEATED, as_one, logits_and_extra, of_member
 from weft.runtime.step.members import CannotStack, Findings, Members, set_up
 from weft.runtime.step.state import State
 
 # ---- How far numbers are apart that should be equal, and how far they may be.
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
-REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 SPARSE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer on sparse features
 LEAST, TINY = 1e-3, 1e-30
 
@@ -120,7 +119,7 @@ class CallRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_bypass(func):
             for tensor, _ in (*self._weights, *self._inputs.values()):
-                if args[0] is tensor or memory_of(args[0]) == memory_of(tensor) != 0:
+                if memory_of(args[0]) == memory_of(tensor):
                     if id(tensor) not in self._copies:
                         self._copies[id(tensor)] = tensor, tensor.detach().clone()
                     self.writes = self.writes or (func in DATA and any(tensor is weight for weight, _ in self._weights))
@@ -162,11 +161,8 @@ class Calls:
 
     def train(self, elsewhere: bool = False) -> StepNumbers:
         """A training call; ``elsewhere``: with other weights and other draws."""
-        with self._from_the_start(elsewhere) as moved:
-            begin = step_seconds()
+        with self._from_the_start(elsewhere):
             loss, grad = self.forward.gradients(self.state.flat, self._batch, self.loss, self._slopes)
-            self.seconds += step_seconds() - begin
-            self.drawn |= set() if elsewhere else moved()
         # Detached: a graph that is kept alive ties the parameters to this stream, and no other could capture a step.
         return StepNumbers(
             loss.detach(), grad[0], {name: buffer[0].clone() for name, buffer in self.state.buffers.items()}
@@ -174,11 +170,8 @@ class Calls:
 
     def evaluate(self) -> Tensor:
         """Logits ``[N, C]`` in evaluation mode."""
-        with torch.no_grad(), self._from_the_start(elsewhere=False) as moved:
-            begin = step_seconds()
+        with torch.no_grad(), self._from_the_start(elsewhere=False):
             output = self.forward(self.state.flat, training=False, batch=self._batch)
-            self.seconds += step_seconds() - begin
-            self.drawn |= moved()
         return as_one(of_member(output, 0))
 
     def changed_buffers(self) -> set[str]:
@@ -187,7 +180,7 @@ class Calls:
         return {n for n, now in self.state.buffers.items() if not same_numbers(now, saved[f"buffer.{n}"])}
 
     @contextmanager
-    def _from_the_start(self, elsewhere: bool) -> Iterator[Callable[[], set[str]]]:
+    def _from_the_start(self, elsewhere: bool) -> Iterator[None]:
         self.state.restore(self._before)
         with same_draws(self.state.flat.device) as moved:
             if elsewhere:
@@ -195,10 +188,12 @@ class Calls:
                 torch.manual_seed(torch.initial_seed() + 1)
                 random.seed(random.random())
                 np.random.seed(np.random.randint(1 << 31))
-            yield moved
+            begin = step_seconds()
+            yield
+            self.seconds += step_seconds() - begin
+            self.drawn |= set() if elsewhere else moved()
 
 
-LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 OTHERS = "it gives other numbers when it is called again"
 OUTSIDE = "something outside of its attributes, as a closure, a hook or a global variable has it"
 
@@ -206,8 +201,8 @@ OUTSIDE = "something outside of its attributes, as a closure, a hook or a global
 class Preflight:
     """Tries ``members`` with the weights of ``state``, which stays as it is, and keeps the findings in ``members``."""
 
-    def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
-        self._members, self._state, self._loss_of = members, state, loss_of
+    def __init__(self, members: Members, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
+        self._members, self._state, self._loss_of = members, state, loss_of  # by rows
         self._task, self._device = members.task, members.inputs.device
         self._models, members.to_try = members.to_try, []
         self._globals = GlobalsSnapshot(self._models[0] if self._models else members.model)
@@ -247,8 +242,18 @@ class Preflight:
                 model = self._models[0]
                 # Functions that a module keeps would go on with the parts of the original.
                 calls = self._calls(self._built_again() if functions_that_hold(model) else members.copied(model), 0)
-                with members.naming_left_out(model):
+                try:
                     output = calls.forward.one(calls.state.flat[0], training=False, batch=batch)
+                except (WeftError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:  # perhaps for want of what cannot be copied
+                    left_out = copy_module(model)[1]
+                    if not left_out:
+                        raise
+                    raise members.cannot_copy(
+                        f"it needs {left_out[0]!r}, of which Python makes no copy ({in_words(error, __file__)}); "
+                        "let forward make it, or keep numbers and tensors instead"
+                    ) from error
             else:
                 members.forward.attach(state.select([0]), [rate[None] for rate in members.slots[0].rates])
                 try:

@@ -76,7 +76,12 @@ class State:
         if "plateau" in parts or "callbacks" in parts:
             extras[RATE] = torch.ones(members, dtype=torch.float64, device=device)
         if "plateau" in parts:
-            extras |= plateau_state(tasks, device)
+            # The best value so far, evaluations without a better one, and cooling down.
+            watched = [str((PLATEAU | task.plateau)["watch"]) for task in tasks]
+            best = [torch.inf if lower_is_better(column) else -torch.inf for column in watched]
+            extras["plateau_best"] = torch.tensor(best, dtype=torch.float64, device=device)
+            extras["plateau_bad"] = torch.zeros(members, dtype=torch.int64, device=device)
+            extras["plateau_cooldown"] = extras["plateau_bad"].clone()
         return cls(
             flat=flat,
             moments=tuple(torch.zeros_like(flat) for _ in range(moments)),
@@ -145,18 +150,6 @@ class State:
             best_buffers={name: tensors[f"best_buffer.{name}"] for name in self.best_buffers},
             extras={name: tensors[f"loop.{name}"] for name in self.extras},
         )
-
-
-def plateau_state(tasks: Sequence[Task], device: torch.device) -> dict[str, Tensor]:
-    """The state before the first epoch: the best value so far, evaluations without a better one, and cooling down."""
-    watched = [str((PLATEAU | task.plateau)["watch"]) for task in tasks]
-    best = [torch.inf if lower_is_better(column) else -torch.inf for column in watched]
-    zeros = torch.zeros(len(tasks), dtype=torch.int64, device=device)
-    return {
-        "plateau_best": torch.tensor(best, dtype=torch.float64, device=device),
-        "plateau_bad": zeros,
-        "plateau_cooldown": zeros.clone(),
-    }
 
 
 @contextmanager
