@@ -110,7 +110,7 @@ class RunningGroup:
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
     ``start_seconds``: how long after ``started`` it leaves the device idle; ``utilisation`` is its mean from
-    ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown. ``users``: whose tasks it runs.
+    ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown. ``users``: one per member.
     """
 
     id: str
