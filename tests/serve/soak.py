@@ -246,7 +246,7 @@ def faults(folder: Path, library: Path, cases: list[tuple[str, str]], seed: int 
                 soak.keep_up()
                 soak.submit([{**kind, "seed": number, "epochs": 2}], key=f"more-{time.monotonic()}")
                 own = {"model": f"{FAULTY}:UsesRelu", "hidden": None, "seed": number}  # pipes and renames
-                soak.submit([{**own, "epochs": 2 + len(soak.names) % 50}], key=f"own-{time.monotonic()}")
+                soak.submit([{**own, "epochs": 2 + 3 * number + len(soak.names) % 3}], key=f"own-{time.monotonic()}")
                 with suppress(WeftError, OSError, HTTPException):  # opens files
                     soak.client.fetch(soak.names[0], folder / "fetched")
                 time.sleep(0.2)
