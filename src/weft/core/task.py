@@ -161,8 +161,30 @@ class Task:
         return task
 
     def __post_init__(self) -> None:
-        self._check_graph_and_model()
         where = f"task {self.label!r}: "
+        if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
+            raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
+        if type(self.graph).__module__.startswith("torch_geometric."):
+            kind = type(self.graph).__name__
+            raise SpecError(f"{where}graph is a {kind} of PyG; give graph=weft.Graph.from_pyg(data), made of it once")
+        if hasattr(self.graph, "__fspath__"):
+            object.__setattr__(self, "graph", str(self.graph))
+        if isinstance(self.model, str):
+            if self.traits is None and (":" not in self.model or self.model.startswith("<")):
+                suggestion = did_you_mean(self.model, model_names())
+                raise SpecError(
+                    f"{where}model={self.model!r} must be one of {', '.join(model_names())}, "
+                    f'or "module:callable" for a model of your own{f"; {suggestion}" if suggestion else ""}'
+                )
+        elif not callable(self.model):
+            raise SpecError(
+                f"{where}model={self.model!r} must be a name, an nn.Module, or a callable "
+                "(in_features, out_features) -> nn.Module"
+            )
+        object.__setattr__(self, "model_args", read_arguments(self.model_args, f"{where}model_args"))
+        for name in self.model_args:
+            if name in model_settings():
+                raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
         for name, rule in rules().items():
             object.__setattr__(self, name, rule.check(where, name, getattr(self, name)))
         self._check_loop(where)
@@ -293,32 +315,6 @@ class Task:
             unless_given |= set(OPTIMIZER_GIVEN if is_own(data.get("optimizer", "adam")) else ())
             data = {name: value for name, value in data.items() if name in given or name not in unless_given}
         return cls(**data)
-
-    def _check_graph_and_model(self) -> None:
-        where = f"task {self.label!r}: "
-        if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
-            raise SpecError(f'{where}graph={self.graph!r} must be a name, a path or a weft.Graph, such as graph="cora"')
-        if type(self.graph).__module__.startswith("torch_geometric."):
-            kind = type(self.graph).__name__
-            raise SpecError(f"{where}graph is a {kind} of PyG; give graph=weft.Graph.from_pyg(data), made of it once")
-        if hasattr(self.graph, "__fspath__"):
-            object.__setattr__(self, "graph", str(self.graph))
-        if isinstance(self.model, str):
-            if self.traits is None and (":" not in self.model or self.model.startswith("<")):
-                suggestion = did_you_mean(self.model, model_names())
-                raise SpecError(
-                    f"{where}model={self.model!r} must be one of {', '.join(model_names())}, "
-                    f'or "module:callable" for a model of your own{f"; {suggestion}" if suggestion else ""}'
-                )
-        elif not callable(self.model):
-            raise SpecError(
-                f"{where}model={self.model!r} must be a name, an nn.Module, or a callable "
-                "(in_features, out_features) -> nn.Module"
-            )
-        object.__setattr__(self, "model_args", read_arguments(self.model_args, f"{where}model_args"))
-        for name in self.model_args:
-            if name in model_settings():
-                raise SpecError(f"{where}{name} is a setting of its own; give {name}=, not model_args")
 
     def _check_loop(self, where: str) -> None:
         if not self.has_own("optimizer"):

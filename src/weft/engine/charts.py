@@ -548,11 +548,10 @@ def gantt_svg(label: str, panels: Sequence[Panel]) -> str:
 
 def write_schedules(schedules: Mapping[str, Simulation], file: Path) -> None:
     """Write the charts of simulated epochs, by title: a page with all of them, or the first as a picture."""
-    charts = [schedule_svg(title, simulation) for title, simulation in schedules.items()]
-    write_charts("--simulate", file, "schedules", charts)
+    write_charts("--simulate", file, "schedules", [_schedule_svg(*item) for item in schedules.items()])
 
 
-def schedule_svg(title: str, simulation: Simulation) -> str:
+def _schedule_svg(title: str, simulation: Simulation) -> str:
     """The first batches of a simulated epoch: a row per resource, and per worker of a resource that has several."""
     lanes: dict[str, list[list[Activity]]] = {}
     for activity in sorted(simulation.activities, key=lambda activity: activity.begin):

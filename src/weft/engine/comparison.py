@@ -73,11 +73,9 @@ def comparable(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     for (_, metric), group in groups.items():
         settings = [run.row["differs"] for run in group]
         keys = dict.fromkeys(key for own in settings for key in own)
-        alike = {key for key in keys if distinct(own[key] for own in settings if key in own) == 1}
-        for run in group:
-            run.row["differs"] = {
-                key: run.row["differs"][key] for key in keys if key in run.row["differs"].keys() - alike
-            }
+        varying = [key for key in keys if distinct(own[key] for own in settings if key in own) > 1]
+        for run, own in zip(group, settings, strict=True):
+            run.row["differs"] = {key: own[key] for key in varying if key in own}
         group.sort(key=lambda run: run.score.mean, reverse=not lower_is_better(metric))
     return list(groups.values())
 

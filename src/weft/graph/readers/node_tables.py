@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.core.errors import GraphError
 from weft.graph.graph import Graph
-from weft.graph.readers.tables import is_index, named_columns, open_text, parquet_table, unread_columns
+from weft.graph.readers.tables import graph_of, is_index, named_columns, open_text, parquet_table
 
 IDS, LABELS = ("id", "node", "node_id"), ("label", "y", "class", "target")
 PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -102,11 +102,9 @@ def read_tables(path: str | Path, nodes: str | Path | None = None, **fields: Any
             raise GraphError(f"{path} {place}: {key} {value!r} is no id{known}; add a row for it, or correct it")
     if "relation" in arrays and not (arrays["relation"] % 1).any():  # else they are refused, as ids must be whole
         arrays["relation"] = arrays["relation"].astype(np.int64)
-    graph = Graph.from_edges(**{"name": path.parent.name or path.stem, "num_nodes": len(ids), **arrays, **fields})
-    graph.ids = np.array(ids, dtype=np.str_)
-    unread = unread_columns(names, at)
-    for note in notes + ([f"{path.name}: columns not read: {', '.join(unread)}"] if unread else []):
-        graph = graph.noted(note)
+    own = {"name": path.parent.name or path.stem, "num_nodes": len(ids)}
+    graph = graph_of(own | arrays, fields, path, names, at)
+    graph.ids, graph.notes = np.array(ids, dtype=np.str_), (*notes, *graph.notes)
     return graph
 
 

@@ -84,15 +84,13 @@ def named_columns(names: Sequence[str], where: str) -> dict[str, int]:
     return {"src": index, "dst": index + 1} | columns
 
 
-def graph_of(arrays: Mapping[str, Any], fields: Mapping[str, Any], path: Path, unread: Sequence[str]) -> Graph:
-    """The graph of the columns of a file, with a note on those that were not read."""
+def graph_of(
+    arrays: Mapping[str, Any], fields: Mapping[str, Any], path: Path, names: Sequence[str], columns: Mapping[str, int]
+) -> Graph:
+    """The graph of ``columns`` of a file, with a note on those of ``names`` that were not read; no index of pandas."""
     graph = Graph.from_edges(**{"name": Path(path.name.removesuffix(".gz")).stem, **arrays, **fields})
+    unread = [name.strip() for at, name in enumerate(names) if at not in columns.values() and not is_index(at, name)]
     return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
-
-
-def unread_columns(names: Sequence[str], columns: Mapping[str, int]) -> list[str]:
-    """The names of the other columns, the index of pandas aside."""
-    return [name.strip() for at, name in enumerate(names) if at not in columns.values() and not is_index(at, name)]
 
 
 def read_text(path: str | Path, **fields: Any) -> Graph:
@@ -124,7 +122,7 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
                 f"{path}: the first of three columns counts the lines, as an index does that pandas writes; write it "
                 "with index=False, or name the columns in a first line: src, dst, weight"
             )
-    return graph_of(arrays, fields, path, unread_columns(layout.names, layout.columns))
+    return graph_of(arrays, fields, path, layout.names, layout.columns)
 
 
 @dataclass(frozen=True)
@@ -245,4 +243,4 @@ def read_parquet(path: str | Path, **fields: Any) -> Graph:
                 f"{path}: column {names[position]!r} holds {arrays[key].dtype} values, for example {sample}; "
                 f"node ids must be integers"
             )
-    return graph_of(arrays, fields, path, unread_columns(names, columns))
+    return graph_of(arrays, fields, path, names, columns)

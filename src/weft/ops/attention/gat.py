@@ -19,6 +19,9 @@ Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
@@ -153,14 +156,12 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
-@custom_op(
+_backward_op = custom_op(
     "weft::graph_attention_backward",
     "(Tensor grad, Tensor x, Tensor a_src, Tensor a_dst, Tensor out, Tensor out_plus, Tensor alpha_plus,"
     " Tensor log_sum, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
     " -> (Tensor, Tensor, Tensor)",
-)
-def _backward_op(*arguments):
-    return _gradients(*arguments)
+)(_gradients)
 
 
 @_op.register_fake
@@ -171,23 +172,30 @@ def _fake(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return out, torch.empty_like(out), stats, torch.empty_like(stats)
 
 
-def _setup(ctx, inputs, output):
-    x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
-    ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
+def register_gradient(op: Any, gradients: Callable[..., tuple[Tensor, ...]]) -> None:
+    """Register the backward pass of an attention, whose arguments end with slope, rate, clock, site, csr and back.
+
+    ``gradients(grad, *tensors, *outputs, slope, rate, clock, site, csr, back)`` returns one per tensor argument.
+    """
+
+    def setup(ctx, inputs, output):
+        *own, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
+        ctx.arguments = len(own) + 4  # before csr and back
+        ctx.save_for_backward(rate, clock, *(value for value in own if isinstance(value, Tensor)), *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
+
+    def backward(ctx, grad, *_):
+        rate, clock, *saved = ctx.saved_tensors
+        grads = ()
+        if grad is not None:
+            grads = gradients(grad, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
+        return *grads, *(None,) * (ctx.arguments - len(grads)), [None] * len(ctx.csr), [None] * len(ctx.back)
+
+    op.register_autograd(backward, setup_context=setup)
 
 
-def _backward(ctx, grad, *_):
-    x, a_src, a_dst, rate, clock, *saved = ctx.saved_tensors
-    nothing = None, None, None, None, [None] * len(ctx.csr), [None] * len(ctx.back)
-    if grad is None:
-        return None, None, None, *nothing
-    grads = _backward_op(grad, x, a_src, a_dst, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
-    return *grads, *nothing
-
-
-_op.register_autograd(_backward, setup_context=_setup)
+register_gradient(_op, _backward_op)
 batch_tasks(_op)
 batch_tasks(_backward_op, contiguous=range(8), like=(1, 2, 3))
 
@@ -268,23 +276,7 @@ def _packed_fake(packed, heads, slope, rate, clock, site, csr, back):
     return out, out.new_empty(out.shape), stats, stats.new_empty(stats.shape)
 
 
-def _packed_setup(ctx, inputs, output):
-    packed, _, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
-    ctx.save_for_backward(packed, rate, clock, *output)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
-
-
-def _packed_backward(ctx, grad, *_):
-    packed, rate, clock, *saved = ctx.saved_tensors
-    nothing = None, None, None, None, None, [None] * len(ctx.csr), [None] * len(ctx.back)
-    if grad is None:
-        return None, *nothing
-    grad = _packed_backward_op(grad, packed, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
-    return grad, *nothing
-
-
-_packed_op.register_autograd(_packed_backward, setup_context=_packed_setup)
+register_gradient(_packed_op, lambda *arguments: (_packed_backward_op(*arguments),))
 batch_tasks(_packed_op)
 batch_tasks(_packed_backward_op, contiguous=range(6), like=(1,))
 

@@ -18,7 +18,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.core.errors import InputError
 from weft.ops import cpu
-from weft.ops.attention.gat import coefficient_mask
+from weft.ops.attention.gat import coefficient_mask, register_gradient
 from weft.ops.csr.adjacency import Adjacency, supplied_by_adjacency
 from weft.ops.csr.packed import (
     PackedCSR,
@@ -417,26 +417,13 @@ def _fake(x_src, x_dst, att, slope, rate, clock, site, csr, back):
     return out, out.new_empty(out.shape[:-1], dtype=accumulate_dtype(out.dtype))
 
 
-def _setup(ctx, inputs, output):
-    x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
-    ctx.save_for_backward(x_src, x_dst, att, rate, clock, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
-
-
-def _backward(ctx, grad, _):
-    x_src, x_dst, att, rate, clock, out, log_sum = ctx.saved_tensors
-    nothing = [None] * len(ctx.csr), [None] * len(ctx.back)
-    if grad is None:
-        return None, None, None, None, None, None, None, *nothing
-    grad = grad.contiguous()
-    acc = accumulate_dtype(out.dtype)
+def _gradients(grad, x_src, x_dst, att, out, *saved):
+    grad, acc = grad.contiguous(), accumulate_dtype(out.dtype)
     delta = (grad.to(acc) * out.to(acc)).sum(-1)
-    grads = _backward_op(grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
-    return *grads, None, None, None, None, *nothing
+    return _backward_op(grad, x_src, x_dst, att, delta, *saved)
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+register_gradient(_op, _gradients)
 batch_tasks(_op)
 batch_tasks(_backward_op, like=(1, 2, 3))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import column_sum
-from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, by_device, custom_op
 from weft.ops.launch.triton_lang import flatten_tasks, per_task_stride, tl, triton, triton_acc
 
 BLOCK = 1024
@@ -61,9 +61,8 @@ def mean_heads_triton(x: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-@custom_op("weft::mean_heads", "(Tensor x, Tensor? bias) -> Tensor")
-def _op(x, bias):
-    return mean_heads_triton(x, bias) if use_triton(x) else mean_heads_torch(x, bias)
+_serve = by_device(mean_heads_triton, mean_heads_torch)
+_op = custom_op("weft::mean_heads", "(Tensor x, Tensor? bias) -> Tensor")(_serve)
 
 
 def _setup(ctx, inputs, output):

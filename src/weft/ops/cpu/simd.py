@@ -151,18 +151,22 @@ def where_positive(typing, sign, positive, other):
     return sign(sign, positive, other), generate
 
 
+def _add_pairs(builder, total, distance):
+    """Add to every lane the one at ``distance``, then at half of it, and so on down to 1."""
+    lanes = total.type.count
+    while distance:
+        swap = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lane ^ distance for lane in range(lanes)])
+        total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
+        distance //= 2
+    return total
+
+
 @intrinsic
 def lane_sum(typing, value):
     """Sum of all lanes, always in the same pairs."""
 
     def generate(context, builder, signature, arguments):
-        (total,) = arguments
-        half = value.lanes // 2
-        while half:
-            order = ir.VectorType(ir.IntType(32), total.type.count)
-            swap = ir.Constant(order, [lane ^ half for lane in range(total.type.count)])
-            total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
-            half //= 2
+        total = _add_pairs(builder, arguments[0], value.lanes // 2)
         return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
 
     return value.dtype(value), generate
@@ -189,13 +193,7 @@ def half_sums(typing, value):
     pair = types.UniTuple(value.dtype, 2)
 
     def generate(context, builder, signature, arguments):
-        (total,) = arguments
-        distance = value.lanes // 4
-        while distance:
-            order = ir.VectorType(ir.IntType(32), value.lanes)
-            swap = ir.Constant(order, [lane ^ distance for lane in range(value.lanes)])
-            total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
-            distance //= 2
+        total = _add_pairs(builder, arguments[0], value.lanes // 4)
         lanes = (ir.Constant(ir.IntType(32), lane) for lane in (0, value.lanes // 2))
         return cgutils.pack_array(builder, [builder.extract_element(total, lane) for lane in lanes])
 

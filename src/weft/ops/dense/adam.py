@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.ops.launch.backend import custom_op, use_triton
+from weft.ops.launch.backend import by_device, custom_op
 from weft.ops.launch.triton_lang import jit_any_size, tl
 
 # ---- Triton kernels: one Adam step for the parameters of every task
@@ -99,17 +99,12 @@ def adam_torch(
     param.sub_(lr / correction1 * exp_avg / denominator)
 
 
-@custom_op(
+_op = custom_op(
     "weft::adam_",
     "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
     " Tensor? decay_mask, Tensor? step=None) -> ()",
     mutates_args=("param", "exp_avg", "exp_avg_sq"),
-)
-def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
-    serve = adam_triton if use_triton(param) else adam_torch
-    serve(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
-
-
+)(by_device(adam_triton, adam_torch))
 _op.register_fake(lambda *arguments: None)
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward
+from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward, ranges, setup
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, by_device, custom_op, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.random_bits_triton import drop_key
 
@@ -188,17 +188,11 @@ def _tile(x: Tensor) -> dict:
     return {"F": x.shape[-1], "ACC": triton_acc(x.dtype), "BN": TILE // block_f, "BF": block_f, "num_warps": 4}
 
 
-def _ranges(N: int, block_n: int, device: torch.device) -> tuple[int, int]:
-    """Rows of a range, whole tiles of them, and how many ranges there are."""
-    rows = block_n * -(-N // (block_n * limits_of(device).programs(4)))
-    return rows, -(-N // rows)
-
-
 def moments_triton(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance ``[..., F]`` of the columns of a contiguous ``x [..., N, F]``."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
     tasks, tile = lead.numel(), _tile(x)
-    rows, parts = _ranges(N, tile["BN"], x.device)
+    rows, parts = ranges(N, tile["BN"], x.device)
     partial = x.new_empty(tasks, parts, 2, F, dtype=accumulate_dtype(x.dtype))
     mean, var = (partial.new_empty(*lead, F) for _ in range(2))
     _moments_kernel[(parts, -(-F // tile["BF"]), tasks)](x, partial, N, rows, **tile)
@@ -249,7 +243,7 @@ def batch_norm_backward_triton(
     if not x.numel():
         return grad_x, mean.new_zeros(*lead, 2, F)
     ending, tasks, tile = Epilogue(*epilogue), lead.numel(), _tile(x)
-    rows, programs = _ranges(N, tile["BN"], x.device)
+    rows, programs = ranges(N, tile["BN"], x.device)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
     rates, clocks, *strides = ending.arguments(tasks, x)
     constants = {**ending.constants(F), **tile}
@@ -305,32 +299,19 @@ def batch_norm_backward_torch(
     return (centred * (weight * deviation).unsqueeze(-2)).to(x.dtype), torch.stack([grad_weight, grad_bias], -2)
 
 
-@custom_op(
+_op = custom_op(
     "weft::batch_norm_act_dropout",
     f"(Tensor x, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> (Tensor, Tensor, Tensor)",
-)
-def _op(x, weight, bias, eps, *epilogue):
-    serve = batch_norm_triton if use_triton(x) else batch_norm_torch
-    return serve(x, weight, bias, eps, *epilogue)
-
-
-@custom_op(
+)(by_device(batch_norm_triton, batch_norm_torch))
+_backward_op = custom_op(
     "weft::batch_norm_act_dropout_backward",
     "(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
     f"{EPILOGUE}) -> (Tensor, Tensor)",
-)
-def _backward_op(grad, x, weight, bias, mean, var, eps, *epilogue):
-    serve = batch_norm_backward_triton if use_triton(x) else batch_norm_backward_torch
-    return serve(grad, x, weight, bias, mean, var, eps, *epilogue)
-
-
-@custom_op(
+)(by_device(batch_norm_backward_triton, batch_norm_backward_torch))
+_normalise_op = custom_op(
     "weft::normalise_act_dropout",
     f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {EPILOGUE}) -> Tensor",
-)
-def _normalise_op(x, mean, var, weight, bias, eps, *epilogue):
-    serve = normalise_triton if use_triton(x) else normalise_torch
-    return serve(x, mean, var, weight, bias, eps, *epilogue)
+)(by_device(normalise_triton, normalise_torch))
 
 
 @_op.register_fake
@@ -347,14 +328,6 @@ def _backward_fake(grad, x, weight, bias, mean, var, eps, *epilogue):
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
-def _setup(ctx, inputs, output):
-    x, weight, bias, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
-    _, mean, var = output
-    ctx.save_for_backward(x, weight, bias, mean, var, rate, clock)
-    ctx.mark_non_differentiable(mean, var)
-    ctx.set_materialize_grads(False)
-
-
 def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * 9
@@ -365,7 +338,7 @@ def _backward(ctx, grad, *_):
     return grad_x, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), *(None,) * 6
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+_op.register_autograd(_backward, setup_context=setup)
 batch_tasks(_op)
 batch_tasks(_backward_op, contiguous=range(12))
 batch_tasks(_normalise_op, like=(0,))

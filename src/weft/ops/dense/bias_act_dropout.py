@@ -24,6 +24,7 @@ from weft.ops.dense.tiles_triton import activate, add_parts, drop_scale
 from weft.ops.launch.backend import (
     accumulate_dtype,
     batch_tasks,
+    by_device,
     custom_op,
     lead_task,
     limits_of,
@@ -86,11 +87,7 @@ def column_sum_triton(x: Tensor, programs: int | None = None) -> Tensor:
     return add_parts(partial, (F, 0), x.dtype)[0].reshape(*lead, F)
 
 
-@custom_op("weft::column_sum", "(Tensor x) -> Tensor")
-def _column_sum_op(x):
-    return column_sum_triton(x) if use_triton(x) else column_sum_torch(x)
-
-
+_column_sum_op = custom_op("weft::column_sum", "(Tensor x) -> Tensor")(by_device(column_sum_triton, column_sum_torch))
 _column_sum_op.register_fake(lambda x: x.new_empty(*x.shape[:-2], x.shape[-1]))
 batch_tasks(_column_sum_op)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, by_device, custom_op, next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 
 # ---- Triton kernels: the softmax of the labelled rows, once for the loss, once for its
@@ -114,22 +114,12 @@ def cross_entropy_rows_backward_torch(grad_loss: Tensor, logits: Tensor, labels:
     return torch.zeros_like(logits).index_copy(-2, rows, slope)
 
 
-@custom_op("weft::cross_entropy_rows", "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
-def _op(logits, labels, rows):
-    serve = cross_entropy_rows_triton if use_triton(logits) else cross_entropy_rows_torch
-    return serve(logits, labels, rows)
-
-
-@custom_op(
-    "weft::cross_entropy_rows_backward", "(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor"
+_op = custom_op("weft::cross_entropy_rows", "(Tensor logits, Tensor labels, Tensor rows) -> Tensor")(
+    by_device(cross_entropy_rows_triton, cross_entropy_rows_torch)
 )
-def _backward_op(grad_loss, logits, labels, rows):
-    serve = cross_entropy_rows_backward_triton if use_triton(logits) else cross_entropy_rows_backward_torch
-    return serve(grad_loss, logits, labels, rows)
-
-
-def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+_backward_op = custom_op(
+    "weft::cross_entropy_rows_backward", "(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor"
+)(by_device(cross_entropy_rows_backward_triton, cross_entropy_rows_backward_torch))
 
 
 def _backward(ctx, grad_loss):
@@ -139,7 +129,7 @@ def _backward(ctx, grad_loss):
 _op.register_fake(
     lambda logits, labels, rows: logits.new_empty(logits.shape[:-2], dtype=accumulate_dtype(logits.dtype))
 )
-_op.register_autograd(_backward, setup_context=_setup)
+_op.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 batch_tasks(_op, shared=(1, 2))
 batch_tasks(_backward_op, shared=(2, 3), like=(1,))
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward
+from weft.ops.dense.norm_epilogue import EPILOGUE, TILE, Epilogue, checked_epilogue, end, end_backward, ranges, setup
 from weft.ops.dense.tiles_triton import add_parts
-from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, limits_of, next_power_of_2, use_triton
+from weft.ops.launch.backend import accumulate_dtype, batch_tasks, custom_op, next_power_of_2, use_triton
 from weft.ops.launch.triton_lang import tl, triton, triton_acc
 from weft.ops.random_bits_triton import drop_key
 
@@ -144,9 +144,7 @@ def layer_norm_backward_triton(
     if not x.numel():
         return grad_x, mean.new_zeros(shape)
     constants, N = _constants(x, b, ending), x.numel() // (tasks * F)
-    block_n = constants["BN"]
-    rows = block_n * -(-N // (block_n * limits_of(x.device).programs(4)))
-    programs = -(-N // rows)
+    rows, programs = ranges(N, constants["BN"], x.device)
     partial = x.new_empty(tasks, programs, sums * F, dtype=mean.dtype)
     rates, clocks, *strides = ending.arguments(tasks, x)
     _backward_kernel[(programs, tasks)](
@@ -233,14 +231,6 @@ def _backward_fake(grad, x, b, weight, shift, mean, rstd, *epilogue):
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
-def _setup(ctx, inputs, output):
-    x, b, weight, shift, _, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(x, b, weight, shift, mean, rstd, rate, clock)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-
-
 def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * 10
@@ -252,7 +242,7 @@ def _backward(ctx, grad, *_):
     return grad_x, to_b, grad_weight.to(weight.dtype), grad_shift.to(shift.dtype), *(None,) * 6
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+_op.register_autograd(_backward, setup_context=setup)
 batch_tasks(_op)
 batch_tasks(_backward_op, contiguous=(0,))
 

@@ -31,7 +31,16 @@ from weft.ops.dense.linear_triton import (
     term_bytes,
     weight_grad_triton,
 )
-from weft.ops.launch.backend import batch_tasks, custom_op, lead_task, limits_of, on_gpu, rate_and_clock, use_triton
+from weft.ops.launch.backend import (
+    batch_tasks,
+    custom_op,
+    lead_task,
+    limits_of,
+    on_gpu,
+    rate_and_clock,
+    task_rows,
+    use_triton,
+)
 from weft.ops.launch.triton_lang import common_lead
 
 
@@ -49,21 +58,7 @@ def weight_grad(grad, x):
 
 
 weight_grad.register_fake(lambda grad, x: x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1]))
-
-
-@weight_grad.register_vmap
-def _weight_grad_vmap(info, in_dims, grad, x):
-    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    return weight_grad(grad, _rows(x, in_dims[1], grad)), 0
-
-
-def _rows(x: Tensor, dim: int | None, like: Tensor) -> Tensor:
-    """``x`` for the tasks of ``like [T, ..., N, O]``: an ``x [N, I]`` that all of them share stays as it is."""
-    if dim is None and x.dim() == 2:
-        return x
-    x = lead_task(x, dim, like.shape[0])
-    inner = like.shape[1 : 1 + like.dim() - x.dim()]  # tasks of an inner vmap, which share x
-    return x.reshape(x.shape[0], *(1,) * len(inner), *x.shape[1:]).expand(x.shape[0], *inner, *x.shape[1:])
+batch_tasks(weight_grad, rows=(1, 0))
 
 
 def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
@@ -166,7 +161,7 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
     grad, out, weight, passed, rate, clock = (
         lead_task(value, dim, info.batch_size) for value, dim in zip(tensors, dims, strict=True)
     )
-    x = _rows(x, in_dims[2], grad)
+    x = task_rows(x, in_dims[2], grad)
     grads = linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
     # Gradients that were not requested are empty, without a task dimension: add one.
     requested = (wants_in, wants_x, True, True)
@@ -229,17 +224,7 @@ def _linear_backward(ctx, grad):
 
 
 _linear_op.register_autograd(_linear_backward, setup_context=_linear_setup)
-
-
-@_linear_op.register_vmap
-def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
-    tensors = (x, weight, bias, add, rate, clock)
-    dims = (*in_dims[:4], in_dims[5], in_dims[6])
-    _, weight, bias, add, rate, clock = (
-        lead_task(value, dim, info.batch_size) for value, dim in zip(tensors, dims, strict=True)
-    )
-    x = _rows(x, in_dims[0], weight)
-    return _linear_op(x, weight, bias, add, act, rate, clock, site), 0
+batch_tasks(_linear_op, rows=(0, 1))
 
 
 @custom_op("weft::product", "(Tensor x, Tensor weight) -> Tensor")

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import ACTIVATIONS
 from weft.ops.dense.tiles_triton import activate, drop_scale
-from weft.ops.launch.backend import rate_and_clock
+from weft.ops.launch.backend import limits_of, rate_and_clock
 from weft.ops.launch.triton_lang import per_task_stride, tl, triton
 
 EPILOGUE = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
@@ -61,6 +62,20 @@ def checked_epilogue(
         has = f"a clock of shape {list(clock.shape)} for columns of shape {list(expected)}"
         raise InputError(f"{operator}: {has}; give one clock per task, or share clock and columns")
     return Epilogue(act, *rate_and_clock(p, clock, x.device), site, parts)
+
+
+def setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Save what a norm's backward pass reads: tensors, moments and epilogue; only ``out`` is differentiable."""
+    *tensors, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
+    ctx.save_for_backward(*tensors, *output[1:], rate, clock)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def ranges(N: int, block_n: int, device: torch.device) -> tuple[int, int]:
+    """Rows of a range, whole tiles of them, and how many ranges there are, whatever the number of tasks."""
+    rows = block_n * -(-N // (block_n * limits_of(device).programs(4)))
+    return rows, -(-N // rows)
 
 
 TILE = 2048  # elements of a norm's tile: 16 per thread

@@ -105,6 +105,11 @@ def custom_op(name: str, schema: str, mutates_args: Sequence[str] = ()) -> Calla
     return register
 
 
+def by_device(kernels: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation of an operator: ``kernels`` if its first argument goes to Triton, else ``reference``."""
+    return lambda first, *rest: (kernels if use_triton(first) else reference)(first, *rest)
+
+
 def lead_task(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
     """Bring the batch dimension of a tensor (or None) to the front, adding it if it is missing."""
     if value is None:
@@ -112,14 +117,25 @@ def lead_task(value: Tensor | None, dim: int | None, size: int) -> Tensor | None
     return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
 
 
+def task_rows(x: Tensor, dim: int | None, like: Tensor) -> Tensor:
+    """``x`` for the tasks of ``like [T, ..., N, O]``: an ``x [N, I]`` that all of them share stays as it is."""
+    if dim is None and x.dim() == 2:
+        return x
+    x = x.movedim(dim, 0) if dim is not None else x.expand(like.shape[0], *x.shape)
+    inner = like.shape[1 : 1 + like.dim() - x.dim()]  # tasks of an inner vmap, which share x
+    return x.reshape(x.shape[0], *(1,) * len(inner), *x.shape[1:]).expand(x.shape[0], *inner, *x.shape[1:])
+
+
 def batch_tasks(
-    op: Any, *, shared: Collection[int] = (), contiguous: Collection[int] = (), like: Sequence[int] = ()
-) -> None:
+    op: Any, *, shared: Collection[int] = (), contiguous: Collection[int] = (), like: Sequence[int] = (),
+    rows: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
     """Register ``op`` with ``vmap``: T tasks are one call whose tensors have a task dimension in front.
 
     ``shared``: arguments that stay without one if all tasks share them. ``contiguous``: arguments that are copied if
     the task dimension leaves gaps in them. Lists of tensors (packed matrices) are always shared. ``like``: registers
-    fake results as well, contiguous tensors like these arguments.
+    fake results as well, contiguous tensors like these arguments. ``rows``: the argument that :func:`task_rows` serves,
+    and the one whose tasks it is for.
     """
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -128,6 +144,8 @@ def batch_tasks(
             if isinstance(value, Tensor) and (dim is not None or position not in shared):
                 value = lead_task(value, dim, info.batch_size)
                 values[position] = value.contiguous() if position in contiguous else value
+        if rows is not None:
+            values[rows[0]] = task_rows(arguments[rows[0]], in_dims[rows[0]], values[rows[1]])
         results = op(*values)
         return results, (0,) * len(results) if isinstance(results, tuple) else 0
 
