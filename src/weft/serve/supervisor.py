@@ -415,7 +415,7 @@ class Supervisor:
 
         The members of a group whose server died twice before it had saved anything go on alone.
         """
-        ran = self.state.db.tasks(state="running", limit=1_000_000)
+        ran = self.state.db.in_turn("running", 1_000_000)
         # Lanes of what a former server ran were served until its last heartbeat; they have waited since.
         lease = self.state.options.lease_seconds
         last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in ran}
