@@ -189,7 +189,7 @@ class QueueServer:
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            if not self.supervisor.running:
+            if not self.supervisor.is_alive():
                 raise RuntimeError(f"the supervisor ended: {self.supervisor.error}; {self._log()}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{seconds:.0f} s were not enough {what}; {self._log()}")

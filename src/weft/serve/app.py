@@ -346,7 +346,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
     last = time.monotonic()
-    while service.supervisor.running and not await request.is_disconnected():
+    while service.supervisor.is_alive() and not await request.is_disconnected():
         try:
             since, text = await feed.after(since, task)
         except (sqlite3.Error, WeftError):

@@ -242,13 +242,14 @@ PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions
 BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
 
 
-class Supervisor:
-    """Runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`.
+class Supervisor(threading.Thread):
+    """The thread that runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`.
 
     It works as long as the queue is ``owner``'s; None: it shares the queue with nobody.
     """
 
     def __init__(self, options: ServeOptions, owner: Owner | None = None) -> None:
+        super().__init__(name="supervisor", daemon=True)
         self.state = SupervisorState(options, owner)
         self.pool = WorkerPool(self.state)
         # What the dashboard and the metrics read, published as one new object each time.
@@ -261,13 +262,8 @@ class Supervisor:
         self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint, self._distrust = 0.0, ("", 0.0), ""
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     # ---- for the server --------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to work, in a thread."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
@@ -277,20 +273,12 @@ class Supervisor:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
         self._drained_by, self.state.draining = time.monotonic() + seconds, True
         self.wake()
-        self._thread.join(seconds + 15.0)
-
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
-
-    @property
-    def running(self) -> bool:
-        """Whether it is at work."""
-        return self._thread.is_alive()
+        self.join(seconds + 15.0)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Work until it is stopped, or cannot go on: ``error`` says why."""
         try:
             with self._opened() as self.state.db:
                 self.state.options.runs.mkdir(parents=True, exist_ok=True)
