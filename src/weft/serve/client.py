@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.parse
@@ -27,7 +28,7 @@ from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, giv
 
 AN_ID = re.compile(r"[0-9a-f]{1,64}")
 SHOWN = 80  # characters of a value in a message
-EXAMPLE = "http://127.0.0.1:8787"
+DEFAULT_SERVER = "http://127.0.0.1:8787"
 
 TaskId = str | Mapping[str, Any]
 
@@ -86,7 +87,7 @@ def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
 
 def check_server(server: str) -> str:
     """The host of a server's address."""
-    expected = f"server {str(server)[:SHOWN]!r}: expected an address such as {EXAMPLE}"
+    expected = f"server {str(server)[:SHOWN]!r}: expected an address such as {DEFAULT_SERVER}"
     if not isinstance(server, str) or not server.isprintable() or " " in server:
         raise InputError(expected)
     try:
@@ -123,7 +124,6 @@ def read_token(given: str | os.PathLike[str] | None) -> str:
     return token
 
 
-DEFAULT_SERVER = "http://127.0.0.1:8787"
 PATIENCE, RETRY_SECONDS = 300.0, 0.5  # how long a server that is away is waited for, and between two attempts
 SERVER_VARIABLE, TOKEN_VARIABLE = "WEFT_SERVER", "WEFT_TOKEN"
 
@@ -285,16 +285,11 @@ class Client:
             told = getattr(error, "strerror", None) or error
             raise InputError(f"{place}: cannot be made ({told}); give another folder") from None
         for name, kind in (("result.json", "result"), other, *kept):
-            self._download(f"/api/tasks/{task_id(task)}/{kind}", place / name)
+            partial = place / f".{name}.partial"  # the file is there as a whole or not at all
+            with self._open("GET", f"/api/tasks/{task_id(task)}/{kind}") as answer, _opened(partial) as file:
+                shutil.copyfileobj(answer, file, 1 << 20)
+            os.replace(partial, place / name)
         return place
-
-    def _download(self, path: str, place: Path) -> None:
-        """Write an answer to a file, which is there as a whole or not at all."""
-        partial = place.with_name(f".{place.name}.partial")
-        with self._open("GET", path) as answer, _opened(partial) as file:
-            while chunk := answer.read(1 << 20):
-                file.write(chunk)
-        os.replace(partial, place)
 
     def events(
         self,

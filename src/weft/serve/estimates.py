@@ -102,7 +102,9 @@ def estimate_of(
     except Exception as error:
         if task.traits is not None:
             raise
-        return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
+        why = f"its step has no dry run ({type(error).__name__}: {error}), so memory and time are guesses"
+        guess = {"bytes": UNKNOWN_BYTES, "seconds": UNKNOWN_SECONDS, "shared_bytes": 0, "utilisation": 1.0, "why": why}
+        return {**guess, "alone": True, "guess": True, **_common(task)}
     runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
     return {**_predicted(report, kind), **_common(task), "runnable": runnable}
 
@@ -152,19 +154,6 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     plan, machine = replace(plan, why=()), estimator.machine
     data = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
     return finite(data)
-
-
-def _guess(reason: str) -> dict[str, Any]:
-    why = f"its step has no dry run ({reason}), so memory and time are guesses"
-    return {
-        "bytes": UNKNOWN_BYTES,
-        "seconds": UNKNOWN_SECONDS,
-        "shared_bytes": 0,
-        "utilisation": 1.0,
-        "why": why,
-        "alone": True,
-        "guess": True,
-    }
 
 
 def _common(task: Task) -> dict[str, Any]:

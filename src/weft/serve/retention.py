@@ -30,7 +30,14 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str]) -> None:
     """
     until = time.monotonic() + MOST_SECONDS
     db, unknown = queue.connection, []
-    for name in _folders(runs, frozenset(more)):  # a folder is of a task by its name, or by a group that is known
+    known = frozenset(more)
+    try:
+        with os.scandir(runs) as entries:
+            named = [entry for entry in entries if NAME.fullmatch(entry.name) or entry.name in known]
+            folders = sorted(entry.name for entry in named if entry.is_dir(follow_symlinks=False))
+    except OSError:  # nothing has run yet, or it cannot be read now
+        return
+    for name in folders:  # a folder is of a task by its name, or by a group that is known
         tasks = (name, *_members(db, name))
         if not any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (task,)).fetchone() for task in tasks):
             unknown.append(name)
@@ -44,18 +51,6 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str]) -> None:
         if time.monotonic() > until:
             return
         shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
-
-
-def _folders(runs: Path, more: frozenset[str]) -> list[str]:
-    try:
-        with os.scandir(runs) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if (NAME.fullmatch(entry.name) or entry.name in more) and entry.is_dir(follow_symlinks=False)
-            )
-    except OSError:  # nothing has run yet, or it cannot be read now
-        return []
 
 
 def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:

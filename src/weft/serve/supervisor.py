@@ -33,13 +33,13 @@ from weft.serve.groups import (
     GroupEndings,
     Groups,
     Preempted,
-    known_tasks,
+    split,
     weights_file,
     why_gone,
 )
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
-from weft.serve.queue_db import ENDED, LostQueueError, Owner, QueueDB, QueueTask
+from weft.serve.queue_db import LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
 from weft.serve.state import (
     RESTARTED,
@@ -87,9 +87,8 @@ class Scheduler:
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
         self._user_seconds = self._state.user_seconds()
         groups = self._groups.ready()
-        ready = [
-            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
-        ]
+        apart = [task for task in waiting if task.id not in self._groups.preempted]
+        ready = [task for task in apart if not self._held_back(task, task.id in running)]
         groups, ready, suspect = self._limit_to_suspect(groups, ready)
         decision = self._decide(groups, ready)
         for name, reason in decision.refuse.items():
@@ -346,7 +345,12 @@ class Supervisor(threading.Thread):
             self.state.write_records()
             if now - self._cleaned > CLEAN_SECONDS:
                 self._cleaned = now
-                self._clean_up(self.state.options.keep_seconds, time.time())
+                keep, today, former = self.state.options.keep_seconds, time.time(), self._distrust
+                self._distrust = clock_trouble(self.state.db, keep, today)
+                if self._distrust and not former:
+                    print(f"weft: {self._distrust}", file=sys.stderr, flush=True)
+                elif keep is not None and not self._distrust:
+                    clean_up(self.state.db, today - keep, self.state.options.runs)
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
                 self.view = self._show()
@@ -356,13 +360,6 @@ class Supervisor(threading.Thread):
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
-
-    def _clean_up(self, keep_seconds: float | None, now: float) -> None:
-        former, self._distrust = self._distrust, clock_trouble(self.state.db, keep_seconds, now)
-        if self._distrust and not former:
-            print(f"weft: {self._distrust}", file=sys.stderr, flush=True)
-        elif keep_seconds is not None and not self._distrust:
-            clean_up(self.state.db, now - keep_seconds, self.state.options.runs)
 
     def _show(self) -> dict[str, Any]:
         """The state as it is now, with one more sample of the memory of each device."""
@@ -414,8 +411,7 @@ class Supervisor(threading.Thread):
         for group in self.state.db.groups("running", limit=1_000_000):
             fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
             if fused and not whole:
-                members = known_tasks(self.state.db, group.members)
-                self._groups.split(group, [task.id for task in members if task.state not in ENDED])
+                split(self.state.db, group, group.members)
             self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 
