@@ -379,11 +379,6 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, files // 2))
 
 
-def most_waiting() -> int:
-    """How many connections may wait to be accepted."""
-    return min(MOST_WAITING, most_connections() // 4)
-
-
 class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """A connection that is closed if its request does not come, or if it is in the way of others that come."""
 

@@ -242,7 +242,10 @@ class Client:
             asked = {"state": state, "user": user, "limit": 5000, "beyond": beyond}
             query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
             page = self._json("GET", f"/api/tasks?{query}")
-            found += [{**task, "why": _why(task, page["why"])} for task in page["tasks"]]
+            for task in page["tasks"]:
+                unplanned = {"queued": "waits to be planned", "planned": ""}.get(task["state"])
+                task["why"] = "" if unplanned is None else page["why"].get(task["id"], unplanned)
+            found += page["tasks"]
             beyond = page["next"]
         return found
 
@@ -286,8 +289,14 @@ class Client:
             raise InputError(f"{place}: cannot be made ({told}); give another folder") from None
         for name, kind in (("result.json", "result"), other, *kept):
             partial = place / f".{name}.partial"  # the file is there as a whole or not at all
-            with self._open("GET", f"/api/tasks/{task_id(task)}/{kind}") as answer, _opened(partial) as file:
-                shutil.copyfileobj(answer, file, 1 << 20)
+            with self._open("GET", f"/api/tasks/{task_id(task)}/{kind}") as answer:
+                try:
+                    file = open(partial, "wb")  # noqa: SIM115
+                except OSError as error:
+                    told = f"{place}: cannot be written to ({error.strerror}); give another folder"
+                    raise InputError(told) from None
+                with file:
+                    shutil.copyfileobj(answer, file, 1 << 20)
             os.replace(partial, place / name)
         return place
 
@@ -396,19 +405,6 @@ def _checked(**options: Any) -> dict[str, Any]:
     """The options of a submission that were given; a :class:`SpecError` for one that cannot be used."""
     checked = {name: check_option(name, value) if name in OPTION_RULES else value for name, value in options.items()}
     return {name: value for name, value in checked.items() if value is not None}
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return open(path, "wb")
-    except OSError as error:
-        raise InputError(f"{path.parent}: cannot be written to ({error.strerror}); give another folder") from None
-
-
-def _why(task: dict[str, Any], reasons: dict[str, str]) -> str:
-    if task["state"] not in ("queued", "planned"):
-        return ""
-    return reasons.get(task["id"], "waits to be planned" if task["state"] == "queued" else "")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -178,7 +178,7 @@ class GroupEndings:
         """Record how a member ended; True if it was preempted and continues later."""
         status, text = outcome["status"], str(outcome.get("message") or "")
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
-        try:
+        with suppress(LostClaimError, QueueError):  # cancelled or paused meanwhile
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
                 if active.running.kind == "inference":
@@ -186,21 +186,18 @@ class GroupEndings:
                     seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
                     result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
                 self._state.db.finish(name, worker, attempt, finite(result))
-            elif status == "preempted":
+            elif status in ("preempted", "cancelled"):
                 held = self._state.db.get(name)
                 if (held.state, held.worker, held.attempts) == ("running", worker, attempt):
-                    self._state.db.release(name, "preempted")
-                return True
-            elif status == "cancelled":
-                held = self._state.db.get(name)
-                if held.state == "running" and held.worker == worker:
-                    self._state.db.cancel(name)
+                    if status == "cancelled":
+                        self._state.db.cancel(name)
+                    else:
+                        self._state.db.release(name, "preempted")
+                return status == "preempted"
             elif status == "failed" and "memory" in text and ("not enough" in text or "ran out of" in text):
                 self._out_of_memory(active, name, text, None)
             else:
                 self._fail(active, name, text or status, outcome)
-        except (LostClaimError, QueueError):
-            return False  # cancelled or paused meanwhile
         return False
 
     def _fail(self, active: ActiveGroup, name: str, error: str, outcome: Mapping[str, Any]) -> None:

@@ -682,10 +682,8 @@ class QueueDB:
         ``shares``: of the users of its members, from now on.
         """
         with self.writing() as db:
-            now = self._clock()
-            db.execute(
-                "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
-            )
+            values = (state, self._clock(), storable(note), group)
+            db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", values)
             put_shares(db, shares)
 
     def shares(self) -> list[UserShare]:

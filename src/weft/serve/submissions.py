@@ -245,21 +245,17 @@ def make_token_file(path: Path) -> None:
     """Write a file with a new operator's token, readable by its owner alone; an existing one is kept."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        except OSError:  # a full disk: half a token would let nobody in
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         return
     except OSError as error:
-        raise _no_token(path, error) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    except OSError as error:  # a full disk: half a token would let nobody in
-        path.unlink(missing_ok=True)
-        raise _no_token(path, error) from None
-
-
-def _no_token(path: Path, error: OSError) -> SpecError:
-    reason = (error.strerror or str(error)).lower()
-    return SpecError(f"{path}: no token could be written there ({reason}); free the place, or give a file by --token")
+        told = f"{path}: no token could be written there ({(error.strerror or str(error)).lower()})"
+        raise SpecError(f"{told}; free the place, or give a file by --token") from None
 
 
 def _digest(token: str) -> bytes:
