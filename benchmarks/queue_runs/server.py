@@ -25,7 +25,7 @@ from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import ENDED, QueueDB, QueueError, QueueEvent, QueueTask, Submission
+from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import queued_task
 from weft.serve.supervisor import Supervisor
 from weft.serve.worker_pool import PLANNER
@@ -189,7 +189,7 @@ class QueueServer:
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            if not self.supervisor.running:
+            if not self.supervisor.is_alive():
                 raise RuntimeError(f"the supervisor ended: {self.supervisor.error}; {self._log()}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{seconds:.0f} s were not enough {what}; {self._log()}")
@@ -291,8 +291,8 @@ class QueueServer:
         done = [task for task in found if task.state == "done"]
         groups = [group for group in self.db.groups(limit=10_000) if set(group.members) & set(labels)]
         of_task = {member: group for group in reversed(groups) for member in group.members}
-        events = {task.id: self.db.events(task=task.id, limit=10_000) for task in done}
-        starts = {task: _time_of(many, "running") for task, many in events.items()}
+        events = {task.id: self.db.last_events(task.id, ("running",), 10_000) for task in done}
+        starts = {task: claims[0].time for task, claims in events.items()}
         runs = tuple(
             TaskRun(labels[t.id], of_task[t.id].id, 0.0, starts[t.id] - begin, t.updated - begin) for t in done
         )  # fmt: skip
@@ -312,14 +312,14 @@ class QueueServer:
         )  # fmt: skip
         failed = {labels[task.id]: task.error or task.state for task in found if task.state != "done"}
         end = max([begin, *(task.updated for task in done)])
-        details = {labels[task.id]: _details(task, events[task.id]) for task in done}
+        details = {labels[task.id]: _details(task, starts[task.id]) for task in done}
         named = [QueuedTask.from_dict({**task.to_dict(), "id": labels[task.id], "arrival": 0.0}) for task in planned]
         again = {labels[task.id]: self._errors(task.id) for task in found if task.attempts > 1}
         return QueueRun(outcome, begin, end, failed, out_of_memory, named, details, tried_again=again)
 
     def _errors(self, task: str) -> str:
         """What was said when an attempt failed or was lost, and the end of the workers' log."""
-        events = self.db.events(task=task, limit=10_000)
+        events = self.db.last_events(task, STATES, 10_000)
         return "; ".join([*(str(one.data["error"]) for one in events if one.data.get("error")), self._log()])
 
     def device_state(self) -> DeviceState:
@@ -339,13 +339,9 @@ def _trained(task: QueueTask) -> dict[str, float]:
     return {"trained_seconds": float(metrics.get("epochs_run") or 0) * epoch, "epoch_seconds": epoch}
 
 
-def _time_of(events: Sequence[QueueEvent], kind: str) -> float:
-    return next(event.time for event in events if event.kind == kind)
-
-
-def _details(task: QueueTask, events: Sequence[QueueEvent]) -> dict[str, float]:
+def _details(task: QueueTask, start: float) -> dict[str, float]:
     result = task.result or {}
-    about = {"seconds": task.updated - _time_of(events, "running")} | _trained(task)
+    about = {"seconds": task.updated - start} | _trained(task)
     return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
 
 

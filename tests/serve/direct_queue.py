@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.serve.queue_db import NEXT_STATES, STATES, QueueDB, QueueTask, Submission, transaction
+from weft.serve.queue_db import NEXT_STATES, STATES, QueueDB, QueueEvent, QueueTask, Submission, transaction
 from weft.serve.retention import clean_up
 
 CLAIMABLE = """
@@ -39,7 +40,23 @@ class DirectQueue(QueueDB):
         """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
         with transaction(self.connection):
             rows = self.connection.execute(CLAIMABLE, (limit,)).fetchall()
-            return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
+            claim = {"worker": worker, "lease_until": self._clock() + lease_seconds}
+            tasks = [QueueTask.from_row(row) for row in rows]
+            return [self._change(task, "running", attempts=task.attempts + 1, **claim) for task in tasks]
+
+    def tasks(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> list[QueueTask]:
+        """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
+        where = "position > ? AND state = coalesce(?, state) AND user = coalesce(?, user)"
+        query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        return [QueueTask.from_row(row) for row in self.connection.execute(query, (beyond, state, user, limit))]
+
+    def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> list[QueueEvent]:
+        """Events after the sequence number ``since``, in order."""
+        query = "SELECT * FROM events WHERE seq > ? AND task = coalesce(?, task) ORDER BY seq LIMIT ?"
+        rows = self.connection.execute(query, (since, task, limit))
+        return [QueueEvent(**{**dict(row), "data": json.loads(row["data"])}) for row in rows]
 
 
 def delete_ended(queue: QueueDB, before: float) -> int:
@@ -47,7 +64,7 @@ def delete_ended(queue: QueueDB, before: float) -> int:
     return clean_up(queue, before, Path(queue.path, "no folder"))
 
 
-def problems(queue: QueueDB) -> list[str]:
+def problems(queue: DirectQueue) -> list[str]:
     """What is wrong with the file, in sentences; empty if nothing is.
 
     SQLite's own check, then per task: its events lead from queued to its state by allowed changes, it is done at most

@@ -65,7 +65,7 @@ class Queue:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, self.told()
-            assert self.supervisor.running, self.supervisor.error
+            assert self.supervisor.is_alive(), self.supervisor.error
             time.sleep(0.02)
 
     def told(self) -> str:

@@ -15,7 +15,7 @@ from weft.core import gpus
 from weft.core.errors import InputError, SpecError
 from weft.core.settings import Callback
 from weft.core.task import Task
-from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
+from weft.runtime.checkpoint import FILE, read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import Group, Submission
@@ -125,7 +125,7 @@ def test_graphs_that_would_be_downloaded(tmp_path):
 def test_who_a_submission_is_for():
     assert submitting_user({}, "ann") == submitting_user({"user": "ann"}, "ann") == "ann"
     assert submitting_user({"user": "ben"}, "") == "ben"
-    assert submitting_user([], "ann") == submitting_user({"user": None}, "ann") == "ann"
+    assert submitting_user({"user": None}, "ann") == "ann"
     with pytest.raises(BadRequestError, match="only the operator may submit for others") as refused:
         submitting_user({"user": "ben"}, "ann")
     assert refused.value.status == 403
@@ -191,21 +191,25 @@ def test_a_member_is_taken_out_of_a_group(tmp_path):
     about = {"tasks": [{"name": "a"}, {"name": "b"}], "members": members}
     about["stacks"] = [{"members": [0, 1], "converted": layers}]
     write_checkpoint(tmp_path / "g/groups/1", tensors, about)
-    assert split_off(tmp_path / "g", "b", tmp_path / "b")
+    split_off(tmp_path / "g", "b", tmp_path / "b")
     found = read_checkpoint(tmp_path / "b")
     assert found.tensors["0.w"].tolist() == [1.0, 1.0]
     assert (found.tensors["present"].tolist(), int(found.tensors["epoch"])) == ([True], 7)
     assert found.about["tasks"] == [{"name": "b"}]
     assert found.about["stacks"] == [{"members": [0], "converted": layers, "unsaved": ""}]
-    assert not split_off(tmp_path / "g", "b", tmp_path / "b")
-    assert not split_off(tmp_path / "g", "nobody", tmp_path / "c")
+    saved = (tmp_path / "b" / FILE).stat().st_ino
+    split_off(tmp_path / "g", "b", tmp_path / "b")
+    assert (tmp_path / "b" / FILE).stat().st_ino == saved  # a checkpoint of its own is left as it is
+    split_off(tmp_path / "g", "nobody", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
 
 
 def test_damaged_checkpoints_are_dropped(tmp_path):
     path = write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {})
-    assert drop_damaged(tmp_path) == []
+    drop_damaged(tmp_path)
+    assert path.exists()
     path.write_bytes(b"torn")
-    assert drop_damaged(tmp_path) == [path]
+    drop_damaged(tmp_path)
     assert not path.exists()
 
 
@@ -213,9 +217,11 @@ def test_checkpoints_of_modules_whose_state_is_not_saved_are_dropped(tmp_path):
     """So that they begin anew after a crash."""
     stacks = [{"members": [0], "converted": None, "unsaved": "running"}]
     path = write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {"stacks": stacks, "finished": True})
-    assert drop_damaged(tmp_path) == []
+    drop_damaged(tmp_path)
+    assert path.exists()
     write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {"stacks": stacks, "finished": False})
-    assert drop_damaged(tmp_path) == [path]
+    drop_damaged(tmp_path)
+    assert not path.exists()
 
 
 def test_mps_is_left_alone_without_gpus():
@@ -326,7 +332,7 @@ def test_groups_in_the_queue(tmp_path):
         queue.record([("b", "progress", {"epoch": 1})])
         queue.end_group("g", "preempted", "restart")
         assert [one.note for one in queue.groups("preempted")] == ["restart"]
-        text, names, following = queue.rows_as_json(user="")
+        text, names, following = queue.rows_as_json(None, "", 1000, 0)
         assert ([task["id"] for task in json.loads(f"[{text}]")], following) == (names, None) == (["a", "b"], None)
         assert problems(queue) == []
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import weft
+from tests.serve.direct_queue import DirectQueue
 from weft.core.errors import InputError, WeftError
 from weft.core.wording import option
 from weft.serve.client import Client
-from weft.serve.queue_db import QueueError, check_change
+from weft.serve.queue_db import QueueError, Submission
 
 NAME = "c7b4f0a1d2e3"
 TASK = weft.Task(graph="demo", model="gcn")
@@ -219,6 +220,9 @@ def test_a_long_value_is_cut_in_messages():
     assert option("deadline", "x" * 1000).endswith("…")
 
 
-def test_a_task_that_has_ended_is_said_to_have():
-    with pytest.raises(QueueError, match=r"task 'a' has ended already \(done\); it cannot become paused"):
-        check_change("a", "done", "paused")
+def test_a_task_that_has_ended_is_said_to_have(tmp_path):
+    with DirectQueue(tmp_path / "queue.db") as queue:
+        queue.submit(Submission({}, id="a"))
+        queue.cancel("a")
+        with pytest.raises(QueueError, match=r"task 'a' has ended already \(cancelled\); it cannot become paused"):
+            queue.pause("a")

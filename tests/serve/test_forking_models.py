@@ -77,7 +77,7 @@ def test_a_server_that_drains_leaves_no_child_of_a_model(tmp_path):
     finally:
         queue.supervisor.stop(0.5)
         queue.db.close()
-    assert not queue.supervisor.running
+    assert not queue.supervisor.is_alive()
     assert children(tmp_path) == []
 
 

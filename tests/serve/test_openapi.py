@@ -49,8 +49,7 @@ FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(Health
 class Asleep(Supervisor):
     """A supervisor that starts no process."""
 
-    @property
-    def running(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
 

@@ -104,14 +104,13 @@ def test_a_server_that_lost_its_queue_ends_with_one_sentence(tmp_path):
     assert log.count("another server has taken this queue over; use that one") == 1, log
     assert "Traceback" not in log
     with QueueDB(server.db) as queue:
-        assert not queue.tasks()
+        assert not any(queue.counts().values())
 
 
 class Asleep(Supervisor):
     """A supervisor that starts no process."""
 
-    @property
-    def running(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
 

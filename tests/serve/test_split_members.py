@@ -43,7 +43,7 @@ def test_members_of_other_widths_and_epochs_go_on_alone(tmp_path, model):
     tasks = [weft.Task(name=f"m{place}", **shared | own) for place, own in enumerate(WIDTHS)]
     assert {one.status for one in interrupted(tasks, tmp_path / "group")} == {"preempted"}
     for task in tasks:
-        assert split_off(tmp_path / "group", task.name, tmp_path / task.name)
+        split_off(tmp_path / "group", task.name, tmp_path / task.name)
         notes: list[str] = []
         alone = weft.run(task, out=tmp_path / task.name, resume=True, progress=False, device="cpu",
                          on_event=lambda event, notes=notes: notes.append(str(event.data.get("message"))))  # fmt: skip
@@ -65,7 +65,7 @@ def test_members_that_had_ended_are_not_trained_again(tmp_path, monkeypatch, lea
     group = tmp_path / "group" / "tasks"
     for task, before in zip(tasks[:3], found, strict=False):
         place, seen = tmp_path / task.name, []
-        assert split_off(tmp_path / "group", task.name, place)
+        split_off(tmp_path / "group", task.name, place)
         about = {"out": place, "resume": True, "progress": False, "device": "cpu", "on_event": seen.append}
         if before.status == "diverged":
             with pytest.raises(weft.DivergedError, match=re.escape(before.message)):

@@ -91,7 +91,7 @@ def test_a_message_that_is_no_unicode_fails_its_task_alone(queue):
     queue.supervisor.wake()
     assert queue.wait([bad])[0].state == "failed"
     assert r"caf\udce9.txt" in queue.db.get(bad).error
-    assert queue.supervisor.running
+    assert queue.supervisor.is_alive()
     assert queue.wait(queue.submit({"epochs": 5, "hidden": 6}))[0].state == "done"
 
 

@@ -49,10 +49,7 @@ def probe(
         return
     if machine is not None:
         raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
-    from weft.engine.machine import (
-        choose_device,  # loads torch, which --help can do without
-        keep_probe,
-    )
+    from weft.engine.machine import choose_device, keep_probe  # loads torch, which --help can do without
     from weft.engine.probe import probe as measure
     from weft.engine.process_state import MOST_BUSY, LoadSample
 

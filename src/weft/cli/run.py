@@ -14,7 +14,6 @@ from weft.cli.format import aligned
 from weft.cli.options import Changes, run_options, shell_arguments, takes
 from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
-from weft.core.event import Event
 from weft.core.run_options import RunOptions
 from weft.core.spec_file import read_spec
 from weft.core.startup import gc_paused
@@ -133,7 +132,8 @@ def run(
 def _display(shown: str) -> dict[str, Any]:
     """What a run is given so that it shows itself as ``shown``: ``progress`` and ``on_event``."""
     progress = {"live": True, "plain": "plain"}.get(shown, False)
-    return {"progress": progress, "on_event": _print_line if shown == "json" else None}
+    print_event = lambda event: print(event.to_json(), flush=True)  # noqa: E731
+    return {"progress": progress, "on_event": print_event if shown == "json" else None}
 
 
 def _conclude(result: Result | SweepResult, folder: Path, shown: str) -> None:
@@ -179,10 +179,6 @@ def _progress(asked: str, json: bool) -> str:
     if json:
         return "json"
     return asked if asked != "auto" else "live" if sys.stdout.isatty() else "plain"
-
-
-def _print_line(event: Event) -> None:
-    print(event.to_json(), flush=True)
 
 
 def _show_summary(result: Result, folder: Path) -> None:

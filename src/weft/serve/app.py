@@ -346,7 +346,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
     last = time.monotonic()
-    while service.supervisor.running and not await request.is_disconnected():
+    while service.supervisor.is_alive() and not await request.is_disconnected():
         try:
             since, text = await feed.after(since, task)
         except (sqlite3.Error, WeftError):
@@ -377,11 +377,6 @@ def most_connections() -> int:
         return MOST_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, files // 2))
-
-
-def most_waiting() -> int:
-    """How many connections may wait to be accepted."""
-    return min(MOST_WAITING, most_connections() // 4)
 
 
 class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.parse
@@ -27,7 +28,7 @@ from weft.serve.submissions import LARGEST_NODE, OPTION_RULES, check_option, giv
 
 AN_ID = re.compile(r"[0-9a-f]{1,64}")
 SHOWN = 80  # characters of a value in a message
-EXAMPLE = "http://127.0.0.1:8787"
+DEFAULT_SERVER = "http://127.0.0.1:8787"
 
 TaskId = str | Mapping[str, Any]
 
@@ -86,7 +87,7 @@ def check_nodes(nodes: str | Sequence[int] | None) -> str | list[int] | None:
 
 def check_server(server: str) -> str:
     """The host of a server's address."""
-    expected = f"server {str(server)[:SHOWN]!r}: expected an address such as {EXAMPLE}"
+    expected = f"server {str(server)[:SHOWN]!r}: expected an address such as {DEFAULT_SERVER}"
     if not isinstance(server, str) or not server.isprintable() or " " in server:
         raise InputError(expected)
     try:
@@ -123,7 +124,6 @@ def read_token(given: str | os.PathLike[str] | None) -> str:
     return token
 
 
-DEFAULT_SERVER = "http://127.0.0.1:8787"
 PATIENCE, RETRY_SECONDS = 300.0, 0.5  # how long a server that is away is waited for, and between two attempts
 SERVER_VARIABLE, TOKEN_VARIABLE = "WEFT_SERVER", "WEFT_TOKEN"
 
@@ -242,7 +242,10 @@ class Client:
             asked = {"state": state, "user": user, "limit": 5000, "beyond": beyond}
             query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
             page = self._json("GET", f"/api/tasks?{query}")
-            found += [{**task, "why": _why(task, page["why"])} for task in page["tasks"]]
+            for task in page["tasks"]:
+                unplanned = {"queued": "waits to be planned", "planned": ""}.get(task["state"])
+                task["why"] = "" if unplanned is None else page["why"].get(task["id"], unplanned)
+            found += page["tasks"]
             beyond = page["next"]
         return found
 
@@ -285,16 +288,17 @@ class Client:
             told = getattr(error, "strerror", None) or error
             raise InputError(f"{place}: cannot be made ({told}); give another folder") from None
         for name, kind in (("result.json", "result"), other, *kept):
-            self._download(f"/api/tasks/{task_id(task)}/{kind}", place / name)
+            partial = place / f".{name}.partial"  # the file is there as a whole or not at all
+            with self._open("GET", f"/api/tasks/{task_id(task)}/{kind}") as answer:
+                try:
+                    file = open(partial, "wb")  # noqa: SIM115
+                except OSError as error:
+                    told = f"{place}: cannot be written to ({error.strerror}); give another folder"
+                    raise InputError(told) from None
+                with file:
+                    shutil.copyfileobj(answer, file, 1 << 20)
+            os.replace(partial, place / name)
         return place
-
-    def _download(self, path: str, place: Path) -> None:
-        """Write an answer to a file, which is there as a whole or not at all."""
-        partial = place.with_name(f".{place.name}.partial")
-        with self._open("GET", path) as answer, _opened(partial) as file:
-            while chunk := answer.read(1 << 20):
-                file.write(chunk)
-        os.replace(partial, place)
 
     def events(
         self,
@@ -401,19 +405,6 @@ def _checked(**options: Any) -> dict[str, Any]:
     """The options of a submission that were given; a :class:`SpecError` for one that cannot be used."""
     checked = {name: check_option(name, value) if name in OPTION_RULES else value for name, value in options.items()}
     return {name: value for name, value in checked.items() if value is not None}
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return open(path, "wb")
-    except OSError as error:
-        raise InputError(f"{path.parent}: cannot be written to ({error.strerror}); give another folder") from None
-
-
-def _why(task: dict[str, Any], reasons: dict[str, str]) -> str:
-    if task["state"] not in ("queued", "planned"):
-        return ""
-    return reasons.get(task["id"], "waits to be planned" if task["state"] == "queued" else "")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -29,7 +29,6 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import GroupLimits
-from weft.planner.report.plan_report import PlanReport
 from weft.runtime.modules.settings import check_tasks
 from weft.serve.state import stamps_of
 
@@ -102,9 +101,21 @@ def estimate_of(
     except Exception as error:
         if task.traits is not None:
             raise
-        return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
+        why = f"its step has no dry run ({type(error).__name__}: {error}), so memory and time are guesses"
+        guess = {"bytes": UNKNOWN_BYTES, "seconds": UNKNOWN_SECONDS, "shared_bytes": 0, "utilisation": 1.0, "why": why}
+        return {**guess, "alone": True, "guess": True, **_common(task)}
     runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
-    return {**_predicted(report, kind), **_common(task), "runnable": runnable}
+    cost = report.groups[0].cost
+    busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
+    predicted = {
+        "bytes": cost.total_bytes,
+        "seconds": report.run_seconds,
+        "shared_bytes": shared_bytes(cost, report.machine),
+        "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
+        "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
+        "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
+    }
+    return {**predicted, **_common(task), "runnable": runnable}
 
 
 def machine_of(device: str) -> Machine:
@@ -119,19 +130,6 @@ def inference_estimate(task: Task, device: str, **options: Any) -> dict[str, Any
     """
     estimate = {**estimate_of(one_epoch(task), device, **options), "kind": "inference", "alone": True}
     return {key: value for key, value in estimate.items() if key not in ("runnable", "join_key", "epochs")}
-
-
-def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
-    cost = report.groups[0].cost
-    busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
-    return {
-        "bytes": cost.total_bytes,
-        "seconds": report.run_seconds,
-        "shared_bytes": shared_bytes(cost, report.machine),
-        "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
-        "turn_seconds": cost.turn_seconds if kind == "cuda" else 0.0,
-        "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
-    }
 
 
 def shared_bytes(cost: Cost, machine: Machine) -> int:
@@ -154,29 +152,13 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     return finite(data)
 
 
-def _guess(reason: str) -> dict[str, Any]:
-    why = f"its step has no dry run ({reason}), so memory and time are guesses"
-    return {
-        "bytes": UNKNOWN_BYTES,
-        "seconds": UNKNOWN_SECONDS,
-        "shared_bytes": 0,
-        "utilisation": 1.0,
-        "why": why,
-        "alone": True,
-        "guess": True,
-    }
-
-
 def _common(task: Task) -> dict[str, Any]:
-    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs, "files": _files(task)}
-
-
-def _files(task: Task) -> dict[str, list[int]]:
-    """What the estimate depends on besides the settings: the graph's files, and those of a user's code."""
+    """What every estimate has; ``files``: of the graph and of a user's code, on which it depends as well."""
     named = [task.model, *(getattr(task, name) for name in OWN_FUNCTIONS)]
     modules = [value.rpartition(":")[0] for value in named if is_reference(value)]
     code = [path for module in modules for path in ([module] if module.endswith(".py") else files_of(module))]
-    return stamps_of([*([task.graph] if isinstance(task.graph, str) else []), *code])
+    files = stamps_of([*([task.graph] if isinstance(task.graph, str) else []), *code])
+    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs, "files": files}
 
 
 def join_key(task: Task) -> str:

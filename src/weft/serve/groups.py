@@ -149,8 +149,7 @@ class GroupEndings:
     def _end_group(self, active: ActiveGroup, state: str, note: str = "") -> None:
         self._state.end_group(active, state, note)
         if state == "preempted":
-            preempted = self._state.db.groups("preempted", limit=1_000_000)
-            self._state.resumable |= {group.id: group for group in preempted if group.id == active.group.id}
+            self._state.resumable[active.group.id] = replace(active.group, state=state, note=note)
 
     def _orphaned(self, active: ActiveGroup, reason: str) -> None:
         """Queue a group again that ended with the process that starts workers, as after the death of a server.
@@ -161,9 +160,8 @@ class GroupEndings:
         tasks = known_tasks(self._state.db, active.members)
         held = [task for task in tasks if (task.state, task.worker) == ("running", claimant)]
         apart = take_over(self._state.db, held, died=True, reason=reason)
-        for task in known_tasks(self._state.db, active.members) if active.fused and apart else ():
-            if task.state not in ENDED:
-                self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": active.group.folder})
+        if active.fused and apart:
+            split(self._state.db, active.group, active.members)
         self._end_group(active, "preempted" if active.fused and not apart else "dissolved", reason)
 
     def _try_apart(self, active: ActiveGroup, name: str, error: str) -> None:
@@ -180,7 +178,7 @@ class GroupEndings:
         """Record how a member ended; True if it was preempted and continues later."""
         status, text = outcome["status"], str(outcome.get("message") or "")
         worker, attempt = self._state.claimant(active.worker), active.attempts[name]
-        try:
+        with suppress(LostClaimError, QueueError):  # cancelled or paused meanwhile
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
                 if active.running.kind == "inference":
@@ -188,21 +186,18 @@ class GroupEndings:
                     seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
                     result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
                 self._state.db.finish(name, worker, attempt, finite(result))
-            elif status == "preempted":
+            elif status in ("preempted", "cancelled"):
                 held = self._state.db.get(name)
                 if (held.state, held.worker, held.attempts) == ("running", worker, attempt):
-                    self._state.db.release(name, "preempted")
-                return True
-            elif status == "cancelled":
-                held = self._state.db.get(name)
-                if held.state == "running" and held.worker == worker:
-                    self._state.db.cancel(name)
+                    if status == "cancelled":
+                        self._state.db.cancel(name)
+                    else:
+                        self._state.db.release(name, "preempted")
+                return status == "preempted"
             elif status == "failed" and "memory" in text and ("not enough" in text or "ran out of" in text):
                 self._out_of_memory(active, name, text, None)
             else:
                 self._fail(active, name, text or status, outcome)
-        except (LostClaimError, QueueError):
-            return False  # cancelled or paused meanwhile
         return False
 
     def _fail(self, active: ActiveGroup, name: str, error: str, outcome: Mapping[str, Any]) -> None:
@@ -217,7 +212,7 @@ class GroupEndings:
         self._state.not_before[name] = time.monotonic() + DISK_WAIT
         task = self._state.db.get(name)
         if active.fused:
-            self._state.db.replan(name, {**(task.plan or {}), "alone": True, "from": active.group.folder})
+            split(self._state.db, active.group, [name])
         claim = (self._state.claimant(active.worker), active.attempts[name])
         if task.state == "running" and (task.worker, task.attempts) == claim:
             self._state.db.release(name, error)
@@ -308,6 +303,13 @@ def known_tasks(db: QueueDB, names: Iterable[str]) -> list[QueueTask]:
         with suppress(QueueError):
             tasks.append(db.get(name))
     return tasks
+
+
+def split(db: QueueDB, group: Group, names: Iterable[str]) -> None:
+    """Let members of a group that have not ended continue alone from its checkpoint when they start again."""
+    for task in known_tasks(db, names):
+        if task.state not in ENDED:
+            db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
 
 
 # ---- Predicted seconds of a task that continues from a checkpoint.
@@ -404,14 +406,13 @@ class Groups:
 
     def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
         self._state, self._pool = state, pool
-        self._preempted: set[str] = set()  # members of preempted groups at the last call of :meth:`ready`
+        self.preempted: set[str] = set()  # members of preempted groups at the last call of :meth:`ready`
 
     def start(self, start: GroupStart, tasks: Sequence[QueueTask]) -> None:
         """Start a group that a policy has chosen."""
         worker = self._pool.idle_worker(start.device)
         if worker is None:
-            for task in tasks:
-                self._state.why[task.id] = "waits for a free worker"
+            self._state.why |= {task.id: "waits for a free worker" for task in tasks}
             return
         chosen = without_twins(tasks)
         alone = len(chosen) == 1
@@ -557,7 +558,7 @@ class Groups:
             if paused and not active.leaving:
                 self.preempt(active)
             if active.fused:
-                self.split(active.group, [name for name in paused if name not in active.split])
+                split(self._state.db, active.group, [name for name in paused if name not in active.split])
                 active.split.update(paused)
             cancelled = [name for name in lost if name not in paused]
             if cancelled:
@@ -580,18 +581,13 @@ class Groups:
             del active.may_run[name]
         return bool(overdue)
 
-    def split(self, group: Group, names: Iterable[str]) -> None:
-        """Let members of a group continue alone from its checkpoint when they start again."""
-        for task in known_tasks(self._state.db, names):
-            self._state.db.replan(task.id, {**(task.plan or {}), "alone": True, "from": group.folder})
-
     def dissolve(self, group: Group, names: Sequence[str], why: str, anew: bool = False) -> None:
         """Dissolve a preempted group: ``names`` continue alone from its checkpoint, or are planned ``anew``."""
         if anew:
             for name in names:
                 unless_lost(self._state.db.unplan, name)
         else:
-            self.split(group, names)
+            split(self._state.db, group, names)
         self._state.db.record([(name, "note", {"message": why, "group": group.id}) for name in names])
         self._state.db.end_group(group.id, "dissolved", why)
         self._state.resumable.pop(group.id, None)
@@ -604,16 +600,12 @@ class Groups:
 
     # Preempted groups.
 
-    def has(self, task: str) -> bool:
-        """True if ``task`` was in a preempted group at the last call of :meth:`ready`."""
-        return task in self._preempted
-
     def ready(self) -> dict[str, Preempted]:
         """The groups that a policy may start, by the name that it sees; the others wait or are taken apart."""
-        startable, self._preempted = {}, set()
+        startable, self.preempted = {}, set()
         for group in list(self._state.resumable.values()):
             preempted = Preempted.of(group, known_tasks(self._state.db, group.members))
-            self._preempted |= set(preempted.names)
+            self.preempted |= set(preempted.names)
             if self._can_continue(preempted):
                 startable[group.folder] = preempted
         return startable
@@ -625,7 +617,9 @@ class Groups:
             self._state.why |= {task.id: "waits for a free worker" for task in preempted.present}
             return
         group, now = preempted.group, time.time()
-        self.split(group, [task.id for task in preempted.paused])  # what the group saves next is without them
+        split(
+            self._state.db, group, [task.id for task in preempted.paused]
+        )  # what the group saves next is without them
         gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain

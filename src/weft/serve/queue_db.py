@@ -102,15 +102,6 @@ class QueueEvent(PlainData):
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_change(task: str, old: str, new: str) -> None:
-    """Refuse a change of state that cannot be."""
-    if new not in NEXT_STATES[old]:
-        if old in ENDED:
-            raise QueueError(f"task {task!r} has ended already ({old}); it cannot become {new}")
-        allowed = ", ".join(NEXT_STATES[old])
-        raise QueueError(f"task {task!r} is {old} and cannot become {new}; it can become {allowed}")
-
-
 def storable(value: Any) -> Any:
     """``value``, if it is text, as it can be stored: what is no Unicode, as in names of files, becomes an escape."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
@@ -547,8 +538,6 @@ class QueueDB:
         Others wait for that, and for every thread that has the interpreter between two statements.
         """
         self._check_needs(batch)
-        if (least := min(new.max_attempts for new in batch)) < 1:
-            raise QueueError(f"max_attempts={least} must be at least 1")
         now, names = self._clock(), [new.id or os.urandom(6).hex() for new in batch]
         rows = json.dumps(
             [
@@ -625,11 +614,9 @@ class QueueDB:
             marks = ", ".join("?" for _ in values)
             db.execute(f"INSERT OR REPLACE INTO groups ({names}) VALUES ({marks})", tuple(values.values()))
             put_shares(db, shares)
-            return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
-
-    def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
-        lease, attempt = self._clock() + lease_seconds, task.attempts + 1
-        return self._change(task, "running", worker=worker, lease_until=lease, attempts=attempt)
+            claim = {"worker": worker, "lease_until": self._clock() + lease_seconds}
+            planned = [self.get(task) for task in tasks]
+            return [self._change(task, "running", attempts=task.attempts + 1, **claim) for task in planned]
 
     def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
         """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
@@ -687,8 +674,6 @@ class QueueDB:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
         with self.writing():
             for task, kind, data in events:
-                if kind in STATES:
-                    raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
                 self._emit([task], kind, self._clock(), data)
 
     def end_group(self, group: str, state: str, note: str = "", shares: Iterable[UserShare] = ()) -> None:
@@ -697,10 +682,8 @@ class QueueDB:
         ``shares``: of the users of its members, from now on.
         """
         with self.writing() as db:
-            now = self._clock()
-            db.execute(
-                "UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", (state, now, storable(note), group)
-            )
+            values = (state, self._clock(), storable(note), group)
+            db.execute("UPDATE groups SET state = ?, ended = ?, note = ? WHERE id = ?", values)
             put_shares(db, shares)
 
     def shares(self) -> list[UserShare]:
@@ -763,9 +746,20 @@ class QueueDB:
 
     def _change(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> QueueTask:
         """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
-        self._move(task, state, by, **columns)
+        if task.state in ENDED:
+            raise QueueError(f"task {task.id!r} has ended already ({task.state}); it cannot become {state}")
+        if state not in NEXT_STATES[task.state]:
+            allowed = ", ".join(NEXT_STATES[task.state])
+            raise QueueError(f"task {task.id!r} is {task.state} and cannot become {state}; it can become {allowed}")
+        now, names = self._clock(), "".join(f", {name} = ?" for name in columns)
+        self.connection.execute(
+            f"UPDATE tasks SET state = ?, updated = ?{names} WHERE id = ?",
+            (state, now, *(_json(v) if isinstance(v, Mapping) else storable(v) for v in columns.values()), task.id),
+        )
+        data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
+        self._emit([task.id], state, now, {**data, "by": by} if by else data)
         if state in ("failed", "cancelled"):
-            lost, now = deque([(task.id, state)]), self._clock()
+            lost = deque([(task.id, state)])
             waits = "SELECT task FROM dependencies JOIN tasks ON id = task WHERE needs = ? AND state NOT IN (?, ?, ?)"
             emit = f"INSERT INTO events (task, kind, time, data) SELECT task, 'failed', ?, ? FROM ({waits})"
             while lost:  # by three statements per task that others wait for, however many do
@@ -777,17 +771,6 @@ class QueueDB:
                 query = f"UPDATE tasks SET state = 'failed', updated = ?, error = ? WHERE id IN ({waits})"
                 self.connection.execute(query, (now, error, *which))
         return self.get(task.id)
-
-    def _move(self, task: QueueTask, state: str, by: str = "", **columns: Any) -> None:
-        check_change(task.id, task.state, state)
-        now = self._clock()
-        names = ", ".join(f"{name} = ?" for name in columns)
-        self.connection.execute(
-            f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
-            (state, now, *(_json(v) if isinstance(v, Mapping) else storable(v) for v in columns.values()), task.id),
-        )
-        data = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
-        self._emit([task.id], state, now, {**data, "by": by} if by else data)
 
     def _emit(self, tasks: Sequence[str], kind: str, now: float, data: Mapping[str, Any]) -> None:
         """Write the same event of some tasks."""
@@ -804,16 +787,6 @@ class QueueDB:
             raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
         return QueueTask.from_row(row)
 
-    def tasks(
-        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
-    ) -> Sequence[QueueTask]:
-        """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
-        if state is not None and state not in STATES:
-            raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
-        where, values = _selection(state, user, beyond)
-        query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
-        return [QueueTask.from_row(row) for row in self.connection.execute(query, (*values, limit))]
-
     def stamps(self, state: str, limit: int) -> dict[str, float]:
         """When each of the first tasks in ``state``, users in turn, was last changed: which have to be read anew."""
         rows = rows_in_turn(self.connection, "id, updated", state, limit)
@@ -824,7 +797,7 @@ class QueueDB:
         return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "tasks.*", state, limit)]
 
     def rows_as_json(
-        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+        self, state: str | None, user: str | None, limit: int, beyond: int
     ) -> tuple[str, list[str], int | None]:
         """Tasks as one JSON text without their plans and results, their ids, and the position to go on beyond.
 
@@ -833,12 +806,14 @@ class QueueDB:
         """
         texts: list[str] = []
         names: list[str] = []
+        chosen = {name: value for name, value in {"state": state, "user": user}.items() if value is not None}
+        where = " AND ".join(["position > ?", *(f"{name} = ?" for name in chosen)])
         while (count := limit - len(names)) > 0 and (room := MOST_PAGE_BYTES - sum(map(len, texts))) > 0:
             likely = room * len(names) // (MOST_PAGE_BYTES - room) + 1 if names else 100
-            where, values = _selection(state, user, beyond)
             rows = f"SELECT id, position, {_LISTED} AS text FROM tasks WHERE {where} ORDER BY position LIMIT ?"
             query = f"SELECT group_concat(text, ', '), json_group_array(id), max(position) FROM ({rows})"
-            text, ids, last = self.connection.execute(query, (*values, min(count, likely, 1000))).fetchone()
+            values = (beyond, *chosen.values(), min(count, likely, 1000))
+            text, ids, last = self.connection.execute(query, values).fetchone()
             if last is None:
                 return ", ".join(texts), names, None
             beyond = last
@@ -865,12 +840,6 @@ class QueueDB:
         rows = self.connection.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
         return dict.fromkeys(STATES, 0) | {row["state"]: row["n"] for row in rows}
 
-    def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
-        """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
-        where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
-        rows = self.connection.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
-        return [_event(row) for row in rows]
-
     def events_as_text(self, since: int, until: int, task: str | None, limit: int) -> tuple[int, str, frozenset[str]]:
         """Events after ``since`` up to ``until`` as server-sent events, the number of the last, and their tasks.
 
@@ -886,23 +855,13 @@ class QueueDB:
         """The last events of a task of some kinds, in order."""
         where = f"task = ? AND kind IN ({', '.join('?' for _ in kinds)})"
         query = f"SELECT * FROM events WHERE {where} ORDER BY seq DESC LIMIT ?"
-        return [_event(row) for row in self.connection.execute(query, (task, *kinds, limit))][::-1]
+        rows = self.connection.execute(query, (task, *kinds, limit)).fetchall()
+        return [QueueEvent(**{**dict(row), "data": json.loads(row["data"])}) for row in reversed(rows)]
 
     def known_keys(self, keys: Sequence[str]) -> int:
         """How many of the keys of submissions were used before."""
         query = f"SELECT count(*) FROM tasks WHERE key IN ({', '.join('?' for _ in keys)})"
         return int(self.connection.execute(query, tuple(keys)).fetchone()[0]) if keys else 0
-
-
-def _selection(state: str | None, user: str | None, beyond: int) -> tuple[str, list[Any]]:
-    """A condition on tasks and its values."""
-    conditions = {"position > ?": beyond, "state = ?": state, "user = ?": user}
-    conditions = {text: value for text, value in conditions.items() if value is not None}
-    return " AND ".join(conditions), list(conditions.values())
-
-
-def _event(row: sqlite3.Row) -> QueueEvent:
-    return QueueEvent(row["seq"], row["task"], row["kind"], row["time"], json.loads(row["data"]))
 
 
 _METRIC = "json_extract(result, '$.metrics.metric')"

@@ -8,6 +8,7 @@ has to be visible to all nodes.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -27,8 +28,6 @@ class WorkerHost:
     """Runs on a node: a worker process, its lines in and out."""
 
     def __init__(self, device: str, options: WorkerOptions) -> None:
-        import os
-
         command = [sys.executable, "-m", "weft.serve.worker", "--device", device]
         command += ["--parent", str(os.getpid()), "--keep-bytes", str(options.keep_bytes)]
         command += ["--pooled"] if options.pooled else []

@@ -1,4 +1,4 @@
-"""Keep the durable queue small and sound: delete what ended long ago, check the invariants."""
+"""Keep the durable queue small and sound: delete what ended long ago, and its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,14 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str]) -> None:
     """
     until = time.monotonic() + MOST_SECONDS
     db, unknown = queue.connection, []
-    for name in _folders(runs, frozenset(more)):  # a folder is of a task by its name, or by a group that is known
+    known = frozenset(more)
+    try:
+        with os.scandir(runs) as entries:
+            named = [entry for entry in entries if NAME.fullmatch(entry.name) or entry.name in known]
+            folders = sorted(entry.name for entry in named if entry.is_dir(follow_symlinks=False))
+    except OSError:  # nothing has run yet, or it cannot be read now
+        return
+    for name in folders:  # a folder is of a task by its name, or by a group that is known
         tasks = (name, *_members(db, name))
         if not any(db.execute("SELECT 1 FROM tasks WHERE id = ?", (task,)).fetchone() for task in tasks):
             unknown.append(name)
@@ -46,18 +53,6 @@ def remove_unused(queue: QueueDB, runs: Path, more: Iterable[str]) -> None:
         shutil.rmtree(runs / name, ignore_errors=True)  # what is left of it is found again the next time
 
 
-def _folders(runs: Path, more: frozenset[str]) -> list[str]:
-    try:
-        with os.scandir(runs) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if (NAME.fullmatch(entry.name) or entry.name in more) and entry.is_dir(follow_symlinks=False)
-            )
-    except OSError:  # nothing has run yet, or it cannot be read now
-        return []
-
-
 def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
     """The tasks of the group of that folder, as far as it is known."""
     if not folder.startswith(GROUP):
@@ -66,8 +61,8 @@ def _members(db: sqlite3.Connection, folder: str) -> tuple[str, ...]:
     return () if row is None else tuple(json.loads(row["members"]))
 
 
-def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> int:
-    """Remove the checkpoints of a group that a worker has left, unless a task may go on from them; returns how many.
+def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> None:
+    """Remove the checkpoints of a group that a worker has left, unless a task may go on from them.
 
     The last member to end of a group that was dissolved takes those of that group with it.
     """
@@ -76,23 +71,15 @@ def drop_checkpoints(queue: QueueDB, runs: Path, group: Group) -> int:
         row = db.execute("SELECT json_extract(plan, '$.\"from\"') FROM tasks WHERE id = ?", (name,)).fetchone()
         if row is not None and row[0]:
             trained.setdefault(row[0], _members(db, row[0]))
-    return sum(_drop(runs, folder) for folder, members in trained.items() if members and not _any_open(db, members))
-
-
-def _any_open(db: sqlite3.Connection, tasks: Sequence[str]) -> bool:
-    """Whether one of ``tasks`` has not ended."""
     query = f"SELECT 1 FROM tasks WHERE id = ? AND state NOT IN ({', '.join('?' for _ in ENDED)})"
-    return any(db.execute(query, (name, *ENDED)).fetchone() for name in tasks)
-
-
-def _drop(runs: Path, folder: str) -> int:
-    root, dropped = runs.resolve() / folder, 0
-    with suppress(OSError):  # a folder that a model made unreadable
-        for path in (root / CHECKPOINT, *root.glob(f"groups/*/{CHECKPOINT}")):
-            if path.parent.resolve() == path.parent and path.is_file():  # else a link leads elsewhere
-                path.unlink()
-                dropped += 1
-    return dropped
+    for folder, members in trained.items():
+        if not members or any(db.execute(query, (name, *ENDED)).fetchone() for name in members):
+            continue
+        root = runs.resolve() / folder
+        with suppress(OSError):  # a folder that a model made unreadable
+            for path in (root / CHECKPOINT, *root.glob(f"groups/*/{CHECKPOINT}")):
+                if path.parent.resolve() == path.parent and path.is_file():  # else a link leads elsewhere
+                    path.unlink()
 
 
 FAR_SECONDS, SLACK_SECONDS = 7 * 86_400.0, 3_600.0  # ahead of, and behind, the last time that was right

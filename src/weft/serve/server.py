@@ -73,9 +73,8 @@ def make_folder(path: Path) -> None:
 
 def check_devices(options: ServeOptions) -> None:
     """A :class:`SpecError` if a GPU that ``options`` names is not there; counting them starts nothing on a GPU."""
-    if "auto" in options.devices:
-        return
-    gpus = [name for name in options.device_names() if is_gpu_name(name)]  # others are those of a cluster
+    names = () if "auto" in options.devices else options.device_names()
+    gpus = [name for name in names if is_gpu_name(name)]  # others are those of a cluster
     if not gpus:
         return
     import torch
@@ -168,7 +167,7 @@ def serve(
     try:
         import uvicorn
 
-        from weft.serve.app import BoundedConnection, make_app, most_waiting
+        from weft.serve.app import MOST_WAITING, BoundedConnection, make_app, most_connections
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with server_lock(options.db), ExitStack() as stack:
@@ -180,7 +179,7 @@ def serve(
         config = uvicorn.Config(
             app,
             http=BoundedConnection,
-            backlog=most_waiting(),
+            backlog=min(MOST_WAITING, most_connections() // 4),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,

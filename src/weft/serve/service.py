@@ -63,16 +63,13 @@ class QueueService:
                 owner.check_file(self.options.db)
         except WeftError as error:
             return str(error)
-        return "" if self.supervisor.running else self.supervisor.error or "stopped"
+        return "" if self.supervisor.is_alive() else self.supervisor.error or "stopped"
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
     def read(self, body: bytes, user: str) -> tuple[list[Submission], int]:
         """The tasks that a request of ``user`` asks for, and their bytes; in any thread but that of reads."""
-
-        def find(task: str) -> QueueTask:
-            return self.reads.submit(self._task, task).result()
-
+        find = lambda task: self.reads.submit(self._task, task).result()  # noqa: E731
         return read_request(body, user, self.options, self._registry, find)
 
     def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[QueueTask] | Exception]:

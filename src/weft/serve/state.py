@@ -330,10 +330,8 @@ class SupervisorState:
 
 def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
     """Do something to a task, unless it was cancelled or paused meanwhile."""
-    try:
+    with suppress(LostClaimError, QueueError):
         action(*arguments)
-    except (LostClaimError, QueueError):
-        return
 
 
 # ---- Tasks that ran when a server died, which their model may have killed.

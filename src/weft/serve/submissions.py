@@ -54,10 +54,8 @@ class BadRequestError(InputError):
         self.status = status
 
 
-def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
-    """The value in ``body``; a :class:`BadRequestError` for anything that is too large, too deep or no JSON."""
-    if len(body) > most_bytes:
-        raise BadRequestError(f"the body has {len(body):,} bytes; at most {most_bytes:,} are read", 413)
+def read_json(body: bytes) -> Any:
+    """The value in ``body``; a :class:`BadRequestError` for anything with too many parts, too deep or no JSON."""
     depth = brackets = 0
     for token in TEXT_OR_BRACKET.finditer(body):
         first = body[token.start()]
@@ -188,7 +186,7 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
             raise BadRequestError(f"infer.nodes must be {expected}")
     source = {"of": of} if of is not None else {"weights": registry.weights_path(infer["weights"])}
     kept = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
-    return {"task": _settings(settings), "kind": "inference", "infer": kept, **_graph(settings, registry)}, of
+    return {**_spec(settings, registry), "kind": "inference", "infer": kept}, of
 
 
 # ---- Who may use the server: tokens and the users they stand for.
@@ -247,21 +245,17 @@ def make_token_file(path: Path) -> None:
     """Write a file with a new operator's token, readable by its owner alone; an existing one is kept."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        except OSError:  # a full disk: half a token would let nobody in
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         return
     except OSError as error:
-        raise _no_token(path, error) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    except OSError as error:  # a full disk: half a token would let nobody in
-        path.unlink(missing_ok=True)
-        raise _no_token(path, error) from None
-
-
-def _no_token(path: Path, error: OSError) -> SpecError:
-    reason = (error.strerror or str(error)).lower()
-    return SpecError(f"{path}: no token could be written there ({reason}); free the place, or give a file by --token")
+        told = f"{path}: no token could be written there ({(error.strerror or str(error)).lower()})"
+        raise SpecError(f"{told}; free the place, or give a file by --token") from None
 
 
 def _digest(token: str) -> bytes:
@@ -361,9 +355,9 @@ def is_regular(path: Path) -> bool:
     return path.is_file()
 
 
-def submitting_user(body: Any, user: str) -> str:
+def submitting_user(body: Mapping[str, Any], user: str) -> str:
     """Whom a request of ``user`` submits for: themselves, or whom the operator names."""
-    named = body.get("user") if isinstance(body, dict) else None
+    named = body.get("user")
     if named is None:
         return user
     if not isinstance(named, str):
@@ -376,35 +370,29 @@ def submitting_user(body: Any, user: str) -> str:
     return user
 
 
-def check_caps(body: Any, user: str, options: ServeOptions) -> None:
-    """Refuse a request of ``user`` beyond the server's caps; that of priorities is not for the operator."""
-    if not isinstance(body, dict):
-        return
-    priority, limit = _option(body, "priority"), _option(body, "time_limit")
-    if user != OPERATOR and (priority or 0) > options.max_priority:
-        most = f"users of this server may give at most {options.max_priority}"
-        raise BadRequestError(f"priority={priority}: {most}; lower it, or ask the operator to submit it", 403)
-    if limit is not None and options.time_limit is not None and limit > options.time_limit:
-        raise BadRequestError(
-            f"time_limit={limit:g}: a task may run for at most {options.time_limit:g} s here; lower it"
-        )
-
-
 def read_request(
     body: bytes, user: str, options: ServeOptions, registry: Registry, find: Find
 ) -> tuple[list[Submission], int]:
-    """The tasks that the body of a request of ``user`` asks for, and the bytes of their specs."""
+    """The tasks that the body of a request of ``user`` asks for, and the bytes of their specs.
+
+    Refuses what is beyond the server's caps; that of priorities is not for the operator.
+    """
     request = read_json(body)
-    check_caps(request, user, options)
+    if not isinstance(request, dict):
+        raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
+    priority, limit, most = _option(request, "priority"), _option(request, "time_limit"), options.time_limit
+    if user != OPERATOR and (priority or 0) > options.max_priority:
+        cap = f"users of this server may give at most {options.max_priority}"
+        raise BadRequestError(f"priority={priority}: {cap}; lower it, or ask the operator to submit it", 403)
+    if limit is not None and most is not None and limit > most:
+        raise BadRequestError(f"time_limit={limit:g}: a task may run for at most {most:g} s here; lower it")
     new = read_submissions(request, registry, submitting_user(request, user), find)
     new = [replace(submission, by=user or THE_OPERATOR) for submission in new]
     return new, sum(len(submission.text) for submission in new)
 
 
-def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
+def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> list[Submission]:
     """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
-    if not isinstance(body, dict):
-        raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
     unknown = sorted(set(body) - set(FIELDS))
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
@@ -424,7 +412,7 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
         tasks = body["tasks"] if several else [body["task"]]
         if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
             raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
-        specs = [{"task": _settings(task), **_graph(task, registry)} for task in tasks]
+        specs = [_spec(task, registry) for task in tasks]
     after = tuple(dict.fromkeys(after))
     if len(specs) * len(after) > MOST_DEPENDENCIES:
         what = f"{len(specs):,} tasks that each wait for {len(after):,} others"
@@ -448,15 +436,8 @@ def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> li
     ]
 
 
-def _graph(task: Any, registry: Registry) -> dict[str, Any]:
-    registry.check_model(task.get("model", "gcn"))
-    registry.check_functions(task)
-    place = registry.graph_path(task.get("graph"))
-    return {} if place is None else {"graph_path": place}
-
-
-def _settings(task: Any) -> dict[str, Any]:
-    """The settings of one task, checked as :class:`weft.Task` checks them."""
+def _spec(task: Any, registry: Registry) -> dict[str, Any]:
+    """The settings of one task, checked as :class:`weft.Task` checks them, and the path of its graph if it has one."""
     if not isinstance(task, dict):
         raise BadRequestError("a task must be an object of settings")
     found = {key: value for key, value in task.items() if value is not None or key != "name"}
@@ -481,7 +462,10 @@ def _settings(task: Any) -> dict[str, Any]:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
     if checked.split == ALL_SPLITS:
         raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
-    return found
+    registry.check_model(found.get("model", "gcn"))
+    registry.check_functions(found)
+    place = registry.graph_path(found.get("graph"))
+    return {"task": found} if place is None else {"task": found, "graph_path": place}
 
 
 def given_settings(task: Task) -> dict[str, Any]:

@@ -33,13 +33,13 @@ from weft.serve.groups import (
     GroupEndings,
     Groups,
     Preempted,
-    known_tasks,
+    split,
     weights_file,
     why_gone,
 )
 from weft.serve.options import ServeOptions
 from weft.serve.planner import TaskPlanner
-from weft.serve.queue_db import ENDED, LostQueueError, Owner, QueueDB, QueueTask
+from weft.serve.queue_db import LostQueueError, Owner, QueueDB, QueueTask
 from weft.serve.retention import clean_up, clock_trouble, drop_checkpoints
 from weft.serve.state import (
     RESTARTED,
@@ -87,9 +87,8 @@ class Scheduler:
         self._state.shares.see([task.user for task in waiting] + list(self._being_had()))
         self._user_seconds = self._state.user_seconds()
         groups = self._groups.ready()
-        ready = [
-            task for task in waiting if not self._groups.has(task.id) and not self._held_back(task, task.id in running)
-        ]
+        apart = [task for task in waiting if task.id not in self._groups.preempted]
+        ready = [task for task in apart if not self._held_back(task, task.id in running)]
         groups, ready, suspect = self._limit_to_suspect(groups, ready)
         decision = self._decide(groups, ready)
         for name, reason in decision.refuse.items():
@@ -242,13 +241,14 @@ PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions
 BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
 
 
-class Supervisor:
-    """Runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`.
+class Supervisor(threading.Thread):
+    """The thread that runs the queue of ``options.db``: :meth:`start`, :meth:`wake` after a change, :meth:`stop`.
 
     It works as long as the queue is ``owner``'s; None: it shares the queue with nobody.
     """
 
     def __init__(self, options: ServeOptions, owner: Owner | None = None) -> None:
+        super().__init__(name="supervisor", daemon=True)
         self.state = SupervisorState(options, owner)
         self.pool = WorkerPool(self.state)
         # What the dashboard and the metrics read, published as one new object each time.
@@ -261,13 +261,8 @@ class Supervisor:
         self._endings = GroupEndings(self.state, self.pool)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by, self._complaint, self._distrust = 0.0, ("", 0.0), ""
-        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     # ---- for the server --------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to work, in a thread."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
@@ -277,20 +272,12 @@ class Supervisor:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
         self._drained_by, self.state.draining = time.monotonic() + seconds, True
         self.wake()
-        self._thread.join(seconds + 15.0)
-
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
-
-    @property
-    def running(self) -> bool:
-        """Whether it is at work."""
-        return self._thread.is_alive()
+        self.join(seconds + 15.0)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Work until it is stopped, or cannot go on: ``error`` says why."""
         try:
             with self._opened() as self.state.db:
                 self.state.options.runs.mkdir(parents=True, exist_ok=True)
@@ -358,7 +345,12 @@ class Supervisor:
             self.state.write_records()
             if now - self._cleaned > CLEAN_SECONDS:
                 self._cleaned = now
-                self._clean_up(self.state.options.keep_seconds, time.time())
+                keep, today, former = self.state.options.keep_seconds, time.time(), self._distrust
+                self._distrust = clock_trouble(self.state.db, keep, today)
+                if self._distrust and not former:
+                    print(f"weft: {self._distrust}", file=sys.stderr, flush=True)
+                elif keep is not None and not self._distrust:
+                    clean_up(self.state.db, today - keep, self.state.options.runs)
             if now - self._viewed > VIEW_SECONDS:
                 self._viewed = now
                 self.view = self._show()
@@ -368,13 +360,6 @@ class Supervisor:
             self._complain(str(error) or type(error).__name__)
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
-
-    def _clean_up(self, keep_seconds: float | None, now: float) -> None:
-        former, self._distrust = self._distrust, clock_trouble(self.state.db, keep_seconds, now)
-        if self._distrust and not former:
-            print(f"weft: {self._distrust}", file=sys.stderr, flush=True)
-        elif keep_seconds is not None and not self._distrust:
-            clean_up(self.state.db, now - keep_seconds, self.state.options.runs)
 
     def _show(self) -> dict[str, Any]:
         """The state as it is now, with one more sample of the memory of each device."""
@@ -415,7 +400,7 @@ class Supervisor:
 
         The members of a group whose server died twice before it had saved anything go on alone.
         """
-        ran = self.state.db.tasks(state="running", limit=1_000_000)
+        ran = self.state.db.in_turn("running", 1_000_000)
         # Lanes of what a former server ran were served until its last heartbeat; they have waited since.
         lease = self.state.options.lease_seconds
         last = {task.id: max((task.lease_until or 0.0) - lease, task.updated) for task in ran}
@@ -426,8 +411,7 @@ class Supervisor:
         for group in self.state.db.groups("running", limit=1_000_000):
             fused, whole = len(group.members) > 1, apart.isdisjoint(group.members)
             if fused and not whole:
-                members = known_tasks(self.state.db, group.members)
-                self._groups.split(group, [task.id for task in members if task.state not in ENDED])
+                split(self.state.db, group, group.members)
             self.state.db.end_group(group.id, "preempted" if fused and whole else "dissolved", RESTARTED, shares)
         self.state.resumable = {group.id: group for group in self.state.db.groups("preempted", limit=1_000_000)}
 

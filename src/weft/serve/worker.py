@@ -36,7 +36,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import torch
 
@@ -70,7 +70,6 @@ def clocks() -> dict[str, float]:
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
 WARM_UP_AFTER = 0.2
-NATIVE_STACKS = "WEFT_NATIVE_STACKS"
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -380,11 +379,6 @@ def work_on(
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
-    if os.environ.get(NATIVE_STACKS, "0") != "0":
-        # After a crash the log says for every thread where it was in libraries, too.
-        faulthandler.disable()
-        torch._C._set_print_stack_traces_on_fatal_signal(True)
-        faulthandler.enable(2)  # is first then, and needs nothing
     Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes, pooled)
 
 
@@ -404,18 +398,15 @@ def main() -> None:
 # ---- What the log of a task says of an error.
 
 
-def log_error(error: BaseException, out: TextIO | None = None) -> None:
-    """Write ``error`` to ``out`` (stderr): one sentence, and the traceback from the first line of the user's code on.
+def log_error(error: BaseException) -> None:
+    """Write ``error`` to stderr: one sentence, and the traceback from the first line of the user's code on.
 
     Without such a line, an error of Weft's own has no traceback, and any other error has all of it: that is a fault of
     Weft.
     """
-    out = sys.stderr if out is None else out
     sys.stdout.flush()  # what the model printed comes before
-    print(
-        str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip(),
-        file=out,
-    )
+    sentence = str(error) if isinstance(error, WeftError) else "".join(traceback.format_exception_only(error)).strip()
+    print(sentence, file=sys.stderr)
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:  # the error, then what led to it, the latest first
@@ -423,14 +414,14 @@ def log_error(error: BaseException, out: TextIO | None = None) -> None:
         while frames is not None and not is_own_file(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         if frames is not None:
-            traceback.print_exception(type(cause), cause, frames, chain=False, file=out)
+            traceback.print_exception(type(cause), cause, frames, chain=False)
             break
         seen.add(id(cause))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     else:
         if not isinstance(error, WeftError):
-            traceback.print_exception(error, file=out)
-    out.flush()
+            traceback.print_exception(error)
+    sys.stderr.flush()
 
 
 # ---- Taking a member's state out of a group's checkpoint, so that it continues alone.
@@ -441,13 +432,13 @@ def log_error(error: BaseException, out: TextIO | None = None) -> None:
 OVER = ("finished", "stopped", "pruned", "diverged")  # ended by itself, not by a request
 
 
-def split_off(group: Path, member: str, into: Path) -> bool:
-    """Write the checkpoint of ``member`` in the group's folder as one of its own; False if there is nothing to take.
+def split_off(group: Path, member: str, into: Path) -> None:
+    """Write the checkpoint of ``member`` in the group's folder as one of its own, if there is one to take.
 
     A folder that has a checkpoint already is left as it is.
     """
     if (into / FILE).exists():
-        return False
+        return
     for file in sorted(group.glob(f"groups/*/{FILE}")):
         try:
             saved = read_checkpoint(file.parent)
@@ -456,13 +447,11 @@ def split_off(group: Path, member: str, into: Path) -> bool:
         if saved is not None and (alone := _member(saved, member)) is not None:
             into.mkdir(parents=True, exist_ok=True)
             write_checkpoint(into, alone.tensors, alone.about)
-            return True
-    return False
+            return
 
 
-def drop_damaged(folder: Path) -> list[Path]:
-    """Remove checkpoints in a run's folder that cannot be read or resumed, so that groups begin anew; returns them."""
-    dropped = []
+def drop_damaged(folder: Path) -> None:
+    """Remove checkpoints in a run's folder that cannot be read or resumed, so that groups begin anew."""
     for file in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
         try:
             saved = read_checkpoint(file.parent)
@@ -473,8 +462,6 @@ def drop_damaged(folder: Path) -> list[Path]:
         except SpecError as error:
             print(f"{error}; starting afresh", flush=True)
             file.unlink()
-            dropped.append(file)
-    return dropped
 
 
 def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
