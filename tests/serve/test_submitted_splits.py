@@ -7,13 +7,18 @@ import sys
 
 import pytest
 
-from weft.serve.submissions import BadRequestError, _settings
+from weft.serve.submissions import BadRequestError, Registry, read_submissions
+
+
+def submitted(**settings):
+    (submission,) = read_submissions({"task": {"graph": "demo", **settings}}, Registry(), "me", str)
+    return submission.spec["task"]
 
 
 def test_all_splits_at_once_are_refused_and_one_is_not():
-    assert _settings({"graph": "demo", "split": 3})["split"] == 3
+    assert submitted(split=3)["split"] == 3
     with pytest.raises(BadRequestError, match="send a task per split"):
-        _settings({"graph": "demo", "split": "all"})
+        submitted(split="all")
 
 
 def test_checking_a_submission_needs_no_torch():
