@@ -89,7 +89,7 @@ def test_members_find_the_weights_of_their_last_evaluation_and_let_them_go():
     graph = random_graph()
     one, many = (capture(Task(graph=graph, model="gcn", hidden=16), graph.stats(), tasks=tasks) for tasks in (1, 3))
     assert one.program.carried == ()
-    weights = 4 * 3 * many.parameters[0]
+    weights = 4 * 3 * many.run.num_parameters(0)
     for ids in (many.program.carried, many.program.left):
         assert sum(many.program.values[v].bytes for v in ids) == weights
     left = many.preparation.left
