@@ -294,14 +294,17 @@ def test_mps_that_cannot_start_is_done_without(control):
     assert service.environment == {}
 
 
+ENDED = SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None)
+
+
 def test_workers_that_do_not_start_under_mps_start_without_it(control, tmp_path, monkeypatch, capsys):
     pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "q.db", devices=("cuda:0",), workers=2)))
     started = []
     monkeypatch.setattr(pool, "_start", lambda name, *_, **__: started.append((name, bool(pool._mps.environment))))
     pool.start_all()
     assert started == [("planner", True), ("cuda:0/0", True), ("cuda:0/1", True)]
-    ended = SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None)
-    pool.replace(ended)
+    pool.workers["cuda:0/0"] = ENDED
+    pool.replace(ENDED)
     assert pool.start_missing(0.0) == ""
     assert started[3:] == [("cuda:0/0", False)]
     assert "going on without it" in capsys.readouterr().err
@@ -313,7 +316,8 @@ def test_mps_stays_if_a_worker_ends_that_others_outlive(control, tmp_path, monke
     monkeypatch.setattr(pool, "_start", lambda *_, **__: None)
     pool.start_all()
     pool.room["cuda:0"] = 1  # a worker was ready
-    pool.replace(SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None))
+    pool.workers["cuda:0/0"] = ENDED
+    pool.replace(ENDED)
     assert pool._mps.running
     pool._mps.stop()
 
