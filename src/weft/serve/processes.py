@@ -20,26 +20,33 @@ def children(pid: int) -> set[int]:
     return found
 
 
-def usage(worker: int) -> tuple[list[int], float, int]:
-    """A worker and all processes below it; the seconds that they have computed; the bytes that they hold together.
-
-    Of memory that a worker shares with its children each page counts once. Shared memory counts also if none of them
-    maps it, as far as it is in segments that are named after the worker. Reading it takes 3 ms per 100 MiB of children.
-    """
-    pids, ticks, own, shared = [worker], 0, 0, 0
+def computing(worker: int) -> tuple[list[int], float]:
+    """A worker and all processes below it, and the seconds that they have computed."""
+    pids, ticks = [worker], 0
     for pid in pids:  # grows
         pids += children(pid)
         with suppress(OSError):
             ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-            text = Path(f"/proc/{pid}/{'status' if pid == worker else 'smaps_rollup'}").read_text()
+    return pids, ticks / os.sysconf("SC_CLK_TCK")
+
+
+def held_bytes(pids: list[int]) -> int:
+    """The bytes that a worker, the first of ``pids``, and the processes below it hold together.
+
+    Of memory that a worker shares with its children each page counts once. Shared memory counts also if none of them
+    maps it, as far as it is in segments that are named after the worker. Reading it takes 3 ms per 100 MiB of children.
+    """
+    own, shared, segments = 0, 0, 0
+    for pid in pids:
+        with suppress(OSError):
+            text = Path(f"/proc/{pid}/{'status' if pid == pids[0] else 'smaps_rollup'}").read_text()
             sizes = {name: int(words[0]) << 10 for name, *words in map(str.split, text.splitlines()) if "kB" in words}
             own += sizes.get("RssAnon:", 0) + sizes.get("Pss_Anon:", 0)
             shared += sizes.get("RssShmem:", 0) + sizes.get("Pss_Shmem:", 0)
-    segments = 0
-    for file in SHARED.glob(f"{_prefix(worker)}*"):
+    for file in SHARED.glob(f"{_prefix(pids[0])}*"):
         with suppress(OSError):
             segments += file.stat().st_blocks * 512
-    return pids, ticks / os.sysconf("SC_CLK_TCK"), own + max(shared, segments)
+    return own + max(shared, segments)
 
 
 def give_way(pids: list[int]) -> None:

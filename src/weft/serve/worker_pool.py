@@ -26,7 +26,7 @@ from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
 from weft.core.host_memory import cpu_count
 from weft.core.units import show_bytes
-from weft.serve.processes import give_way, usage
+from weft.serve.processes import computing, give_way, held_bytes
 from weft.serve.state import SupervisorState
 
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
@@ -212,8 +212,8 @@ class WorkerProcess:
     lost = renewed = ready = False
     group = end_reason = ""  # the latter: why the supervisor ended it, if it did
     bytes = pid = 0
-    look_at = 0.0  # when to look at what its processes take of the host, since when, and what it was then
-    looked: tuple[float, float, int] | None = None
+    looked: tuple[float, float] | None = None  # when its processes were last looked at, and what they had computed
+    weigh_at, idle_bytes = 0.0, -1  # when to count their bytes again, and what they were at first
     fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
 
     def __init__(self, name: str, device: str, inbox: Inbox, spawner: Spawner, options: WorkerOptions) -> None:
@@ -396,7 +396,7 @@ START_AGAIN_SECONDS = 5.0  # after a start that failed, for want of memory or fi
 CANCELLED_SECONDS = 10.0  # until a worker that does not let a cancelled group go is ended
 PLANNER = "planner"
 LOOK_SECONDS = 0.2  # at least between two looks at what the processes of a worker take
-WATCH_SHARE = 10  # such looks take at most one part of so many of the time
+WATCH_SHARE = 10  # counting their bytes takes at most one part of so many of the time
 MORE_CORES = 1.5  # than its share, on which a worker computes
 
 
@@ -518,16 +518,22 @@ class WorkerPool:
         """
         for active in self._state.active.values():
             worker, now = active.worker, time.monotonic()
-            if not active.users_code or "@" in worker.device or worker.end_reason or now < worker.look_at:
+            if not active.users_code or "@" in worker.device or worker.end_reason:
                 continue
-            pids, seconds, held = usage(worker.pid)
-            since, computed, idle = worker.looked or (now, seconds, held)
-            worker.looked = (now, seconds, idle)
-            worker.look_at = now + max(LOOK_SECONDS, WATCH_SHARE * (time.monotonic() - now))
-            if seconds - computed > MORE_CORES * self._threads_of_each() * (now - since):
+            since, computed = worker.looked or (0.0, 0.0)
+            if now < since + LOOK_SECONDS:
+                continue
+            pids, seconds = computing(worker.pid)
+            if since and seconds - computed > MORE_CORES * self._threads_of_each() * (now - since):
                 give_way(pids)
-            if held - idle > active.group.bytes + self._state.options.overrun_bytes and worker.device == "cpu":
-                worker.bytes, most = held - idle, show_bytes(active.group.bytes)
+            worker.looked, begin = (now, seconds), time.monotonic()
+            if worker.device != "cpu" or begin < worker.weigh_at:
+                continue
+            held = held_bytes(pids)  # seconds, of many children
+            worker.weigh_at = begin + WATCH_SHARE * (time.monotonic() - begin)
+            worker.idle_bytes = held if worker.idle_bytes < 0 else worker.idle_bytes
+            if held - worker.idle_bytes > active.group.bytes + self._state.options.overrun_bytes:
+                worker.bytes, most = held - worker.idle_bytes, show_bytes(active.group.bytes)
                 worker.kill(f"out of memory: held {show_bytes(worker.bytes)}, more than its {most} and the margin")
 
     def end_silent(self, now: float) -> None:
