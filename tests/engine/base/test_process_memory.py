@@ -88,8 +88,7 @@ def predicted_and_taken(settings):
 )
 def test_a_process_takes_what_was_predicted(settings):
     found = predicted_and_taken(settings)
-    if not 0.75 * found[0] <= found[1] <= 1.10 * found[0]:
-        # The first process that needs a kernel also holds its compiler; on a full machine pages are taken away.
+    if found[1] > 1.10 * found[0]:  # the first process that needs a kernel also holds its compiler
         found = predicted_and_taken(settings)
     assert 0.75 * found[0] <= found[1] <= 1.10 * found[0]
 
