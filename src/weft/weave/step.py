@@ -125,7 +125,8 @@ def merged(stacks: Sequence[Stack], push: bool = False) -> Woven:
             name = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
             changed = stack.state.tensors().values()
             captured.append(record(partial(_train, stack), name, changed, split=small, has_run=True))
-        return weave(captured, push=push, small=small)
+        # A backward sum is pushed where it meets forward ones, which are over another structure.
+        return weave(captured, ("any",) if push else ("same", "any"), push, small)
 
 
 def _train(stack: Stack) -> Tensor:

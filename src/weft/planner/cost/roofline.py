@@ -9,6 +9,7 @@ longer. On a CPU the host is the device, and every operator costs its call.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.core.cost import Cost
@@ -100,6 +101,7 @@ H200_SMS = 132
 OWN_PRODUCTS = {"fp32": ("tf32", 0.215, 0.165), "tf32": ("tf32", 0.43, 0.255), "bf16": ("bf16", 0.22, 0.43)}
 WITHOUT_TENSOR_CORES = 0.3  # of fp32's rate, which they reach at least
 INDICES = ("int64", "int32", "bool")
+LAUNCHES_BESIDE = 0.5
 ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
 
 
@@ -204,6 +206,7 @@ class EpochClock:
         self._cpu, self._launch_factor = machine.device == "cpu", calibration.factor("launch")
         # One thread of a CPU has less than all of the machine's rates.
         self._speed = machine.host.one_thread if self._cpu and mode.threads == 1 else 1.0
+        by_stream: dict[int, list[float]] = {}  # seconds of work and of launches
         has_evaluation = any(op.phase == "evaluation" for op in program.operators)
         for op in program.operators:
             as_evaluation = ("evaluation",) if op.phase == "forward" and not has_evaluation else ()
@@ -212,8 +215,16 @@ class EpochClock:
                 self._count(family(op), phase, work)
                 self._count("launch", phase, fixed)
                 self.device += work + fixed
+                spent = by_stream.setdefault(op.stream, [0.0, 0.0])
+                spent[:] = spent[0] + work, spent[1] + fixed
                 self.launches += op.launches * runs
                 self.host += self._call(op) * self._launch_factor * runs if op.launches else 0.0
+        if machine.device == "cuda" and mode.replay and len(by_stream.keys() - {0}) > 1:
+            kept = overlapped_seconds(by_stream) / max(self.device, 1e-12)
+            self.device *= kept
+            self.families, self.phases = (
+                {name: kept * part for name, part in parts.items()} for parts in (self.families, self.phases)
+            )
         if machine.device == "cuda" and mode.replay:
             self._count("launch", "forward", machine.launch_seconds * self._launch_factor)
             self.device += machine.launch_seconds * self._launch_factor
@@ -300,6 +311,16 @@ class EpochClock:
             least = WITHOUT_TENSOR_CORES * self.machine.matmul_rate("fp32")
             return max(share * self.machine.matmul_rate(units), least)
         return self.machine.matmul_rate(precision)
+
+
+def overlapped_seconds(by_stream: Mapping[int, Sequence[float]]) -> float:
+    """Seconds of streams of which all but the first (0) run at once; each has seconds of work and of launches.
+
+    Work shares the device, so that it adds up; a launch is mostly waited for, and others run meanwhile.
+    """
+    side = [spent for stream, spent in by_stream.items() if stream]
+    together = sum(work + LAUNCHES_BESIDE * launches for work, launches in side)
+    return sum(by_stream.get(0, ())) + max(together, *(work + launches for work, launches in side))
 
 
 def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:

@@ -228,7 +228,7 @@ def group_plan(tasks: Sequence[Task], stats: GraphStats, alone: Plan, total_byte
     """
     if len(tasks) == 1:
         return replace(alone, members=(tasks[0].label,), tasks=tuple(tasks), graph=stats.fingerprint())
-    made = plan_as_one_group(tasks, stats, alone.device, machine=machine, weave=False)
+    made = plan_as_one_group(tasks, stats, alone.device, machine=machine)
     cost = {"total_bytes": total_bytes}
     return replace(made, tasks=tuple(tasks), graph=stats.fingerprint(), cost=cost, mode=alone.mode, stages=alone.stages)
 
