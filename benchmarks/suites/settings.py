@@ -7,7 +7,8 @@ on a directed graph of its size, one group after another, concurrent and merged;
 as well, which a symmetric graph has no use for. ``division``: two sampled models that share
 batches, whose features and edges lie in host memory, by every way to prepare them. ``sharded``: two ranks on one device
 by every way to sum remote rows. ``difference`` is the largest of the first losses from those of the side ``apart``,
-relative to it; ``predicted_ms`` and ``measured_ms`` are epochs of all groups, without evaluations.
+relative to it; ``predicted_ms`` and ``measured_ms`` are epochs of all groups, with an evaluation in each if a case says
+so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from weft.graph.generate import citation
 COMPARED = 20  # first epochs whose losses are compared: rounding grows with every epoch
 SIX = [("gcn", 2), ("gcn", 3), ("sage", 2), ("sage", 3), ("gin", 2), ("gat", 2)]
 DEPTHS = [("gcn", n) for n in (2, 2, 3, 4)]
-CASES = {"demo, six": ("demo", SIX), "pubmed, depths": ("shape:pubmed", DEPTHS), "directed, depths": (None, DEPTHS)}
+CASES = {
+    "demo, six": ("demo", SIX),
+    "demo, six, evaluated": ("demo", SIX),
+    "directed, depths": (None, DEPTHS),
+    "pubmed, depths": ("shape:pubmed", DEPTHS),
+}
 SAMPLED = {"mode": "sampled", "fanout": [5, 3], "batch": 512, "hidden": 64}
 PLACED: dict[str, dict[str, Any]] = {
     "elastic": {"division": "elastic"},
@@ -86,11 +92,11 @@ def compared(recorder: Recorder, about: dict[str, Any], sides: dict[str, Callabl
 def weave(recorder: Recorder, case: str, epochs: int) -> None:
     """All ways to share the device."""
     graph, structures = CASES[case]
-    values = WEAVES[:-1]
+    values, every = WEAVES[:-1], 1 if "evaluated" in case else epochs
     if graph is None:
         graph, values = citation(19_717, 88_676, 500, 3, directed=True, seed=1), ("off", "merged", "merged+push")
     tasks = [
-        weft.Task(graph, model=m, layers=n, hidden=64, epochs=epochs, eval_every=epochs, seed=i, name=f"{m}-{n}-{i}")
+        weft.Task(graph, model=m, layers=n, hidden=64, epochs=epochs, eval_every=every, seed=i, name=f"{m}-{n}-{i}")
         for i, (m, n) in enumerate(structures)
     ]
     sides = {value: lambda value=value: run(tasks, str(recorder.device), weave=value) for value in values}
@@ -109,12 +115,12 @@ def division(recorder: Recorder, epochs: int) -> None:
     compared(recorder, {"setting": "division", "case": "pubmed, two models"}, sides)
 
 
-def sharded(recorder: Recorder, epochs: int) -> None:
+def sharded(recorder: Recorder, epochs: int, ways: list[str]) -> None:
     """All ways to sum rows of two ranks on one device."""
     tasks = [weft.Task("shape:pubmed", model="gcn", name="gcn", epochs=epochs, eval_every=epochs)]
     device = f"{recorder.device.type}:0"
     sides = {"apart": lambda: run(tasks, device)}
-    sides |= {way: lambda way=way: run(tasks, device, ranks=2, sharded=way) for way in SHARDED_KERNELS}
+    sides |= {way: lambda way=way: run(tasks, device, ranks=2, sharded=way) for way in ways}
     compared(recorder, {"setting": "sharded", "case": "pubmed, two ranks"}, sides)
 
 
@@ -122,6 +128,8 @@ def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--parts", default="weave,division,sharded")
+    parser.add_argument("--cases", default=";".join(CASES), help="of weave, with ; between them")
+    parser.add_argument("--ways", default=",".join(SHARDED_KERNELS), help="of sharded")
     parser.add_argument("--epochs", type=int, default=400)
     return parser.parse_args()
 
@@ -130,15 +138,12 @@ def main() -> None:
     """Run the cells and print a line for each."""
     args = arguments()
     recorder, parts = Recorder("settings", args), listed(args.parts)
-    if "weave" in parts:
-        weave(recorder, "demo, six", args.epochs)
+    for case in args.cases.split(";") if "weave" in parts else ():
+        weave(recorder, case, args.epochs)
     if "division" in parts:
         division(recorder, max(args.epochs // 40, 2))
     if "sharded" in parts:
-        sharded(recorder, COMPARED)
-    if "weave" in parts:
-        weave(recorder, "directed, depths", args.epochs)
-        weave(recorder, "pubmed, depths", args.epochs)
+        sharded(recorder, COMPARED, listed(args.ways))
     for cell in recorder.cells:
         figures = [f"{name} {cell[name]:.4g}" for name in ("predicted_ms", "measured_ms", "difference") if name in cell]
         told = cell.get("error") or cell.get("reason") or cell.get("join")
