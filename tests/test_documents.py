@@ -111,7 +111,7 @@ def test_settings_of_the_papers_exist(setting):
     elif setting.startswith("Task"):
         assert weft.Task(graph="demo", **eval(setting.replace("Task", "dict")))
     else:
-        assert eval(setting, {"RunOptions": weft.RunOptions, "Placement": weft.Placement}).given
+        assert eval(setting, {"RunOptions": weft.RunOptions, "Placement": weft.Placement}) is not None
 
 
 def test_options_of_the_papers_commands_exist():
