@@ -239,6 +239,8 @@ def _with_batches(
         ways = ways_to_train(members, plan, estimator, room, options)
         fitting = [way for way in ways if way.device_bytes <= room and not way.condition and not way.rough]
         best = faster_way(fitting, plan, estimate, options)
+    if best is None and hosted and options.placement.division is not None:
+        why.append(f"{option('division', options.placement.division)}: the GPU prepares all batches faster alone")
     if best is None:
         return replace(plan, why=(*why, *reasons(placement, task, stats, machine))), estimate
     why += reasons(best.placement, task, stats, machine)

@@ -117,7 +117,8 @@ class WovenStep:
 
 def merged(stacks: Sequence[Stack], push: bool = False) -> Woven:
     """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
-    small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
+    # A CPU launches nothing. With dense operators in the rounds, backward sums of one member hardly meet forward ones.
+    small = _is_small(stacks) and on_gpu(stacks[0].state.flat) and not push
     captured = []
     with no_collections():
         for stack in stacks:

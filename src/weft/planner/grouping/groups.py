@@ -96,9 +96,9 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     if limits.weave == "off" or (limits.device == "cpu" and not limits.merges and not sampled):
         where = option("weave", "off") if limits.weave else "on a CPU one operator runs at a time"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
-    # Merging is for those who ask for it: shared launches gain nothing over streams (four GCNs of 2 to 4 layers on the
-    # pubmed shape, H200: 0.500 ms per epoch woven, 0.446 concurrent), take 20 to 29 s to compile about 26 kernels, and
-    # give the stacks' own numbers only up to rounding.
+    # Merging is for those who ask for it: about 26 kernels are compiled for 5 to 29 s, the stacks' own numbers are
+    # equal only up to rounding, and little is gained over streams (H200, benchmarks/results/settings.json: four GCNs of
+    # 2 to 4 layers on the pubmed shape 0.496 ms per epoch woven, 0.426 concurrent; six tasks on demo 0.295, 0.370).
     merges = limits.merges and not sampled
     how = "shares batches with" if sampled else "woven with" if merges else "concurrent with"
     groups: Shared = []
@@ -128,7 +128,9 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
             refused.append(f"{names[0]} not {how} {names[1]}: {obstacle}")
         else:
             groups.append(([bundle], refused[:1]))
-    for joined, _ in groups:
+    for joined, why in groups:
+        if len(joined) > 1 and limits.weave is None and not sampled:
+            why.append(f"not merged: kernels would be compiled for 5 to 29 s; {option('weave', 'merged')} does it")
         joined.sort(key=lambda b: b.positions[0])
     return groups
 
