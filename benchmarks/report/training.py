@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -253,10 +252,46 @@ def multi_kernels(results: Results) -> str:
     return f"{table(header, rows)}\n\n{legend.text()}"
 
 
+# The samplers of one hop: as a column is headed, as a cell is named.
+SAMPLERS = {
+    "default": "default",
+    "reservoir": "reservoir",
+    "as DGL": "reservoir, DGL's layout",
+    "none": "paper: none",
+    "B": "paper: B",
+    "S": "paper: S",
+    "B+S": "paper: B+S",
+    "paper (B+A)": "paper",
+    "classes": "paper: classes",
+    "classes, S": "paper: classes, S",
+    "picks alone": "picks alone",
+}
+
+
+def samplers(results: Results) -> str:
+    """One hop by every sampler, in milliseconds, and how much faster the paper's is than its baselines."""
+    legend, rows, gains = Legend(), [], dict[str, list[float]]()
+    hops = [cell for cell in results.cells if cell["work"] == "one hop" and cell.get("ms")]
+    for shape, fanout, seeds in sorted({(cell["shape"], cell["fanout"], cell["seeds"]) for cell in hops}):
+        here = {"work": "one hop", "shape": shape, "fanout": fanout, "seeds": seeds}
+        cells = {head: results.find(**here, side=side) for head, side in SAMPLERS.items()}
+        paper = cells["paper (B+A)"]
+        for name in ("none", "reservoir", "default"):
+            if (ratio := over(cells[name], paper)) is not None:
+                gains.setdefault(f"{name} on the {shape} shape", []).append(ratio)
+        figures = [number(None if cell is None else cell["ms"]) for cell in cells.values()]
+        rows.append([shape, fanout, f"{seeds:,}", *figures, times(over(cells["none"], paper)),
+                     times(over(cells["reservoir"], paper)), legend.mark(results, cells.values())])  # fmt: skip
+    header = ["shape", "fan-out", "seeds", *SAMPLERS, "none / paper", "reservoir / paper", "run"]
+    ranges = (f"{name} {times(min(found))} to {times(max(found))}" for name, found in gains.items())
+    told = [paragraph(f"The time of others over that of the paper's sampler: {', '.join(ranges)}.")] if gains else []
+    return "\n\n".join([table(header, rows), *told, legend.text()])
+
+
 def sampling(results: Results) -> str:
-    """Sampling and gathering."""
+    """Hops with compaction, and gathering."""
     legend, rows = Legend(), []
-    for cell in results.cells:
+    for cell in (cell for cell in results.cells if cell["work"] != "one hop"):
         size = f"{cell.get('seeds') or cell.get('rows'):,}"
         rate = _rate(cell)
         launched = number(cell.get("launched_ms"))
@@ -264,30 +299,10 @@ def sampling(results: Results) -> str:
                      legend.mark(results, [cell])])  # fmt: skip
     reasons = dict.fromkeys(f"{c['side']}: {c['reason']}." for c in results.cells if c.get("reason"))
     header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "rate", "run"]
-    compared = [paragraph(text) for text in map(partial(_one_hop, results), (10, 15, 30)) if text]
-    return "\n\n".join([table(header, rows), *map(paragraph, reasons), *compared, legend.text()])
-
-
-def _one_hop(results: Results, fanout: int) -> str:
-    """The samplers of one hop beside the reservoir, and the default beside reading its picks alone."""
-    cells = {c["side"]: c for c in results.cells if c["work"] == "one hop" and c["fanout"] == fanout and c.get("ms")}
-    base, least, ours = cells.get("reservoir"), cells.get("picks alone"), cells.get("default")
-    if base is None or least is None or ours is None:
-        return ""
-    threads = [side for side in cells if side.startswith("paper, threads")]
-    sides = [*(side for side in ("default", "paper", "paper, classes") if side in cells),
-             *sorted(threads, key=lambda side: cells[side]["ms"])[:1]]  # fmt: skip
-    gains = ", ".join(f"{side} {times(over(base, cells[side]))}" for side in sides)
-    return (
-        f"Fan-out {fanout}, the reservoir's time over that of others: {gains}. The default takes "
-        f"{times(over(ours, least))} the time of reading its picks alone, so none could exceed "
-        f"{times(over(base, least))}."
-    )
+    return "\n\n".join([table(header, rows), *map(paragraph, reasons), legend.text()])
 
 
 def _rate(cell: Cell) -> str:
     if cell.get("gb_s"):
         return f"{number(cell['gb_s'])} GB/s"
-    if cell.get("giga_edges_s"):
-        return f"{number(cell['giga_edges_s'])} G edges/s"
     return f"{number(cell['mega_edges_s'])} M edges/s" if cell.get("mega_edges_s") else ""

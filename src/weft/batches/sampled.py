@@ -188,10 +188,17 @@ class Sampled:
         adj, plain = graph.adj, is_plain(self._fanouts)
         simple = plain and not request.subgraph and not self._apart
         away = self._device.type == "cuda" and adj.device.type == "cpu" and not (simple and adj.indices.is_pinned())
+        backend = "default" if placement is None else placement.sampler
+        if backend != "default" and (away or self._device.type != "cuda"):
+            raise SpecError(
+                f"sampler={backend!r} samples on a GPU, which cannot sample local subgraphs of edges in host memory, "
+                "nor for a CPU; use sampler='default', or topology='gpu'"
+            )
         make_sampler = partial(
             NeighbourSampler,
             graph,
             self._fanouts,
+            backend="auto" if backend == "default" else backend,
             seed=sampling.seed,
             subgraph=request.subgraph,
             degrees="sampled" if request.subgraph or self._apart else "full",
