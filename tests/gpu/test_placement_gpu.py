@@ -106,7 +106,7 @@ def test_runs_with_a_sampler(graph, tmp_path):
         weft.run(one.with_values(epochs=4), **longer)
     extended = weft.run(one.with_values(epochs=4), placement=places["paper"], **longer)
     assert extended.history["loss"][:2] == losses["paper"]
-    with pytest.raises(weft.InputError, match="with fan-outs from 1 to 1024"):
+    with pytest.raises(weft.SpecError, match="sampler='paper' needs one fan-out from 1 to 1,024 per hop"):
         weft.run(one.with_values(fanout=[-1, 3]), device="cuda", progress=False, placement=places["paper"])
 
 
