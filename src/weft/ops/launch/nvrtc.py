@@ -65,7 +65,6 @@ def compile_cuda(source: str, architecture: str) -> bytes:
     return binary
 
 
-@cache
 def cuda_kernels(source: str, device: int) -> Any:
     """The kernels of ``source`` on GPU number ``device``, by their names.
 

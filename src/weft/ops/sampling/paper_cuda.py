@@ -18,6 +18,7 @@ Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -208,10 +209,14 @@ class PaperLaunch:
 
 
 def kernels(indptr: Tensor, device: torch.device) -> Any:
-    """The kernels for offsets of the type of ``indptr``, ready to be launched on ``device``; compiled at first."""
-    offset = "int" if indptr.dtype == torch.int32 else "long long"
+    """The kernels for offsets of the type of ``indptr``, ready to be launched on ``device``; the first call compiles."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return cuda_kernels(f"typedef {offset} Offset;\n{SOURCE}", index)
+    return _compiled("int" if indptr.dtype == torch.int32 else "long long", index)
+
+
+@cache
+def _compiled(offset: str, device: int) -> Any:
+    return cuda_kernels(f"typedef {offset} Offset;\n{SOURCE}", device)
 
 
 def order_rows(indptr: Tensor, rows: Tensor, num_rows: Tensor, launch: PaperLaunch) -> tuple[Tensor, Tensor]:
