@@ -209,7 +209,7 @@ class PaperLaunch:
 
 
 def kernels(indptr: Tensor, device: torch.device) -> Any:
-    """The kernels for offsets of the type of ``indptr``, ready to be launched on ``device``; the first call compiles."""
+    """The kernels for offsets of the type of ``indptr``, ready for ``device``; the first call compiles them."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return _compiled("int" if indptr.dtype == torch.int32 else "long long", index)
 

@@ -74,13 +74,14 @@ def _reservoir_kernel(
                 tl.debug_barrier()
             offset = tl.load(slots + slot, mask=filled, other=0, volatile=True)
             tl.debug_barrier()
-            source = tl.load(indices + start + offset, mask=filled, other=0)
             if CACHED:
                 held = tl.load(near_start + node).to(tl.int64)
-                kept = tl.load(near + held + offset, mask=filled & (held >= 0), other=0)
-                source = tl.where(held >= 0, kept, source)
+                source = tl.load(indices + start + offset, mask=filled & (held < 0), other=0)
+                source += tl.load(near + held + offset, mask=filled & (held >= 0), other=0)
                 tl.atomic_add(read, 1, sem="relaxed")
                 tl.atomic_add(read + 1, (held >= 0).to(tl.int64), sem="relaxed")
+            else:
+                source = tl.load(indices + start + offset, mask=filled, other=0)
             tl.store(sources + begin + slot, source, mask=filled)
             if EDGES:
                 tl.store(edges + begin + slot, start + offset, mask=filled)
