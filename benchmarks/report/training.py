@@ -295,7 +295,7 @@ def samplers(results: Results) -> str:
         )
         fanouts = ", ".join(map(str, by_fanout))
         told.append(
-            f"The time of *none* over that of others, {shape} shape, most seeds, fan-outs {fanouts}: {'; '.join(gains)}."
+            f"The time of *none* over others, {shape} shape, most seeds, fan-outs {fanouts}: {'; '.join(gains)}."
         )
     return "\n\n".join([table(header, rows), *map(paragraph, told), legend.text()])
 

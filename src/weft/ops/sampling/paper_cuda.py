@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.ops.launch.nvrtc import cuda_kernels
 from weft.ops.sampling.reference import HopSample, check_fanout, check_slots
 from weft.ops.sampling.sample_triton import CachedLists, count_picks
@@ -224,7 +225,10 @@ def kernels(indptr: Tensor, device: torch.device) -> Any:
 
 @cache
 def _compiled(offset: str, device: int) -> Any:
-    return cuda_kernels(f"typedef {offset} Offset;\n{SOURCE}", device)
+    try:
+        return cuda_kernels(f"typedef {offset} Offset;\n{SOURCE}", device)
+    except InputError as error:
+        raise InputError(f"sampler='paper': {error}; use sampler='default'") from None
 
 
 def order_rows(indptr: Tensor, rows: Tensor, num_rows: Tensor, launch: PaperLaunch) -> tuple[Tensor, Tensor]:
