@@ -28,7 +28,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "first_minute": ("shape", "model", "side"),
     "sampled_epoch": ("shape", "case", "tasks", "precision", "side"),
     "settings": ("setting", "case", "side"),
-    "sampling": ("work", "seeds", "rows", "fanout", "side"),
+    "sampling": ("work", "shape", "seeds", "rows", "fanout", "side"),
     "spmm": ("shape", "features", "side", "rows"),
     "sweep": ("shape", "model", "precision", "side", "tasks"),
 }
