@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -135,6 +137,25 @@ def test_sampled_tasks_with_one_sampling_share_batches_across_submissions(tmp_pa
                             device="cpu", progress=False)  # fmt: skip
         for result in together:
             assert same(queue.history(result.name), result.history)
+
+
+@pytest.mark.long
+def test_members_of_several_structures_go_on_after_their_worker_was_killed(tmp_path):
+    settings = [
+        {**SAMPLED, "epochs": 1500, "dropout": 0.0},
+        {**SAMPLED, "epochs": 1500, "dropout": 0.0, "model": "gcn"},
+    ]
+    with opened(tmp_path) as queue:
+        names = queue.start_together(*settings)
+        queue.until(lambda: queue.epoch(names[1]) > 0)
+        os.kill(queue.worker_pid(), signal.SIGKILL)
+        done = queue.wait(names)
+        assert [(task.state, task.attempts) for task in done] == [("done", 2)] * 2, [task.error for task in done]
+        queue.until(lambda: not queue.db.groups("running"))
+        assert set(names) in [set(group.members) for group in queue.db.groups("dissolved")]
+        for name, one in zip(names, settings, strict=True):
+            alone = weft.run(weft.Task(**one), device="cpu", progress=False)
+            assert queue.history(name)["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-3)
 
 
 def test_a_server_may_train_every_task_by_itself(tmp_path):
