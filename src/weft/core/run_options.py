@@ -1,4 +1,4 @@
-"""RunOptions: how a run is done. One table of rules, from which ``weft.run``, ``weft.plan`` and the shell take options.
+"""RunOptions: how a run is done. One table of rules, from which runs, plans, queues and the shell take options.
 
 ``Task`` says what is trained. An option that nothing would read is refused, in one sentence.
 """
@@ -29,7 +29,13 @@ WEAVES = ("off", "concurrent", "merged", "merged+push")
 
 
 def run_option(
-    default: Any, kind: type, help: str = "", readers: str = "run", metavar: str = "", shown: str = "", **limits: Any
+    default: Any,
+    kind: type,
+    help: str = "",
+    readers: str = "run queue",
+    metavar: str = "",
+    shown: str = "",
+    **limits: Any,
 ) -> Any:
     """A field with a :class:`Rule`, read by ``readers``.
 
@@ -105,18 +111,23 @@ class Placement(_Options):
         str,
         "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
         "or disk (a saved graph's files).",
-        "run plan",
+        "run plan queue",
         shown="the first that fits",
         choices=PLACES,
     )
     topology: str | None = run_option(
-        None, str, "Where edges are kept; the same choices.", "run plan", shown="the first that fits", choices=PLACES
+        None,
+        str,
+        "Where edges are kept; the same choices.",
+        "run plan queue",
+        shown="the first that fits",
+        choices=PLACES,
     )
     cache: int | None = run_option(
         None,
         int,
         "Of the device, for the cache: 2GiB.",
-        "run plan",
+        "run plan queue",
         "BYTES",
         "what the budget leaves",
         parse=parse_bytes,
@@ -125,7 +136,7 @@ class Placement(_Options):
         None,
         str,
         f"What the cache holds, by: {', '.join(POLICIES)}.",
-        "run plan",
+        "run plan queue",
         shown="degree, benefit for edges",
         choices=POLICIES,
         accepts=lambda value: callable(getattr(value, "choose", None)),
@@ -135,13 +146,13 @@ class Placement(_Options):
         None,
         str,
         "How batches are divided between host and GPU; a number: the share of the GPU.",
-        "run plan",
+        "run plan queue",
         "elastic|fixed|SHARE",
         "elastic",
         parse=parse_division,
     )
     overlap: bool = run_option(
-        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan"
+        False, bool, "Sample and fetch the next batch on the GPU while it trains on the current one.", "run plan queue"
     )
 
     def __post_init__(self) -> None:
@@ -212,7 +223,7 @@ class RunOptions(_Options):
         None,
         int,
         "Memory it may take, such as 24GiB.",
-        "run plan cluster",
+        "run plan cluster queue",
         "BYTES",
         "what is free on the device",
         parse=parse_bytes,
@@ -221,16 +232,17 @@ class RunOptions(_Options):
         None,
         str,
         "How tasks of different structure share a GPU: one after another, concurrent, or merged into one step.",
-        "run plan",
+        "run plan queue",
         "off|concurrent|merged|merged+push",
         "concurrent if they do not fill it",
+        choices=WEAVES,
         parse=parse_weave,
     )
     compile: bool | None = run_option(
         None,
         bool,
         "Compile steps with Inductor, or never.",
-        "run plan",
+        "run plan queue",
         shown="on a GPU, if predicted to pay off",
     )
     ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", low=1)
@@ -248,21 +260,24 @@ class RunOptions(_Options):
         None,
         str,
         f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.",
+        "run queue",
         shown="the fastest on large graphs, else fetched",
         choices=SHARDED_KERNELS,
     )
     checkpoint_every: float = run_option(
-        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster", "SECONDS", low=0
+        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
     )
     batches: Any = run_option(
         None,
         type(None),
+        readers="run",
         accepts=lambda value: hasattr(value, "__iter__"),
         described="a loader of batches, such as PyG's NeighborLoader",
     )
     hardware: Any = run_option(
         None,
         type(None),
+        readers="run",
         accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
         described="an object with name, registry() and preparers(parts)",
     )
@@ -294,6 +309,15 @@ class RunOptions(_Options):
                 raise SpecError(f"{option(name, value)} {words}")
 
     @property
+    def for_queue(self) -> dict[str, Any]:
+        """The given options as plain data to submit; a :class:`SpecError` for one that cannot be submitted."""
+        self.refuse_unread("queue", "cannot be submitted: a server chooses the device and is sent settings alone")
+        for name, value in self.given.items():
+            if not isinstance(value, (str, int, float)):
+                raise SpecError(f"{option(name, value)} is an object, which cannot be sent; give a name")
+        return self.given
+
+    @property
     def for_plan(self) -> dict[str, Any]:
         """The given options that change a plan."""
         return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
@@ -319,11 +343,6 @@ class RunOptions(_Options):
                 if given.get(name):
                     shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
                     raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
-        if self.weave is not None and not self._weave_matters(tasks):
-            raise SpecError(
-                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
-                "train on the whole of one graph; leave it out"
-            )
         if self.sharded is not None and not any(_sums_over_ranks(task) for task in tasks):
             raise SpecError(
                 f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
@@ -353,15 +372,22 @@ class RunOptions(_Options):
                     f"that split alone, graph.split({task.split})"
                 )
 
-    def _weave_matters(self, tasks: Sequence[Task]) -> bool:
-        """Whether some of ``tasks`` could share a GPU as different stacks; sampled ones share batches unless off."""
+    def check_joins(self, tasks: Sequence[Task]) -> None:
+        """A :class:`SpecError` if no two of ``tasks``, all there are, could share a GPU as stacks that ``weave`` joins.
+
+        Sampled stacks share their batches, unless it is off. A task in a queue may meet others.
+        """
         structures: dict[Hashable, set[Hashable]] = {}
         for task in tasks:
             if self.weave == "off" or not task.sampled:
                 alone = task.label if alone_reason(task) is not None else ""
                 structure = (*stack_key(task).items(), width(task), alone)
                 structures.setdefault(group_key(task, multilabel=False), set()).add(structure)
-        return any(len(different) > 1 for different in structures.values())
+        if self.weave is not None and all(len(different) < 2 for different in structures.values()):
+            raise SpecError(
+                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
+                "train on the whole of one graph; leave it out"
+            )
 
 
 def _sums_over_ranks(task: Task) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.core.compatibility import GROUP_KEY_NAMES, group_key
 from weft.core.errors import SpecError
@@ -24,7 +24,7 @@ from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.core.wording import option
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, MemoryOf, Size, size_in_words
+from weft.planner.grouping.limits import MAX_MEMBERS, GroupLimits, MemoryOf, Size, fitting_size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 
@@ -93,7 +93,7 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
         )
     if len(bundles) == 1:
         return [(bundles, [])]
-    if limits.weave == "off" or (limits.device == "cpu" and not limits.merges and not sampled):
+    if not _stacks_share(limits, sampled):
         where = option("weave", "off") if limits.weave else "on a CPU one operator runs at a time"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
     # Merging is for those who ask for it: about 26 kernels are compiled for 5 to 29 s, the stacks' own numbers are
@@ -133,6 +133,16 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
             why.append(f"not merged: kernels would be compiled for 5 to 29 s; {option('weave', 'merged')} does it")
         joined.sort(key=lambda b: b.positions[0])
     return groups
+
+
+def _stacks_share(limits: GroupLimits, sampled: bool) -> bool:
+    """Whether stacks of different structure share a group here: on a GPU, woven on request, or by their batches."""
+    return limits.weave != "off" and (limits.device == "cuda" or limits.merges or sampled)
+
+
+def may_share(task: Task, limits: GroupLimits) -> bool:
+    """Whether tasks of other structure may share a group with ``task``."""
+    return _stacks_share(limits, task.sampled) and _trains_alone(StackDraft([task], [0], Size(1, "")), limits) is None
 
 
 def _trains_alone(bundle: StackDraft, limits: GroupLimits) -> str | None:
@@ -215,14 +225,37 @@ def plan_as_one_group(
     if len(_by_group_key(listed, stats)) > 1:
         raise SpecError("tasks that share a step must agree in " + ", ".join(GROUP_KEY_NAMES))
     limits = GroupLimits(stats, device, machine, weave=weave)
-    positions = list(range(len(listed)))
-    bundles = []
-    for alike in by_structure(listed, positions):
-        for inside, why in padded(listed, alike, limits):
-            members = [listed[position] for position in inside]
+    return _plan(listed, list(range(len(listed))), _whole_stacks(listed, limits), [], limits)
+
+
+def plan_with_first(
+    tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: str | None = None
+) -> Plan:
+    """One plan for the first of ``tasks`` and those of the others that share its group; stacks are not cut.
+
+    The other tasks are left out: a queue starts them later.
+    """
+    listed = list(tasks)
+    _check_names(listed)
+    if len(by_structure(listed, list(range(len(listed))))) == 1:
+        return plan_as_one_group(listed, stats, device, machine)
+    limits = GroupLimits(stats, device, machine, weave=weave)
+    stacks = [replace(stack, size=fitting_size(stack.tasks[0], limits)) for stack in _whole_stacks(listed, limits)]
+    groups = shared_groups(stacks, limits)
+    joined, why = next(group for group in groups if any(0 in stack.positions for stack in group[0]))
+    members = sorted(position for stack in joined for position in stack.positions)
+    return _plan(listed, members, joined, why, limits)
+
+
+def _whole_stacks(tasks: list[Task], limits: GroupLimits) -> list[StackDraft]:
+    """A stack for every structure, or for widths of it that are not padded to one; none is cut."""
+    stacks = []
+    for alike in by_structure(tasks, list(range(len(tasks)))):
+        for inside, why in padded(tasks, alike, limits):
+            members = [tasks[position] for position in inside]
             reasons = [*why, *padding_reason(members, limits)]
-            bundles.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
-    return _plan(listed, positions, bundles, [], limits)
+            stacks.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
+    return stacks
 
 
 def _check_names(tasks: Sequence[Task]) -> None:
