@@ -337,6 +337,11 @@ class RunOptions(_Options):
         """The given options that change a plan."""
         return {one.name: self.given[one.name] for one in options_of("plan") if one.name in self.given}
 
+    def for_group(self, tasks: Sequence[Task]) -> RunOptions:
+        """The same for some of the tasks that they were given for, without options about other tasks."""
+        weave = self.weave if self._weave_matters(tasks) else None
+        return replace(self, prune=self.prune if len(tasks) > 1 else None, weave=weave)
+
     def check_tasks(self, tasks: Sequence[Task]) -> None:
         """A :class:`SpecError` for options that exclude each other or these ``tasks``, or that nothing would read."""
         given = self.given
@@ -394,21 +399,22 @@ class RunOptions(_Options):
                 )
 
     def check_joins(self, tasks: Sequence[Task]) -> None:
-        """A :class:`SpecError` if no two of ``tasks``, all there are, could share a GPU as stacks that ``weave`` joins.
+        """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""
+        if self.weave is not None and not self._weave_matters(tasks):
+            raise SpecError(
+                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
+                "train on the whole of one graph; leave it out"
+            )
 
-        Sampled stacks share their batches, unless it is off. A task in a queue may meet others.
-        """
+    def _weave_matters(self, tasks: Sequence[Task]) -> bool:
+        """Whether some of ``tasks`` could share a GPU as different stacks; sampled ones share batches unless off."""
         structures: dict[Hashable, set[Hashable]] = {}
         for task in tasks:
             if self.weave == "off" or not task.sampled:
                 alone = task.label if alone_reason(task) is not None else ""
                 structure = (*stack_key(task).items(), width(task), alone)
                 structures.setdefault(group_key(task, multilabel=False), set()).add(structure)
-        if self.weave is not None and all(len(different) < 2 for different in structures.values()):
-            raise SpecError(
-                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
-                "train on the whole of one graph; leave it out"
-            )
+        return any(len(different) > 1 for different in structures.values())
 
 
 def _sums_over_ranks(task: Task) -> bool:

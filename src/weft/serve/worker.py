@@ -245,8 +245,6 @@ class Worker:
         if message.get("cancel"):
             control.cancel(*message["cancel"])
         given = dict(message.get("options", {}))
-        if len(tasks) == 1:
-            given.pop("prune", None)  # a group of one has nobody to be compared with
         if message.get("plan") is not None:  # it was made with them
             given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
@@ -257,7 +255,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "options": RunOptions.of(**given),
+            "options": RunOptions.of(**given).for_group(tasks),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:

@@ -136,13 +136,14 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
 
 
 def _stacks_share(limits: GroupLimits, sampled: bool) -> bool:
-    """Whether stacks of different structure share a group here: on a GPU, woven on request, or by their batches."""
+    """Whether stacks of different structure share a group: sampled batches, a GPU's time, or a merged step."""
     return limits.weave != "off" and (limits.device == "cuda" or limits.merges or sampled)
 
 
 def may_share(task: Task, limits: GroupLimits) -> bool:
     """Whether tasks of other structure may share a group with ``task``."""
-    return _stacks_share(limits, task.sampled) and _trains_alone(StackDraft([task], [0], Size(1, "")), limits) is None
+    alone = _trains_alone(StackDraft([task], [0], Size(1, "")), limits)
+    return _stacks_share(limits, task.sampled) and alone is None
 
 
 def _trains_alone(bundle: StackDraft, limits: GroupLimits) -> str | None:
