@@ -103,10 +103,10 @@ class Placement(_Options):
     (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between the host and the GPU:
     ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"`` (MorphGL's algorithms at the
     ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU. ``overlap``: the GPU samples and fetches
-    the next batch on a stream of its own while it trains on the current one, and the host prepares none.
-    ``sampler``: what draws neighbours on a GPU, all uniformly without replacement: ``"default"`` (as many draws as
-    picks), ``"reservoir"`` (a draw per neighbour, atomics in global memory) or ``"paper"`` (the same picks by
-    TurboGNN's algorithm in CUDA C++).
+    the next batch on a stream of its own while it trains on the current one, and the host prepares none. ``sampler``:
+    what draws neighbours on a GPU, all uniformly without replacement: ``"default"`` (as many draws as picks),
+    ``"reservoir"`` (a draw per neighbour, atomics in global memory) or ``"paper"`` (the same picks by TurboGNN's
+    algorithm in CUDA C++).
     """
 
     features: str | None = run_option(
@@ -250,6 +250,7 @@ class RunOptions(_Options):
         "run plan queue",
         "off|concurrent|merged|merged+push",
         "concurrent if they do not fill it",
+        choices=WEAVES,
         parse=parse_weave,
     )
     compile: bool | None = run_option(
@@ -274,6 +275,7 @@ class RunOptions(_Options):
         None,
         str,
         f"With --gpus: how rows of other ranks are summed: {', '.join(SHARDED_KERNELS)}.",
+        "run queue",
         shown="the fastest on large graphs, else fetched",
         choices=SHARDED_KERNELS,
     )
@@ -361,11 +363,6 @@ class RunOptions(_Options):
                 if given.get(name):
                     shown = f"{name}=" if name in ("batches", "hardware") else option(name, given[name])
                     raise SpecError(f"{shown} does not go with ranks={self.ranks}: {reason}; leave one of the two out")
-        if self.weave is not None and not self._weave_matters(tasks):
-            raise SpecError(
-                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
-                "train on the whole of one graph; leave it out"
-            )
         if self.sharded is not None and not any(_sums_over_ranks(task) for task in tasks):
             raise SpecError(
                 f"{option('sharded', self.sharded)} would have no effect: none of these tasks sums rows of the whole "
@@ -400,6 +397,14 @@ class RunOptions(_Options):
                     f"{where}split={task.split} trains on one rank, not on ranks={self.ranks}; give the graph with "
                     f"that split alone, graph.split({task.split})"
                 )
+
+    def check_joins(self, tasks: Sequence[Task]) -> None:
+        """A :class:`SpecError` if ``weave`` joins none of ``tasks``, all that there are; in a queue others may come."""
+        if self.weave is not None and not self._weave_matters(tasks):
+            raise SpecError(
+                f"{option('weave', self.weave)} would have no effect: no two of these tasks differ in structure and "
+                "train on the whole of one graph; leave it out"
+            )
 
     def _weave_matters(self, tasks: Sequence[Task]) -> bool:
         """Whether some of ``tasks`` could share a GPU as different stacks; sampled ones share batches unless off."""

@@ -73,6 +73,7 @@ def plan(
     name, limit = label or f"{len(tasks)} tasks", options.budget
     check_tasks(tasks)
     options.check_tasks(tasks)
+    options.check_joins(tasks)
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))

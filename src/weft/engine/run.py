@@ -99,6 +99,7 @@ def run(
     resume, control = resume or extend, control or Control()
     tasks = [work] if isinstance(work, Task) else work.tasks()
     options.check_tasks(tasks)
+    options.check_joins(tasks)
     control.expect(task.label for task in tasks)
     target = choose_device(options.device) if report is None else device_of(report, options.device)
     if options.ranks > 1:
