@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,14 @@ def is_first_rank() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
+# The device of every rank, if a scheduler has chosen them.
+CHOSEN_DEVICES: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
+
+
 def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
     """The device of every rank, and whether no two share one. ``cuda`` spreads ranks over all GPUs, ``cuda:0`` not."""
+    if chosen := CHOSEN_DEVICES.get():
+        return list(chosen), device.type == "cuda" and len(set(chosen)) == ranks > 1
     if device.type != "cuda" or device.index is not None:
         return [str(device)] * ranks, False
     count = torch.cuda.device_count()

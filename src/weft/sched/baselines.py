@@ -2,19 +2,20 @@
 
 CoGNN packs the next task group in some order, and starts it when the last one is done. :class:`Base` takes tasks first
 in, first out, :class:`LMCF` the lowest memory consumption first, :class:`BMC` (its Algorithm 1) small and large tasks
-in turn, for groups of balanced memory consumption.
+in turn, for groups of balanced memory consumption. A sharded task is a task group of its own, on several devices.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import ClassVar
 
-from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, rank_places, refusals
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
@@ -40,25 +41,41 @@ class Base:
         queue = TaskQueue.of(tasks, running)
         refuse = refusals(queue, machine, self.safety)
         pending = (queue[name] for name in self.order(queue, machine) if name not in refuse)
-        task, busy = next(pending, None), {group.device for group in running}
-        starts: list[GroupStart] = []
-        for device in (device for device in machine.devices if device.name not in busy):
+        task, busy = next(pending, None), {name for group in running for name in group.places}
+        waits, starts = len(busy) == len(machine.devices), list[GroupStart]()
+
+        def takes(needed: int, device: DeviceState, count: int) -> bool:
+            return device.name not in busy and count * needed <= device.task_bytes
+
+        for device in machine.devices:
+            while task is not None and task.ranks > 1:  # it starts once enough devices are idle, and what follows waits
+                needed = needed_bytes(task.bytes, self.safety)
+                places = rank_places(task.ranks, machine.devices, partial(takes, needed))
+                if not places:
+                    break
+                busy.update(places)
+                why = f"{len(places)} ranks on {' and '.join(dict.fromkeys(places))}, which it has to itself"
+                shape = (needed, task.seconds, task.utilisation)
+                starts.append(GroupStart(places[0], (task.id,), *shape, why, devices=places))
+                task = next(pending, None)
+            if device.name in busy or (task is not None and task.ranks > 1):
+                continue
             group, taken = list[QueuedTask](), 0
-            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, training_workers(device))
-            while task is not None and len(group) < workers:
+            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, device.training_workers)
+            while task is not None and task.ranks == 1 and len(group) < workers:
                 taken += needed_bytes(task.bytes, self.safety)
                 trainings -= task.kind == "training"
                 full = self.strict and bool(group) and taken >= device.task_bytes
                 if taken > device.task_bytes or trainings < 0 or full:
                     break
                 group.append(task)
+                busy.add(device.name)
                 task = next(pending, None)
             why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
             why = "is next, and has the device to itself" if self.one_at_a_time else why
             for each in group:
                 needed = needed_bytes(each.bytes, self.safety)
                 starts.append(GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why))
-        waits = len(busy) == len(machine.devices)
         rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
         rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
         return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
@@ -122,24 +139,35 @@ class MPSNoAdmission:
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the oldest tasks on all free workers."""
         queue = TaskQueue.of(tasks, running)
-        workers: list[tuple[int, str]] = []  # free ones, by number and device
-        trainings: dict[str, int] = {}  # how many more each device can take
-        for device in machine.devices:
-            here = [group for group in running if group.device == device.name]
-            workers += [(number, device.name) for number in range(len(here), device.workers)]
-            trainings[device.name] = training_workers(device) - sum(group.kind == "training" for group in here)
-        free = [name for _, name in sorted(workers, key=lambda worker: worker[0])]  # devices in turn
-        starts = []
+        devices = {device.name: device for device in machine.devices}
+        used, trained = Counter[str](), Counter[str]()  # workers by device: all that are busy, and those that train
+        starts, passed = list[GroupStart](), False
+
+        def count_in(places: Sequence[str], kind: str) -> None:
+            for name, ranks in Counter(places).items():
+                workers = devices[name].workers_for(ranks) if name in devices else 0  # 0: its node was lost
+                used[name] += workers
+                trained[name] += workers if kind == "training" else 0
+
+        def takes(inference: bool, device: DeviceState, ranks: int) -> bool:
+            workers = device.workers_for(ranks)
+            trains = inference or trained[device.name] + workers <= device.training_workers
+            return trains and used[device.name] + workers <= device.workers
+
+        for group in running:
+            count_in(group.places, group.kind)
         for name in queue.by_arrival:
             task = queue[name]
             inference = task.kind == "inference"
-            for_training = next((device for device in free if trainings[device] > 0), None)
-            if not free or (for_training is None and not queue.inference):
+            trains = not passed and any(takes(False, device, 1) for device in machine.devices)
+            if not trains and not (queue.inference and any(takes(True, device, 1) for device in machine.devices)):
                 break
-            chosen = free[0] if inference else for_training
-            if chosen is not None:
-                free.remove(chosen)
-                trainings[chosen] -= not inference
+            in_turn = sorted(machine.devices, key=lambda device: used[device.name])
+            places = rank_places(task.ranks, in_turn, partial(takes, inference)) if inference or trains else ()
+            if places:
+                count_in(places, task.kind)
+                shape, sharded = (task.bytes, task.seconds, task.utilisation), places if task.ranks > 1 else ()
                 why = "a worker is free; memory is not checked"
-                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why))
+                starts.append(GroupStart(places[0], (name,), *shape, why, devices=sharded))
+            passed = passed or (task.ranks > 1 and not places)  # trainings behind a sharded one wait for it
         return QueueDecision(tuple(starts), rest="waits for a free worker")
