@@ -82,11 +82,9 @@ class _Checked:
         device = self.devices[start.device]
         self.devices[start.device] = replace(device, started=device.started + len(tasks))
         name, ends = f"g{len(self.done)}-{start.members[0]}", self.now + start.seconds
+        where = {"kind": tasks[0].kind, "devices": start.devices}
         self.running.append(
-            RunningGroup(
-                name, start.device, start.members, start.bytes, start.utilisation, self.now, ends, kind=tasks[0].kind,
-                devices=start.devices,
-            )  # fmt: skip
+            RunningGroup(name, start.device, start.members, start.bytes, start.utilisation, self.now, ends, **where)
         )
 
     def check_limits(self):

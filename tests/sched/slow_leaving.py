@@ -91,7 +91,8 @@ class SlowLeaving:
     def _end(self, group: RunningGroup) -> None:
         saved = self.saved_at.pop(group.id, math.inf)
         for task in [self.taken.pop(name) for name in group.members]:
-            self.shares.charge(task.user, (self.now - group.started) * group.utilisation * len(group.places) / len(group.members))
+            busy = group.utilisation * len(group.places) / len(group.members)
+            self.shares.charge(task.user, (self.now - group.started) * busy)
             if saved < group.ends:
                 self.queued[task.id] = task.rest(self.now - group.started)
                 self.shares.started(task, self.now)

@@ -52,13 +52,24 @@ def is_first_rank() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
-# The device of every rank, if a scheduler has chosen them.
-CHOSEN_DEVICES: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
+_CHOSEN: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
+
+
+@contextmanager
+def ranks_on(devices: tuple[str, ...]) -> Iterator[None]:
+    """Runs inside have their ranks on ``devices``, one per rank; on a CPU each has the threads of this process."""
+    chosen, threads = _CHOSEN.set(devices), torch.get_num_threads()
+    torch.set_num_threads(threads * max(len(devices), 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _CHOSEN.reset(chosen)
 
 
 def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
     """The device of every rank, and whether no two share one. ``cuda`` spreads ranks over all GPUs, ``cuda:0`` not."""
-    if chosen := CHOSEN_DEVICES.get():
+    if chosen := _CHOSEN.get():
         return list(chosen), device.type == "cuda" and len(set(chosen)) == ranks > 1
     if device.type != "cuda" or device.index is not None:
         return [str(device)] * ranks, False

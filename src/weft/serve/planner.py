@@ -204,6 +204,11 @@ class TaskPlanner:
     def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
         limit, plan = task.spec.get("budget"), with_seconds_left(self._state.db, task, plan)
+        ranks, device = plan.get("ranks", 1), self._state.options.device_names()[0]
+        if ranks > 1 and device.startswith("cuda") and "@" in device:
+            why = f"ranks={ranks}: a worker on a node of the cluster sees one GPU; use weft run --on ray, or one host"
+            unless_lost(self._state.db.refuse, task.id, why)
+            return []
         if limit is None:
             return [(task.id, plan)]
         if plan.get("guess"):

@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from weft.core.files import write_json
 from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
+from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
@@ -216,6 +217,8 @@ class Worker:
             return {"error": str(error), "kind": "memory"}
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
+        except RankLostError as error:
+            return {"error": str(error), "kind": "gone"}
         except WeftError as error:
             return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
@@ -234,7 +237,7 @@ class Worker:
         from weft.planner.report.plan_report import report_to_run
         from weft.serve.worker_memory import byte_limit
 
-        tasks = [Task.from_dict(task) for task in message["tasks"]]
+        tasks, devices = [Task.from_dict(task) for task in message["tasks"]], tuple(message.get("devices", ()))
         ready = self._prepared.ready(tasks, folder)
         drop_damaged(folder)
         for split in message.get("split", ()):
@@ -250,6 +253,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
+            "ranks": max(len(devices), 1),
             "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
@@ -258,7 +262,7 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store) as took:
+            with limit, sharing(self._kept.store) as took, _ranks_on(devices):
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
@@ -288,6 +292,14 @@ class Worker:
 
     def _listener(self, group: str) -> Callable[[Event], None]:
         return lambda event: self._channel.say("event", group=group, event=event.to_dict())
+
+
+def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
+    if not devices:
+        return nullcontext()
+    from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+
+    return ranks_on(devices)
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:
