@@ -43,7 +43,7 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
-from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
+from weft.core.run_options import RunOptions, options_of
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
 from weft.dist.peer_memory import RankLostError
@@ -71,6 +71,7 @@ def clocks() -> dict[str, float]:
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
 WARM_UP_AFTER = 0.2
+DECIDED = tuple(row.name for row in options_of("plan"))  # by a plan
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -195,8 +196,10 @@ class Worker:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
             loading = partial(self._channel.say, "loading", id=message["id"])
-            bounds = message.get("bounds", True)
-            return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
+            options = RunOptions.of(**message.get("options", {}))
+            room = {"room": message.get("room"), "devices": message.get("devices", 1)}
+            estimate = make(task, device, options, **room, store=self._kept.store, loading=loading)
+            return {"plan": estimate}
         except WeftError as error:
             return {"error": str(error)}
         except (Exception, SystemExit) as error:  # a user's model may raise anything
@@ -245,6 +248,11 @@ class Worker:
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
+        given = {**message.get("options", {}), **({"ranks": len(devices)} if devices else {})}
+        if len(tasks) == 1:
+            given.pop("prune", None)  # a group of one has nobody to be compared with
+        if message.get("plan") is not None:  # it was made with them
+            given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
             "device": self.device,
             "out": folder,
@@ -253,8 +261,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "ranks": max(len(devices), 1),
-            "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
+            "options": RunOptions.of(**given),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
