@@ -121,7 +121,8 @@ def estimate_of(
         return {**guess, "alone": True, "guess": True, **_common(task, options, room)}
     plan, cost = with_reason(report.plans[0], {task.label: task}, room), report.groups[0].cost
     busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
-    sharded = over_ranks(report, tasks[0], options, devices if cost.total_bytes > room else 1, busy)
+    too_large = cost.total_bytes > room and task.traits is not None  # other modules may not go over ranks
+    sharded = over_ranks(report, tasks[0], options, devices if too_large else 1, busy)
     runnable = None if task.traits is None or sharded else _runnable(plan, estimator, task)
     reasons = plan.why if plan.mode == "sampled" or options.for_plan else ()
     predicted = {
