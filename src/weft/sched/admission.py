@@ -130,6 +130,6 @@ def _fault_of(decision: QueueDecision, queue: TaskQueue, running: Sequence[Runni
     crowded = next((name for name, count in used.items() if name not in devices or count > devices[name].workers), None)
     if crowded is not None:
         workers = devices[crowded].workers if crowded in devices else 0
-        return f"groups for {used[crowded]} workers on {crowded}, which has {workers}"
+        return f"{used[crowded]} groups on {crowded}, which has {workers} workers"
     unknown = set(decision.preempt) - {group.id for group in running}
     return f"preempts {sorted(unknown)[0]!r}, which does not run" if unknown else ""
