@@ -58,8 +58,13 @@ class Footprint:
         """What so many ranks take on ``device``, if this is what one takes."""
         if count == 1:
             return self
-        demands = {"demand": count * self.demand, "summed_demand": count * self.summed_demand}
-        return replace(self, bytes=count * self.bytes, workers=device.workers_for(count), **demands)
+        return replace(
+            self,
+            bytes=count * self.bytes,
+            demand=count * self.demand,
+            summed_demand=count * self.summed_demand,
+            workers=device.workers_for(count),
+        )
 
     @property
     def load(self) -> DeviceLoad:
