@@ -55,7 +55,8 @@ def test_ranks_share_the_gpu_and_go_on_after_one_of_them_is_killed(queue):
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
     [done] = queue.wait([task.id], 300.0)
-    assert (done.state, done.attempts) == ("done", 2), done.error
+    assert done.state == "done", done.error
+    assert done.attempts in (2, 3)  # under MPS a process that is killed may break the GPU for the others
     assert 0 < done.result["peak_bytes"] <= 1.15 * done.plan["bytes"]
     alone = weft.run(weft.Task(**settings), device="cuda:0", progress=False)
     assert queue.history(task.id)["loss"] == pytest.approx(alone.history["loss"], rel=1e-3, abs=1e-4)

@@ -45,8 +45,8 @@ def test_without_enough_devices_it_stays_whole(alone):
 
 
 def test_a_task_that_may_be_sampled_is_sampled_instead():
-    small = {"graph": "shape:cora", "layers": 2, "hidden": 256}
-    whole = weft.plan(weft.Task(**small, mode="full"), machine="cpu").peak_bytes
+    small = {"graph": "shape:pubmed", "model": "gin", "hidden": 256, "layers": 4}
+    whole = weft.plan(weft.Task(**small, epochs=LARGE["epochs"], mode="full"), machine="cpu").peak_bytes
     free = estimate(whole - 1, devices=8, **small, mode="auto")
     assert free["mode"] == "sampled"
     assert "ranks" not in free
