@@ -55,11 +55,15 @@ def test_ranks_share_the_gpu_and_go_on_after_one_of_them_is_killed(queue):
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
     [done] = queue.wait([task.id], 300.0)
-    assert done.state == "done", done.error
-    assert done.attempts in (2, 3)  # under MPS a process that is killed may break the GPU for the others
+    assert (done.state, done.attempts) == ("done", 2), done.error
     assert 0 < done.result["peak_bytes"] <= 1.15 * done.plan["bytes"]
+    loss = queue.history(task.id)["loss"]
+    over_ranks = weft.run(weft.Task(**settings), device="cuda:0", ranks=2, progress=False)
+    assert loss == pytest.approx(over_ranks.history["loss"], rel=1e-3)
     alone = weft.run(weft.Task(**settings), device="cuda:0", progress=False)
-    assert queue.history(task.id)["loss"] == pytest.approx(alone.history["loss"], rel=1e-3, abs=1e-4)
+    # Sums in another order: after 300 epochs losses differ by up to 0.0036.
+    assert loss[:20] == pytest.approx(alone.history["loss"][:20], rel=1e-3)
+    assert loss == pytest.approx(alone.history["loss"], rel=1e-2)
 
 
 def test_structures_on_one_graph_share_a_group_and_have_the_numbers_they_have_alone(queue):
