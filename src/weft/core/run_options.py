@@ -260,7 +260,7 @@ class RunOptions(_Options):
         "run plan queue",
         shown="on a GPU, if predicted to pay off",
     )
-    ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", low=1)
+    ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", "run queue cluster", low=1)
     placement: Placement = Placement()
     order: str = run_option(
         "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS

@@ -139,8 +139,9 @@ def run(
                     f"{option('sharded', options.sharded)} is a kernel of GPUs; ranks on a CPU copy remote rows first: "
                     "leave it out"
                 )
-            # The other ranks decide nothing: rank 0 sends them what it decided.
-            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded))
+            # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
+            as_rank = RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded, budget=limit)
+            arguments = (tuple(tasks), as_rank)
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )

@@ -41,7 +41,8 @@ class Footprint:
 
     It leaves the device idle for ``start_seconds``; ``demand`` is a mean over all ``seconds``, ``turn_seconds`` over
     its kernels. ``summed_demand``: of the members of a fused group, each as fast as alone; beyond 1 they slow each
-    other down, and ``seconds`` are as much longer.
+    other down, and ``seconds`` are as much longer. ``workers``: whose share of the device it takes, several if it is
+    some ranks of a sharded task.
     """
 
     bytes: int
@@ -52,6 +53,19 @@ class Footprint:
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
     summed_demand: float = 0.0
+    workers: int = 1
+
+    def of_ranks(self, count: int, device: DeviceState) -> Footprint:
+        """What so many ranks take on ``device``, if this is what one takes."""
+        if count == 1:
+            return self
+        return replace(
+            self,
+            bytes=count * self.bytes,
+            demand=count * self.demand,
+            summed_demand=count * self.summed_demand,
+            workers=device.workers_for(count),
+        )
 
     @property
     def load(self) -> DeviceLoad:
@@ -79,7 +93,8 @@ class Occupant:
 class DevicePlan:
     """The groups on a device, running or about to start, and what is set aside for the first task that waits.
 
-    ``promised``: a group for which running ones are evicted, and the device as it is without them.
+    ``promised``: a group for which running ones are evicted, and the device as it is without them. ``reserved_all``:
+    the device is set aside for ranks of a sharded task, next to which no other training starts that ends later.
     """
 
     device: DeviceState
@@ -89,14 +104,15 @@ class DevicePlan:
     free: int = 0
     reserved_from: float | None = None
     reserved_spare: int = 0
+    reserved_all: bool = False
     promised: tuple[Footprint, DevicePlan] | None = None
 
     @classmethod
     def of(cls, device: DeviceState, running: Sequence[RunningGroup], now: float, model: Interference) -> DevicePlan:
         """The plan before anything new starts."""
         occupants = []
-        for each in (each for each in running if each.device == device.name):
-            group = Footprint(
+        for each in (each for each in running if device.name in each.places):
+            one = Footprint(
                 bytes=each.bytes,
                 seconds=each.ends - each.started,
                 demand=each.utilisation,
@@ -105,6 +121,7 @@ class DevicePlan:
                 start_seconds=each.start_seconds,
                 turn_seconds=each.turn_seconds,
             )
+            group = one.of_ranks(each.places.count(device.name), device)
             occupants.append(Occupant(group, each.started, each.ends, each.id))
         return cls(device, now, model, occupants, device.task_bytes - sum(each.group.bytes for each in occupants))
 
@@ -118,21 +135,24 @@ class DevicePlan:
         """Until the last of its groups is predicted to end."""
         return max((each.ends - self.now for each in self.occupants), default=0.0)
 
-    def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None) -> bool:
-        """Whether a worker is free for a group of that kind, next to ``occupants`` (by default those of now)."""
-        occupants = self.occupants if occupants is None else occupants
-        if len(occupants) >= self.device.workers:
+    def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None, workers: int = 1) -> bool:
+        """Whether so many workers are free for a group of that kind next to ``occupants`` (by default those of now)."""
+        groups = [each.group for each in (self.occupants if occupants is None else occupants)]
+        if sum(group.workers for group in groups) + workers > self.device.workers:
             return False
-        return inference or sum(not each.group.inference for each in occupants) < training_workers(self.device)
+        trainings = sum(group.workers for group in groups if not group.inference)
+        return inference or trainings + workers <= self.device.training_workers
 
     def refuses(self, group: Footprint) -> str:
         """Why ``group`` cannot start here now; empty if it can."""
         name = self.device.name
-        if not self.has_worker(group.inference):
-            return f"waits for a free worker of {name}"
+        if not self.has_worker(group.inference, workers=group.workers):
+            return f"waits for {'a free worker' if group.workers == 1 else f'{group.workers} free workers'} of {name}"
         if group.bytes > self.free:
             return f"needs {show_bytes(group.bytes)}, and {name} has {show_bytes(max(self.free, 0))} free"
         delays = self.reserved_from is not None and self.end_of(group) > self.reserved_from
+        if delays and self.reserved_all and not group.inference:
+            return f"would delay a sharded task that waits for {name}"
         if delays and group.bytes > self.reserved_spare:
             return f"would delay a task that waits for memory of {name}"
         if any(each.group.slowdown_limit is not None for each in self.occupants):
@@ -202,20 +222,20 @@ class DevicePlan:
         """When its bytes and a worker for it are predicted to be free; None if the device is too small."""
         free, time = self.free, self.now
         remaining = sorted(self.occupants, key=lambda each: -each.ends)
-        while remaining and (group.bytes > free or not self.has_worker(group.inference, remaining)):
+        while remaining and (group.bytes > free or not self.has_worker(group.inference, remaining, group.workers)):
             first = remaining.pop()
             free, time = free + first.group.bytes, max(first.ends, self.now)
         return time if group.bytes <= free else None
 
-    def reserve(self, needed: int, start: float) -> None:
-        """Keep ``needed`` bytes from ``start`` on: other groups may use them only if they end before."""
+    def reserve(self, needed: int, start: float, sharded: bool = False) -> None:
+        """Keep ``needed`` bytes from ``start`` on: other groups may use them only if they end before.
+
+        ``sharded``: for ranks, which start when all of their devices are free. So no other training that ends later may
+        start here, or it would keep them from starting when the next device is free.
+        """
         released = sum(each.group.bytes for each in self.occupants if each.ends <= start)
         self.reserved_from, self.reserved_spare = start, self.free + released - needed
-
-
-def training_workers(device: DeviceState) -> int:
-    """How many trainings a device can run at once: its workers less those reserved for inference."""
-    return device.workers - device.inference_workers
+        self.reserved_all = sharded
 
 
 def slowdown_limit(task: QueuedTask, now: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ class GroupEndings:
             worker.kill(unfit)
         elif active.users_code:
             worker.renew()
-        elif message.get("kind") == "unexpected":
+        elif message.get("kind") in ("unexpected", "gone"):
             worker.kill("is replaced after an error that is no fault of its task")
         if broke_device(message) and self._pool.shares_faults:  # workers that run a group report it themselves
             for idle in self._pool.idle_workers(worker.device):
@@ -107,7 +108,8 @@ class GroupEndings:
         if "error" not in message:
             active.took = message.get("took")
             outcomes = list(message["members"].values())
-            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.running.kind == "training":
+            trained_alone = len(outcomes) == len(active.running.places) == 1 and active.running.kind == "training"
+            if trained_alone and outcomes[0].get("status") == "finished":
                 metrics = outcomes[0]["metrics"]
                 trained = float(metrics.get("epochs_run", 0)) * float(metrics.get("seconds_per_epoch", 0.0))
                 self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
@@ -170,7 +172,8 @@ class GroupEndings:
         """Queue a task again that ran on a device that broke; the second time it has failed."""
         plan = dict(self._state.db.get(name).plan or {})
         first = not plan.get(SUSPECT)
-        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
+        ranks = max(Counter(active.running.places).values())  # of one device
+        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD / ranks)
         plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
         reason = f"{error}; it is tried once more with the device to itself" if first else error
         self._state.fail(active, name, reason, first, plan)
@@ -439,7 +442,7 @@ class Groups:
             why=start.why,
             started=time.time(),
         )
-        self.launch(group, worker, chosen, start.utilisation, plan)
+        self.launch(group, worker, chosen, start.utilisation, plan, devices=start.devices)
 
     def launch(
         self,
@@ -449,9 +452,11 @@ class Groups:
         utilisation: float,
         plan: Plan | None,
         cancelled: Sequence[QueueTask] = (),
+        devices: tuple[str, ...] = (),
     ) -> bool:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
 
+        ``devices``: of a sharded task, the device of every rank. The worker starts the other ranks as its children.
         False, and nothing was started, if a task has changed since the decision.
         """
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
@@ -490,6 +495,7 @@ class Groups:
                 start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
                 turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
                 users=tuple(task.user for task in claimed),
+                devices=devices,
             ),
             heard=time.monotonic(),
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
@@ -501,7 +507,7 @@ class Groups:
             },
         )
         for other in self._state.active.values():
-            if other.group.device == group.device:
+            if set(other.running.places) & set(active.running.places):
                 other.shared = active.shared = True
         self._state.active[group.id] = active
         worker.group = group.id
@@ -534,7 +540,8 @@ class Groups:
             worker.send(
                 "run",
                 **common,
-                plan=None if plan is None or cancelled or split else plan.to_dict(),
+                plan=None if plan is None or cancelled or split or devices else plan.to_dict(),
+                devices=[device.partition("@")[0] for device in devices],
                 tasks=[worker_settings(task) for task in members],
                 options={
                     "checkpoint_every": self._state.options.checkpoint_seconds,

@@ -93,6 +93,7 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
         attempts=int(plan.get("failures", 0)),
         start_seconds=setup_seconds,
         turn_seconds=float(plan.get("turn_seconds", 0.0)),
+        ranks=1 if infers else int(plan.get("ranks", 1)),
     )
 
 
@@ -220,12 +221,17 @@ class ActiveGroup:
     @property
     def had(self) -> float:
         """Device-seconds of each of its members so far."""
-        return self.seconds * self.running.utilisation / max(len(self.members), 1)
+        return self.seconds * self._share
 
     @property
     def will_have(self) -> float:
         """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
-        return max(self.had, self.group.seconds * self.running.utilisation / max(len(self.members), 1))
+        return max(self.had, self.group.seconds * self._share)
+
+    @property
+    def _share(self) -> float:
+        """How many devices each of its members keeps busy."""
+        return self.running.utilisation * len(self.running.places) / max(len(self.members), 1)
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""

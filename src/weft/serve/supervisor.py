@@ -375,7 +375,8 @@ class Supervisor(threading.Thread):
         for worker in self.pool.workers.values():
             held[worker.device] += worker.bytes if worker.name != PLANNER else 0
         for active in self.state.active.values():
-            estimated[active.group.device] += active.group.bytes
+            for device in active.running.places:
+                estimated[device] += active.group.bytes
         for device in self.pool.room:
             self._samples.append({"time": now, "device": device, "bytes": held[device], "estimate": estimated[device]})
         return {
@@ -387,7 +388,12 @@ class Supervisor(threading.Thread):
                 for w in self.pool.workers.values()
             ],
             "running": [
-                {**asdict(active.group), "epoch": active.epoch, "held": active.worker.bytes}
+                {
+                    **asdict(active.group),
+                    "epoch": active.epoch,
+                    "held": active.worker.bytes,
+                    "devices": active.running.places,
+                }
                 for active in self.state.active.values()
             ],
             "samples": list(self._samples),

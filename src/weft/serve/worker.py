@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from weft.core.files import write_json
 from weft.core.run_options import RunOptions, options_of
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
+from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
@@ -196,7 +197,8 @@ class Worker:
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
             loading = partial(self._channel.say, "loading", id=message["id"])
             options = RunOptions.of(**message.get("options", {}))
-            estimate = make(task, device, options, message.get("room"), store=self._kept.store, loading=loading)
+            room = {"room": message.get("room"), "devices": message.get("devices", 1)}
+            estimate = make(task, device, options, **room, store=self._kept.store, loading=loading)
             return {"plan": estimate}
         except WeftError as error:
             return {"error": str(error)}
@@ -218,6 +220,8 @@ class Worker:
             return {"error": str(error), "kind": "memory"}
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
+        except RankLostError as error:
+            return {"error": str(error), "kind": "gone"}
         except WeftError as error:
             return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
@@ -236,7 +240,7 @@ class Worker:
         from weft.planner.report.plan_report import report_to_run
         from weft.serve.worker_memory import byte_limit
 
-        tasks = [Task.from_dict(task) for task in message["tasks"]]
+        tasks, devices = [Task.from_dict(task) for task in message["tasks"]], tuple(message.get("devices", ()))
         ready = self._prepared.ready(tasks, folder)
         drop_damaged(folder)
         for split in message.get("split", ()):
@@ -244,7 +248,7 @@ class Worker:
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
-        given = dict(message.get("options", {}))
+        given = {**message.get("options", {}), **({"ranks": len(devices)} if devices else {})}
         if message.get("plan") is not None:  # it was made with them
             given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
@@ -263,7 +267,7 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store) as took:
+            with limit, sharing(self._kept.store) as took, _ranks_on(devices):
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
@@ -293,6 +297,14 @@ class Worker:
 
     def _listener(self, group: str) -> Callable[[Event], None]:
         return lambda event: self._channel.say("event", group=group, event=event.to_dict())
+
+
+def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
+    if not devices:
+        return nullcontext()
+    from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+
+    return ranks_on(devices)
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:

@@ -536,7 +536,8 @@ class WorkerPool:
             held = held_bytes(pids)  # seconds, of many children
             worker.weigh_at = begin + WATCH_SHARE * (time.monotonic() - begin)
             worker.idle_bytes = held if worker.idle_bytes < 0 else worker.idle_bytes
-            if held - worker.idle_bytes > active.group.bytes + self._state.options.overrun_bytes:
+            ranks = len(active.running.places)  # which are among them
+            if held - worker.idle_bytes > ranks * (active.group.bytes + self._state.options.overrun_bytes):
                 worker.bytes, most = held - worker.idle_bytes, show_bytes(active.group.bytes)
                 worker.kill(f"out of memory: held {show_bytes(worker.bytes)}, more than its {most} and the margin")
 
