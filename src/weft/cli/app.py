@@ -11,7 +11,19 @@ from weft.cli.machine import cache, probe, warm
 from weft.cli.plan import plan
 from weft.cli.predict import predict
 from weft.cli.queue import app as queue
-from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
+from weft.cli.remote import (
+    cancel,
+    fetch,
+    list_sweeps,
+    list_tasks,
+    logs,
+    pause,
+    report,
+    resume,
+    show,
+    submit,
+    watch,
+)
 from weft.cli.run import run
 from weft.cli.runs import compare, ls
 from weft.cli.serve import app as serve
@@ -26,9 +38,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings=HELP,
 )
-for command in (run, plan, ls, compare, predict, probe, warm, cache, submit, watch, cancel, pause, resume, logs, fetch):
+for command in (run, plan, ls, compare, predict, probe, warm, cache):
+    app.command()(command)
+for command in (submit, watch, show, cancel, pause, resume, logs, fetch, report):
     app.command()(command)
 queue.command("list")(list_tasks)
+queue.command("sweeps")(list_sweeps)
 queue.command("show")(show)
 app.add_typer(data, name="data")
 app.add_typer(queue, name="queue")

@@ -8,9 +8,10 @@ To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn``
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
 ``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
-running group), ``preempt`` (checkpoint and return), ``stop``.
+running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
+return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
-``done``.
+``scores`` (of a sweep that is pruned), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -48,6 +49,7 @@ from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.control import Control
 from weft.engine.result import RESULT
+from weft.planner.pruning import Rivals
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
 from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
@@ -132,7 +134,7 @@ class Worker:
         for line in self._messages:
             message = json.loads(line)
             if message["do"] == "run":
-                self._controls[message["group"]] = Control()
+                self._controls[message["group"]] = self._control_of(message)
             if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
@@ -141,6 +143,9 @@ class Worker:
                 self._work.put(None)
             elif (control := self._controls.get(message.get("group", ""))) is None:
                 continue
+            elif message["do"] == "rivals":
+                if control.rivals is not None:
+                    control.rivals.take(message["members"])
             elif message["do"] == "cancel":
                 with suppress(SpecError):  # a name that has left already
                     control.cancel(*message["names"])
@@ -150,12 +155,23 @@ class Worker:
                 control.preempt()
         os._exit(0)  # the process that started this one has ended
 
-    def _stay_alive(self) -> None:
-        from weft.serve.worker_memory import held_bytes
+    def _control_of(self, message: Mapping[str, Any]) -> Control:
+        """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""
+        control, group = Control(), message["group"]
+        if message.get("prune") is not None:
+            tell = lambda members: self._channel.say("scores", group=group, members=members)  # noqa: E731
+            control.rivals = Rivals(message["prune"], tell, control.requests)
+            control.rivals.take(message["rivals"])
+        return control
 
+    def _stay_alive(self) -> None:
+        from weft.serve.worker_memory import busy_since, held_bytes
+
+        last = time.perf_counter(), time.process_time()
         while True:
             held = max(held_bytes(self.device) - self._idle_bytes, 0)
-            self._channel.say("alive", group=self._group, bytes=held)
+            busy, last = busy_since(self.device, last)
+            self._channel.say("alive", group=self._group, bytes=held, busy=busy)
             time.sleep(ALIVE_SECONDS)
 
     # ---- in the main thread ---------------------------------------------------------------------------
@@ -267,6 +283,8 @@ class Worker:
         else:
             folders = [f"tasks/{name}" for name in folder_names([task.label for task in tasks])]
             members = {member.name: _outcome(member, path) for member, path in zip(result, folders, strict=True)}
+        for name, scores in (control.rivals.standing() if control.rivals is not None else {}).items():
+            members[name]["scores"] = scores
         _give_own_names(message, folder, members)
         return {"members": members, "epochs": [asdict(observation) for observation in took]}
 
