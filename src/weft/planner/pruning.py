@@ -113,7 +113,7 @@ class Rivals:
         }
 
     def at(self, epoch: int, own: Iterable[Member], peers: str) -> dict[str, list[float]] | None:
-        """Scores of the others up to ``epoch``, once all that run have come so far; None if the run is to leave first."""
+        """Scores of the others up to ``epoch``, once all that run have come so far; None if the run is to leave."""
         self._own = list(own)
         count = epoch // (every(self.policy) if self.policy else EVERY)
         self._tell(self.standing())

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.device_plan import DevicePlan, Footprint, GroupDraft, training_workers
+from weft.sched.device_plan import (
+    JOIN_AT_LEAST,
+    MAX_MEMBERS,
+    DevicePlan,
+    Footprint,
+    GroupDraft,
+    join_alike,
+    training_workers,
+)
 from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import LaneKey, SortedTasks, TaskQueue, lane_key, lane_name, lane_order
@@ -158,19 +166,20 @@ class Backfill:
 
     ``age_seconds``: waiting that raises a lane by one priority level. ``depth``: how many waiting tasks a decision
     considers, and how many inference tasks behind them, which bounds its cost whatever the queue's length.
-    ``join_at_least``: a group takes that many members if there are so many; beyond, only while they do not fill the
-    device (a task of a stack costs the same from 8 on).
-    ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
-    groups of lower priority that would run for longer than that. An inference task that would miss its latency target
-    preempts trainings of its priority, however short they are, of its own user and of users who have had no less of the
-    device; it goes before trainings that wait until its user has had so many seconds more than theirs.
+    ``fuse``: whether tasks that may be fused start as one group, of ``join_at_least`` members if there are so many, and
+    of up to ``max_members`` while they do not fill the device.
+    ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts groups of lower priority
+    that would run for longer than that. An inference task that would miss its latency target preempts trainings
+    of its priority, however short they are, of its own user and of users who have had no less of the device; it
+    goes before trainings that wait until its user has had so many seconds more than theirs.
     """
 
     safety: float = SAFETY_THRESHOLD
     age_seconds: float = 600.0
     depth: int = 32
-    join_at_least: int = 8
-    max_members: int = 256
+    fuse: bool = True
+    join_at_least: int = JOIN_AT_LEAST
+    max_members: int = MAX_MEMBERS
     preempt_seconds: float = 5.0
     model: Interference = field(default_factory=Interference)
 
@@ -298,17 +307,14 @@ class _Pass:
     def _start(self, draft: GroupDraft, plan: DevicePlan, why: str) -> None:
         """Start a group, after adding the queued tasks that can be fused with its first member, shortest first."""
         first, policy = draft.members[0], self.policy
-        for name in self.queue.by_join[first.join_key] if first.joinable else ():
-            if name == first.id or name in self.refuse or name in self.order.taken:
-                continue
-            task = self.queue[name]
-            if len(draft.members) >= policy.max_members or task.kind != first.kind:
-                break
-            group = draft.with_one_more(task, self.now)
-            fills = len(draft.members) >= policy.join_at_least and group.load.demand + plan.demand > 1.0
-            if fills or plan.refuses(group):
-                break
-            draft.add(task)
+
+        def accepts(group: Footprint) -> bool:
+            count = len(draft.members)
+            fills = count >= policy.join_at_least and group.load.demand + plan.demand > 1.0
+            return count < policy.max_members and not fills and not plan.refuses(group)
+
+        if policy.fuse:
+            join_alike(draft, self.queue, self.refuse.keys() | self.order.taken, accepts, self.now)
         group, members = draft.footprint(self.now), draft.members
         joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
         neighbours = f"; next to {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.core.units import show_bytes
 from weft.sched.admission import needed_bytes
 from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
+from weft.sched.task_queue import TaskQueue
 
 # A start is work of the host and leaves the device idle; two trainings that each fill the device only slow each other
 # down. So the next one starts while the one before still trains, as late as its start allows: tasks of CoGNN's five
@@ -225,13 +226,16 @@ def slowdown_limit(task: QueuedTask, now: float) -> float | None:
 
 @dataclass
 class GroupDraft:
-    """A fused group being formed: its members so far, and the sums that its footprint is made from."""
+    """A fused group being formed: its members so far, and the sums that its footprint is made from.
+
+    ``stacks``: by structure, what its members share, the most that one has of its own, and how many they are.
+    """
 
     safety: float
     model: Interference
     members: list[QueuedTask] = field(default_factory=list)
-    shared_bytes: int = 0
-    own_bytes: int = 0
+    stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    common_bytes: int = 0
     longest: float = 0.0
     work: float = 0.0
     utilisation: float = 0.0
@@ -239,9 +243,11 @@ class GroupDraft:
 
     def add(self, task: QueuedTask) -> None:
         """Let ``task`` join."""
+        shared, own, count = self.stacks.get(task.structure, (0, 0, 0))
+        own = max(own, task.bytes - task.shared_bytes)  # narrower members are padded
+        self.stacks[task.structure] = max(shared, task.shared_bytes), own, count + 1
+        self.common_bytes = min(self.common_bytes, task.common_bytes) if self.members else task.common_bytes
         self.members.append(task)
-        self.shared_bytes = max(self.shared_bytes, task.shared_bytes)
-        self.own_bytes = max(self.own_bytes, task.bytes - task.shared_bytes)  # narrower members are padded
         self.longest = max(self.longest, task.seconds)
         self.work += task.work
         self.utilisation += task.utilisation
@@ -249,7 +255,7 @@ class GroupDraft:
 
     def with_one_more(self, task: QueuedTask, now: float) -> Footprint:
         """What the group would take with ``task`` as well; its start is that of the present members."""
-        draft = replace(self, members=[*self.members])
+        draft = replace(self, members=[*self.members], stacks={**self.stacks})
         draft.add(task)
         draft.start_seconds = self.start_seconds
         return draft.footprint(now)
@@ -261,8 +267,10 @@ class GroupDraft:
         if len(self.members) > 1:
             seconds, demand = fused_cost(self.longest, self.start_seconds, self.work, self.model)
             summed = self.utilisation * self.model.fused_work
+        size = sum(shared + count * own for shared, own, count in self.stacks.values())
+        size -= (len(self.stacks) - 1) * self.common_bytes
         return Footprint(
-            bytes=needed_bytes(self.shared_bytes + len(self.members) * self.own_bytes, self.safety),
+            bytes=needed_bytes(size, self.safety),
             seconds=seconds,
             demand=demand,
             summed_demand=summed,
@@ -271,6 +279,32 @@ class GroupDraft:
             start_seconds=self.start_seconds,
             turn_seconds=first.turn_seconds,
         )
+
+
+JOIN_AT_LEAST = 8  # a group takes that many members if there are so many: a task of a stack costs the same from 8 on
+MAX_MEMBERS = 256  # of a group
+
+
+def join_alike(
+    draft: GroupDraft, queue: TaskQueue, gone: Collection[str], accepts: Callable[[Footprint], bool], now: float
+) -> None:
+    """Add queued tasks that can be fused with the first member, until one is not accepted.
+
+    Those of its structure first, shortest first; not those that are ``gone``.
+    """
+    first = draft.members[0]
+    if not first.joinable:
+        return
+
+    def candidates() -> Iterator[QueuedTask]:
+        for same in (True, False):
+            alike = (queue[name] for name in queue.by_join[first.join_key] if name not in gone and name != first.id)
+            yield from (task for task in alike if (task.structure == first.structure) == same)
+
+    for task in candidates():
+        if task.kind != first.kind or not accepts(draft.with_one_more(task, now)):
+            break
+        draft.add(task)
 
 
 def fused_cost(longest: float, start_seconds: float, work: float, model: Interference) -> tuple[float, float]:

@@ -21,10 +21,12 @@ class QueuedTask(PlainData):
     """A task that waits, with what is predicted of it.
 
     ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
-    that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
+    that tasks in one stack have once (graph, features), ``common_bytes`` the part of those that stacks of one group
+    have once (a GPU's context); ``utilisation`` is the share of the device that the task
     keeps busy when alone, as a mean over ``seconds``; it keeps it busy after ``start_seconds`` of them, in which it is
     built on the host. ``turn_seconds`` is the mean time of its kernels, for which other groups wait; 0 if unknown.
-    Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``; those of one ``structure``
+    are one stack of it.
     ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
     tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
     """
@@ -34,8 +36,10 @@ class QueuedTask(PlainData):
     seconds: float
     graph: str = ""
     join_key: str = ""
+    structure: str = ""
     fusable: bool = True
     shared_bytes: int = 0
+    common_bytes: int = 0
     utilisation: float = 1.0
     arrival: float = 0.0
     user: str = ""

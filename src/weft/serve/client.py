@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from weft.core.errors import InputError, WeftError
+from weft.core.run_options import Placement, RunOptions, refuse_misplaced
 from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
 from weft.core.wording import option
@@ -220,20 +221,30 @@ class Client:
         deadline: float | None = None,
         time_limit: float | None = None,
         user: str | None = None,
+        ranks: int = 1,
+        placement: Placement = Placement(),  # noqa: B008
+        options: RunOptions = RunOptions(),  # noqa: B008
+        **misplaced: Any,
     ) -> list[dict[str, Any]]:
         """Queue a task, or every task of a sweep, all or none; returns them as the server shows them.
 
         ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
-        tasks that must be done before. ``budget``: bytes that each task may take. ``deadline``: seconds since 1970.
-        ``time_limit``: seconds that each task may run in all, after which it is ended.
+        tasks that must be done before. ``deadline``: seconds since 1970. ``time_limit``: seconds that each task may
+        run in all, after which it is ended. ``budget`` (bytes that each task may take), ``ranks``, ``placement`` and
+        ``options`` are those of :func:`weft.run`.
         """
+        if not isinstance(options, RunOptions):
+            raise InputError(f"options={options!r} must be a weft.RunOptions(...)")
+        refuse_misplaced(misplaced, "submit")
         tasks = tasks_in(work, "submit")
-        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after)}
+        options = options.with_keywords(budget=budget, ranks=ranks, placement=placement)
+        plain = options.for_queue
+        options.check_tasks(tasks)
+        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after), **plain}
         if isinstance(work, Sweep):
             described = work.to_dict()  # of one with many explicit tasks its name alone
             body["sweep"] = described if len(json.dumps(described)) < MOST_SETTINGS_BYTES else {"name": work.name}
-        limits = {"budget": budget, "deadline": deadline, "time_limit": time_limit}
-        body |= _checked(priority=priority, key=key, user=user, **limits)
+        body |= _checked(priority=priority, key=key, user=user, deadline=deadline, time_limit=time_limit)
         queued = self._json("POST", "/api/tasks", body)["tasks"]
         sweep = queued[0].get("sweep")
         return SubmittedSweep(self, sweep, queued) if sweep else queued
@@ -275,7 +286,7 @@ class Client:
         return self._json("POST", f"{path_of(task)}/cancel", {})
 
     def pause(self, task: Named) -> dict[str, Any]:
-        """Keep a task, or those of a sweep, from running until it is resumed; a running one saves a checkpoint first."""
+        """Keep a task, or all of a sweep, from running until it is resumed; a running one saves a checkpoint first."""
         return self._json("POST", f"{path_of(task)}/pause", {})
 
     def resume(self, task: Named) -> dict[str, Any]:
@@ -297,7 +308,7 @@ class Client:
         return found
 
     def sweeps(self, user: str | None = None) -> list[dict[str, Any]]:
-        """All sweeps in order of submission, or those of a user, with how many tasks are in which state (``counts``)."""
+        """All sweeps in order of submission, or those of a user; ``counts``: how many tasks are in which state."""
         return [sweep for page in self._pages("/api/sweeps", user=user) for sweep in page["sweeps"]]
 
     def _pages(self, path: str, **asked: Any) -> Iterator[dict[str, Any]]:
@@ -431,7 +442,7 @@ class Client:
             told = True
 
     def wait(self, tasks: Named | Sequence[TaskId], seconds: float | None = None) -> list[dict[str, Any]]:
-        """Return once all of ``tasks`` (ids, a sweep's name, or what :meth:`submit` returned) have ended; how they stand."""
+        """Return once all of ``tasks`` (ids, or what :meth:`submit` returned), or of a sweep, have ended, as they are."""
         sweep = path_of(tasks).rpartition("/")[2] if is_sweep(tasks) else None
         until = None if seconds is None else time.monotonic() + seconds
         found = self.tasks(sweep=sweep) if sweep else [self.show(name) for name in task_ids(tasks)]

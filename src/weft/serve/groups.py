@@ -16,6 +16,7 @@ from weft.core.event import finite
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.report.plan_report import group_plan
@@ -40,6 +41,7 @@ from weft.serve.state import (
     is_suspect,
     own_names,
     queued_task,
+    run_options_of,
     runs_users_code,
     take_over,
     unchanged,
@@ -420,6 +422,15 @@ class Groups:
             self._state.why |= {task.id: "waits for a free worker" for task in tasks}
             return
         chosen = without_twins(tasks)
+        plan = self._plan_of(chosen, start.bytes)
+        if plan is not None and len(plan.members) < len(chosen):  # the others are no part of the group: they come later
+            chosen = [task for task in chosen if task.id in plan.members]
+            draft = GroupDraft(SAFETY_THRESHOLD, Interference())
+            for task in chosen:
+                draft.add(queued_task(task, start.start_seconds))
+            group = draft.footprint(time.time())
+            start = replace(start, bytes=group.bytes, seconds=group.seconds, utilisation=min(group.demand, 1.0))
+            self._state.dirty = True
         alone = len(chosen) == 1
         name = uuid.uuid4().hex[:12]
         group = Group(
@@ -433,7 +444,7 @@ class Groups:
             why=start.why,
             started=time.time(),
         )
-        self.launch(group, worker, chosen, start.utilisation)
+        self.launch(group, worker, chosen, start.utilisation, plan)
 
     def launch(
         self,
@@ -441,6 +452,7 @@ class Groups:
         worker: WorkerProcess,
         tasks: Sequence[QueueTask],
         utilisation: float,
+        plan: Plan | None,
         cancelled: Sequence[QueueTask] = (),
     ) -> bool:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
@@ -528,9 +540,12 @@ class Groups:
             worker.send(
                 "run",
                 **common,
-                plan=None if cancelled or split else self._plan_of(members, group.bytes),
+                plan=None if plan is None or cancelled or split else plan.to_dict(),
                 tasks=[worker_settings(task) for task in members],
-                checkpoint_every=self._state.options.checkpoint_seconds,
+                options={
+                    "checkpoint_every": self._state.options.checkpoint_seconds,
+                    **members[0].spec.get("options", {}),
+                },
                 split=split,
                 cancel=[task.id for task in cancelled],
                 **first_message(self._state, active),
@@ -538,15 +553,19 @@ class Groups:
             tell_later_groups(self._state, active, standing(active, active.members))
         return True
 
-    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
-        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
+    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> Plan | None:
+        """The plan of the first of ``members`` and of those that share its group.
+
+        None if the worker has to make it: after a restart, or of a user's model.
+        """
         runnable = self._state.runnable.get(estimate_key(members[0].spec))
         if runnable is None:
             return None
         try:
             tasks = [Task.from_dict(worker_settings(member)) for member in members]
             stats, alone = GraphStats.from_dict(runnable["stats"]), Plan.from_dict(runnable["plan"])
-            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(runnable["machine"])).to_dict()
+            options, machine = RunOptions.of(**run_options_of(members[0].spec)), Machine.from_dict(runnable["machine"])
+            return group_plan(tasks, stats, alone, total_bytes, machine, options)
         except InputError:
             return None  # the worker says what is wrong
 
@@ -631,7 +650,11 @@ class Groups:
         gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
-        if self.launch(again, worker, preempted.present, start.utilisation, gone):
+        members = sorted((*preempted.present, *gone), key=lambda task: group.members.index(task.id))
+        plan = None if gone else self._plan_of(members, group.bytes)
+        if plan is not None and len(plan.members) < len(members):
+            plan = None  # its folder says how it began
+        if self.launch(again, worker, preempted.present, start.utilisation, plan, gone):
             del self._state.resumable[group.id]
         else:
             self._state.why |= {task.id: WAITS for task in preempted.present}

@@ -19,6 +19,8 @@ from weft.serve.state import (
     SupervisorState,
     estimate_key,
     is_inference,
+    planned_for_more,
+    run_options_of,
     runs_users_code,
     unchanged,
     unless_lost,
@@ -39,7 +41,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds")
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds", "mode")
 SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 
@@ -83,7 +85,8 @@ class TaskPlanner:
                 self._state.records.append((task.id, "note", {"message": CHANGED}))
             key = estimate_key(task.spec)
             estimate = self._estimates.get(key)
-            if estimate is not None and unchanged(estimate.get("files")):
+            known = estimate is not None and unchanged(estimate.get("files"))
+            if known and not planned_for_more(estimate, self._pool.task_room()):
                 plans += self._within_limits(task, history_of(task.plan) | dict(estimate))
             else:
                 unknown.append((task, key))
@@ -115,8 +118,9 @@ class TaskPlanner:
         if self._plannings[-1].users_code:
             self.note()
         planner.group = task.id
-        bounds, kind = task.spec.get("budget") is None, "inference" if is_inference(task) else "training"
-        planner.send("plan", id=task.id, device=device, task=worker_settings(task), bounds=bounds, kind=kind)
+        kind, options = "inference" if is_inference(task) else "training", run_options_of(task.spec)
+        send = {"device": device, "task": worker_settings(task), "options": options, "room": self._pool.task_room()}
+        planner.send("plan", id=task.id, **send, kind=kind)
 
     def note(self, ends: bool = False) -> None:
         """Write down which tasks with users' code are planned, for the next server, should this one die of them.

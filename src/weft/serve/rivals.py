@@ -1,7 +1,7 @@
 """Scores between the workers that train groups of one sweep that is pruned.
 
-As in ``weft.run``, where groups follow each other, a group is compared with those before it: groups of the sweep, on the
-same graph, whose first member is earlier in the sweep.
+As in ``weft.run``, where groups follow each other, a group is compared with those before it: groups of the sweep, on
+the same graph, whose first member is earlier in the sweep.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def take_scores(state: SupervisorState, active: ActiveGroup, scores: Mapping[str
 
 
 def group_ended(state: SupervisorState, active: ActiveGroup, outcomes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let the groups after one that has left its worker wait for it no more; scores count of members that have ended."""
+    """Let the groups after one that has left its worker wait for it no more; scores of ended members count."""
     active.scores = {name: one["scores"] for name, one in outcomes.items() if one.get("scores")}
     active.scores = {n: s for n, s in active.scores.items() if outcomes[n]["status"] not in ("preempted", "cancelled")}
     tell_later_groups(state, active, standing(active, active.members, running=False))

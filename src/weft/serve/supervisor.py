@@ -51,6 +51,7 @@ from weft.serve.state import (
     is_inference,
     is_late,
     is_suspect,
+    planned_for_more,
     queued_task,
     raised_priorities,
     records_of,
@@ -73,7 +74,7 @@ class Scheduler:
 
     def __init__(self, state: SupervisorState, pool: WorkerPool, groups: Groups) -> None:
         self._state, self._pool, self._groups = state, pool, groups
-        self.policy: Policy = find_policy(state.options.policy)
+        self.policy: Policy = find_policy(state.options.policy, state.options.fuse)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
         self._user_seconds: dict[str, float] = {}
 
@@ -95,6 +96,9 @@ class Scheduler:
         for name, reason in decision.refuse.items():
             if name in groups:
                 self._groups.take_apart(groups[name], reason)
+            elif name in self._known and self._can_plan_smaller(self._known[name]):
+                unless_lost(self._state.db.unplan, name)
+                self._state.dirty = True
             else:
                 unless_lost(self._state.db.refuse, name, reason)
         for preempted in decision.preempt:
@@ -122,6 +126,10 @@ class Scheduler:
             if name != PLANNER and worker.group and worker.fetched != needs:  # it prepares that while it trains
                 worker.fetched = needs
                 worker.send("prefetch", **needs)
+
+    def _can_plan_smaller(self, task: QueueTask) -> bool:
+        """Whether a task that does not fit has not begun, and was planned when there was more room."""
+        return not task.attempts and planned_for_more(task.plan or {}, self._pool.task_room())
 
     def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
@@ -483,8 +491,9 @@ class Supervisor(threading.Thread):
         if event["event"] == "progress":
             active.epoch = int(event.get("epoch") or active.epoch)
             for row in event.get("members") or [event]:
-                scores = (value for key, value in row.items() if key.startswith("best_val_"))
-                active.best |= {row["task"]: value for value in scores if row["task"] in active.attempts}
+                scores = [value for key, value in row.items() if key.startswith("best_val_")]
+                if scores and row["task"] in active.attempts:
+                    active.best[row["task"]] = scores[0]
             last = active.epoch >= int(event.get("epochs") or 0) > 0 or event.get("done") == event.get("total", 0)
             if now - active.progress_at < PROGRESS_SECONDS and not last:
                 return

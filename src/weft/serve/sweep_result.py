@@ -43,7 +43,7 @@ def sweep_of(spec: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> 
 
 
 def member_result(member: Mapping[str, Any], name: str, folder: Path | None, names: Mapping[str, str]) -> Result:
-    """The result of a task in ``folder``, or how it stands without one; ``names`` of its group's members, by their ids."""
+    """The result of a task in ``folder``, or how it stands without one; ``names``: of its group's members, by id."""
     if folder is None or not (folder / RESULT).is_file():
         status, message = STATUS.get(member["state"], "waiting"), str(member["error"] or "")
         task = Task.from_dict({**member["task"], "name": name})
@@ -80,7 +80,7 @@ def member_folders(place: Path, described: Mapping[str, Any]) -> list[Path]:
 
 
 def write_sweep(place: Path, described: Mapping[str, Any], folders: Sequence[Path]) -> None:
-    """Write into ``place``, where ``folders`` of the members are, what a run of the sweep writes, less its checkpoints."""
+    """Write into ``place``, with ``folders`` of the members, what a run of the sweep writes, less its checkpoints."""
     result = sweep_result(described, folders)
     for member, folder in zip(result, folders, strict=True):
         folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
-from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
+from weft.core.run_options import RunOptions, options_of
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.control import Control
@@ -72,6 +72,7 @@ def clocks() -> dict[str, float]:
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
 WARM_UP_AFTER = 0.2
+DECIDED = tuple(row.name for row in options_of("plan"))  # by a plan
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -193,6 +194,9 @@ class Worker:
         begin = clocks()
         try:
             outcome = self._run(message)
+            rivals = getattr(self._controls.get(message["group"]), "rivals", None)
+            for name, scores in (rivals.standing() if rivals is not None else {}).items():
+                outcome.get("members", {}).get(name, {})["scores"] = scores
             took = {name: now - begin[name] for name, now in clocks().items()}
             try:
                 leftover = self._kept.settle()
@@ -210,8 +214,9 @@ class Worker:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
             loading = partial(self._channel.say, "loading", id=message["id"])
-            bounds = message.get("bounds", True)
-            return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
+            options = RunOptions.of(**message.get("options", {}))
+            estimate = make(task, device, options, message.get("room"), store=self._kept.store, loading=loading)
+            return {"plan": estimate}
         except WeftError as error:
             return {"error": str(error)}
         except (Exception, SystemExit) as error:  # a user's model may raise anything
@@ -258,6 +263,10 @@ class Worker:
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
+        given = dict(message.get("options", {}))
+        given.pop("prune", None)  # its members are compared with those of other workers, too: control.rivals
+        if message.get("plan") is not None:  # it was made with them
+            given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
             "device": self.device,
             "out": folder,
@@ -266,7 +275,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
+            "options": RunOptions.of(**given),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
@@ -283,8 +292,6 @@ class Worker:
         else:
             folders = [f"tasks/{name}" for name in folder_names([task.label for task in tasks])]
             members = {member.name: _outcome(member, path) for member, path in zip(result, folders, strict=True)}
-        for name, scores in (control.rivals.standing() if control.rivals is not None else {}).items():
-            members[name]["scores"] = scores
         _give_own_names(message, folder, members)
         return {"members": members, "epochs": [asdict(observation) for observation in took]}
 

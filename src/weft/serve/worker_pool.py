@@ -26,6 +26,7 @@ from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
 from weft.core.host_memory import cpu_count
 from weft.core.units import show_bytes
+from weft.sched.admission import SAFETY_THRESHOLD
 from weft.serve.processes import computing, give_way, held_bytes
 from weft.serve.state import SupervisorState
 
@@ -486,6 +487,10 @@ class WorkerPool:
         """Bytes of a device that groups may have."""
         room = self.room[device]
         return room - self._state.options.reserved_of(room, self.beside[device])
+
+    def task_room(self) -> int | None:
+        """Bytes that one task may be predicted to take, the safety margin left out; None before a worker is ready."""
+        return int(max(map(self.task_bytes, self.room)) / SAFETY_THRESHOLD) if self.room else None
 
     def idle_workers(self, device: str) -> list[WorkerProcess]:
         """The workers of ``device`` that can take a group."""
