@@ -442,7 +442,7 @@ class Client:
             told = True
 
     def wait(self, tasks: Named | Sequence[TaskId], seconds: float | None = None) -> list[dict[str, Any]]:
-        """Return once all of ``tasks`` (ids, or what :meth:`submit` returned), or of a sweep, have ended, as they are."""
+        """Return once all of ``tasks`` (ids, or what :meth:`submit` returned), or of a sweep, have ended; the tasks."""
         sweep = path_of(tasks).rpartition("/")[2] if is_sweep(tasks) else None
         until = None if seconds is None else time.monotonic() + seconds
         found = self.tasks(sweep=sweep) if sweep else [self.show(name) for name in task_ids(tasks)]
