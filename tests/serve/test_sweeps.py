@@ -1,4 +1,4 @@
-"""A sweep as an object of the queue, against a server that runs: named, followed, changed, fetched, reported, pruned."""
+"""A sweep as an object of the queue, against a server that runs: named, changed, fetched, reported, pruned."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_fetched_is_what_a_run_leaves(server, client, tmp_path):
     listed = CliRunner().invoke(cli, ["ls", str(tmp_path)], catch_exceptions=False).stdout.splitlines()
     assert [line.split()[1:5] for line in listed[1:]] == [["gcn", "demo", "4", "of"]] * 2
     compared = CliRunner().invoke(cli, ["compare", str(folder), str(tmp_path / "own"), "--json"]).stdout.splitlines()
-    scores = [json.loads(line)["mean"] for line in compared]
+    scores = [json.loads(line)["val_accuracy_mean"] for line in compared]
     assert len(scores) == 2
     assert scores[0] == scores[1]
     page = tmp_path / "page.html"
@@ -138,8 +138,8 @@ def test_members_that_failed_or_were_cancelled_are_in_the_fetched_folder(server,
     client.cancel(submitted[1])
     result = submitted.wait(60).result(tmp_path)
     assert [member.status for member in result] == ["finished", "cancelled"]
-    assert [member.name for member in result] == ["epochs=10, hidden=8", "epochs=300000, hidden=4"]
-    assert result.best().name == "epochs=10, hidden=8"
+    assert [member.name for member in result] == ["hidden=8 epochs=10", "hidden=4 epochs=300000"]
+    assert result.best().name == "hidden=8 epochs=10"
 
 
 # ---- pruning

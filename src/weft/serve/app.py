@@ -271,23 +271,18 @@ def _add_changes(api: APIRouter, service: QueueService) -> None:
         answer = text() if len(tasks) < MANY else await _in(None, text)
         return Response(answer, 201, media_type="application/json")
 
-    def changing(action: str) -> Callable[..., Any]:
-        async def change(task: str, user: str = Depends(_user)) -> dict[str, Any]:
-            return await _in(service.writes, service.change, action, task, user)
-
-        return change
-
-    def changing_sweep(action: str) -> Callable[..., Any]:
-        async def change(sweep: str, user: str = Depends(_user)) -> dict[str, Any]:
-            return await _in(service.writes, service.change_sweep, action, sweep, user)
+    def changing(call: Callable[..., dict[str, Any]], action: str) -> Callable[..., Any]:
+        async def change(name: str, user: str = Depends(_user)) -> dict[str, Any]:
+            return await _in(service.writes, call, action, name, user)
 
         return change
 
     for action, what in (("cancel", ""), ("pause", ""), ("resume", "paused ")):
-        said = action.capitalize()
-        api.post(f"/api/tasks/{{task}}/{action}", summary=f"{said} a {what}task", name=action)(changing(action))
-        add = api.post(f"/api/sweeps/{{sweep}}/{action}", summary=f"{said} the {what}tasks of a sweep", name=action)
-        add(changing_sweep(action))
+        one, all_of_it = f"{action.capitalize()} a {what}task", f"{action.capitalize()} the {what}tasks of a sweep"
+        api.post(f"/api/tasks/{{name}}/{action}", summary=one, name=action)(changing(service.change, action))
+        api.post(f"/api/sweeps/{{name}}/{action}", summary=all_of_it, name=f"{action} sweep")(
+            changing(service.change_sweep, action)
+        )
 
 
 # ---- reading it -----------------------------------------------------------------------------------------------
