@@ -66,8 +66,8 @@ def test_it_draws_the_queue(server, width):
     assert ">cancel</button>" in text
     assert "×4" in text  # four tasks joined, in the Gantt chart
     assert "memory over time" in text
-    assert "held by running groups, measured" in text
-    assert "set aside for them, predicted" in text
+    assert "held by their workers, measured" in text
+    assert "set aside for running groups, predicted" in text
     assert "kept by idle workers" in text
     assert "use over time" in text
     assert "running-score" in text  # of the task that trains
