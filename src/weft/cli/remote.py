@@ -198,7 +198,7 @@ def watch(names: Names, server: Server = None, token: Token = None) -> None:
         print(plain_line(f"{name}  {states[name]}"), flush=True)
     left = {name for name, state in states.items() if state not in ENDED}
     only = next(iter(states)) if len(states) == 1 else None
-    for event in client.events(since, only, on_lost=_say) if left else ():
+    for event in client.events(since=since, task=only, on_lost=_say) if left else ():
         if event["task"] in states:
             data = event["data"]
             named = ("epoch", "epochs", "loss", "message", "error", "worker", "by")
