@@ -17,7 +17,7 @@ from weft.core.run_options import RunOptions
 from weft.core.settings import Callback, CallbackContext
 from weft.core.task import Task, name_of
 from weft.planner.grouping.step_options import LEAVE_EVERY, StepPace, pays_to_leave
-from weft.planner.pruning import Rivals, every, policy_for
+from weft.planner.pruning import Policy, Rivals, every, policy_for
 
 ByMember = Mapping[str, tuple[Callback, ...]]
 
@@ -65,13 +65,16 @@ class Driver:
     rivals: Rivals | None = None
 
     def __post_init__(self) -> None:
-        self._policy = policy_for(self.options.prune) if self.rivals is None else self.rivals.policy
         self.board.update({member.name: member for member in self.members})
         self._epoch, self._period = 0, self.period or 1
         self._begun = False  # the first decision may be in the middle of a training
         self._pace, self._prepare_seconds = StepPace(), 0.0
         self._unsaved_seconds, self._paused = 0.0, False
         self._stops: dict[str, Stop] = {}  # of the decision at hand
+
+    @property
+    def _policy(self) -> Policy | None:
+        return policy_for(self.options.prune) if self.rivals is None else self.rivals.policy
 
     def decide(self, progress: Progress, requests: Requests = NOTHING) -> Decision:
         """What to do now that the group is as far as ``progress`` says, given the requests from outside."""

@@ -361,9 +361,9 @@ class Job:
             member = index[name]
             return treat_inputs(group.current_model(member), group.tasks[member], group.made_dense(member))
 
-        members, rivals = members_of(group), self._control.rivals
-        driver = Driver(members, self._options, self._device.type, group.plan.compiled, self._members, rivals=rivals)
+        driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
