@@ -39,6 +39,16 @@ def test_tasks_train_side_by_side_within_the_budget(queue):
     assert queue.supervisor.state.counters["memory_errors"] == 0
 
 
+def test_structures_on_one_graph_share_a_group_and_have_the_numbers_they_have_alone(queue):
+    shape = {"graph": "shape:pubmed", "epochs": 20, "hidden": 16}
+    settings = [{**shape, "model": model} for model in ("gcn", "sage", "gin")]
+    names = queue.train_together(*settings, seconds=300.0)
+    assert set(queue.group_of(names[0]).members) == set(names)
+    for name, one in zip(names, settings, strict=True):
+        alone = weft.run(weft.Task(**one), device="cuda", progress=False)
+        assert queue.history(name)["val_loss"] == alone.history["val_loss"]
+
+
 def test_mps_runs_where_it_is_installed(queue):
     assert [task.state for task in queue.wait(queue.submit({"epochs": 1, "seed": 9}), 120.0)] == ["done"]
     service = queue.supervisor.pool._mps  # started with the workers, in the supervisor's own thread
