@@ -869,6 +869,14 @@ class QueueDB:
         query = "SELECT * FROM tasks WHERE sweep = ? ORDER BY position"
         return [QueueTask.from_row(row) for row in self.connection.execute(query, (sweep,))]
 
+    def ranked(self, sweep: str) -> list[dict[str, Any]]:
+        """Tasks of a sweep with the lowest and with the highest score (one if there is one), and the metric."""
+        score = f"json_extract(result, '$.metrics.val_' || {_METRIC})"
+        columns = f"id, json_extract(spec, '$.task.name') AS name, {score} AS score, {_METRIC} AS metric"
+        where = "sweep = ? AND result IS NOT NULL AND score IS NOT NULL ORDER BY score, position"
+        rows = self.connection.execute(f"SELECT {columns} FROM tasks WHERE {where}", (sweep,)).fetchall()
+        return [dict(row) for row in (rows if len(rows) < 2 else (rows[0], rows[-1]))]
+
     def scores_of(self, sweep: str, graph: str) -> list[sqlite3.Row]:
         """Group and scores of the tasks of a sweep on a graph that have ended with them, in order."""
         of_group, scores = "json_extract(result, '$.group') AS batch", "json_extract(result, '$.scores') AS scores"

@@ -159,15 +159,10 @@ class QueueService:
 
     def sweep(self, name: str) -> dict[str, Any]:
         """One sweep: its settings, how many tasks are in which state, and the best of those that are done."""
-        known, done = self._sweep(name), [task for task in self._db.members(name) if task.result]
-        scores = [(score, metric, task) for task in done for score, metric in [_score(task)] if score is not None]
-        shown = self._hidden.data({**known, "best": None, "metric": None})
-        if scores:
-            sign = 1 if lower_is_better(f"val_{scores[0][1]}") else -1
-            score, metric, best = min(scores, key=lambda row: sign * row[0])
-            about = {"id": best.id, "name": best.spec["task"].get("name") or "", "score": score}
-            shown |= {"best": about, "metric": metric}
-        return shown
+        known, rows = self._sweep(name), self._db.ranked(name)
+        metric = rows[0].pop("metric") if rows else None
+        best = rows[0 if lower_is_better(f"val_{metric}") else -1] if rows else None
+        return self._hidden.data({**known, "best": best, "metric": metric})
 
     def described_sweep(self, name: str) -> dict[str, Any]:
         """What the report of a sweep is made from: its settings, and its tasks with the folders of their results."""
