@@ -847,21 +847,14 @@ class QueueDB:
         """The first tasks of every user in ``state``, one of each in turn."""
         return [QueueTask.from_row(row) for row in rows_in_turn(self.connection, "tasks.*", state, limit)]
 
-    def sweeps(self, user: str | None, limit: int, beyond: int) -> list[dict[str, Any]]:
-        """Sweeps in order of submission, with how many tasks of each are in which state."""
-        return self._sweeps("number > ? AND user = coalesce(?, user) ORDER BY number LIMIT ?", beyond, user, limit)
-
-    def sweep(self, name: str) -> dict[str, Any]:
-        """One sweep, as :meth:`sweeps` has it; an error if there is none of that name."""
-        rows = self._sweeps("name = ?", name)
-        if not rows:
-            raise QueueError(f"there is no sweep {name!r} in {self.path.name}; check the name")
-        return rows[0]
-
-    def _sweeps(self, where: str, *values: Any) -> list[dict[str, Any]]:
+    def sweeps(
+        self, user: str | None = None, limit: int = 1000, beyond: int = 0, name: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Sweeps of a user or a name in order of submission, with how many tasks of each are in which state."""
+        where = "number > ? AND user = coalesce(?, user) AND name = coalesce(?, name) ORDER BY number LIMIT ?"
         counts = "SELECT state, count(*) AS n FROM tasks WHERE sweep = sweeps.name GROUP BY state"
         query = f"SELECT *, (SELECT json_group_object(state, n) FROM ({counts})) AS counts FROM sweeps WHERE {where}"
-        rows = [dict(row) for row in self.connection.execute(query, values).fetchall()]
+        rows = [dict(row) for row in self.connection.execute(query, (beyond, user, name, limit)).fetchall()]
         return [{**row, "spec": json.loads(row["spec"]), "counts": json.loads(row["counts"])} for row in rows]
 
     def members(self, sweep: str) -> list[QueueTask]:

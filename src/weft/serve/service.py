@@ -144,10 +144,9 @@ class QueueService:
         return {**self.shown(shown), **known}
 
     def _sweep(self, name: str) -> dict[str, Any]:
-        try:
-            return self._db.sweep(name)
-        except QueueError:
-            raise BadRequestError(f"there is no sweep {name[:80]!r}", 404) from None
+        for row in self._db.sweeps(name=name):
+            return row
+        raise BadRequestError(f"there is no sweep {name[:80]!r}", 404)
 
     def sweeps(self, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
         """Sweeps in order of submission, a page at a time; ``next`` is what to give as ``beyond`` for the next one."""

@@ -466,7 +466,6 @@ class Supervisor(threading.Thread):
             "alive": self.pool.alive,
             **({"loading": self._planner.loading, "planned": self._planner.planned} if worker.name == PLANNER else {}),
             "event": self._event,
-            "scores": self._scores,
             "done": self._done,
             "gone": self._gone,
         }.get(message["say"])
@@ -505,13 +504,9 @@ class Supervisor(threading.Thread):
             counters["checkpoints_ready"] += bool(event.get("checkpoint"))
         elif event["event"] == "checkpoint":
             active.alone_until = 0.0
+        elif event["event"] == "scores":
+            take_scores(self.state, active, event["members"])
         self.state.records += records_of(event, active.members, active.group.id)
-
-    def _scores(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
-        active = self.state.active.get(message["group"])
-        if active is not None and active.worker is worker:
-            active.heard = time.monotonic()
-            take_scores(self.state, active, message["members"])
 
     def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group has ended; estimates to come learn from it, unless others slowed it down."""

@@ -10,8 +10,8 @@ plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weig
 ``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
 running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
 return), ``stop``.
-From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
-``scores`` (of a sweep that is pruned), ``done``.
+From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
+the run, or ``scores`` of a sweep that is pruned), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -160,8 +160,10 @@ class Worker:
         """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""
         control, group = Control(), message["group"]
         if message.get("prune") is not None:
-            tell = lambda members: self._channel.say("scores", group=group, members=members)  # noqa: E731
-            control.rivals = Rivals(message["prune"], tell, control.requests)
+            tell = self._listener(group)
+            control.rivals = Rivals(
+                message["prune"], lambda m: tell(Event("scores", "", {"members": m})), control.requests
+            )
             control.rivals.take(message["rivals"])
         return control
 
