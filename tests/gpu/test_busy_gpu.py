@@ -9,7 +9,10 @@ import torch
 
 from weft.core.gpus import busy_share
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def test_the_driver_says_how_busy_a_gpu_is():
