@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import weft
-from tests.serve.serving import ServeProcess, one_thread
+from tests.serve.serving import FAULTY, ServeProcess, one_thread
 from weft.cli.app import app as cli
 
 ANNA, BEN = "anna-token-of-enough-letters", "ben-token-of-enough-letters-too"
@@ -23,7 +23,16 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweeps")
     (folder / "tokens").write_text(f"operator-token-of-enough-letters\nanna {ANNA}\nben {BEN}\n")
     (folder / "tokens").chmod(0o600)
-    options = ("--token", str(folder / "tokens"), "--workers", "2", "--checkpoint-seconds", "0.2")
+    options = (
+        "--token",
+        str(folder / "tokens"),
+        "--workers",
+        "2",
+        "--checkpoint-seconds",
+        "0.2",
+        "--allow-model",
+        f"{FAULTY}:*",
+    )
     process = ServeProcess(folder, *options).start()
     yield process
     process.stop()
@@ -182,3 +191,13 @@ def test_a_group_is_pruned_as_in_a_run(client, tmp_path):
     assert [(one.name, one.status) for one in result] == [(one.name, one.status) for one in own]
     assert [one.history for one in result] == [one.history for one in own]
     assert "pruned" in own.statuses
+
+
+def test_a_fast_member_waits_for_the_scores_of_a_slow_one(client):
+    models = [(f"{FAULTY}:Slow", 0.02), ("gcn", 0.02), ("gcn", 0.03), ("gcn", 1e-7)]
+    tasks = [{"model": model, "lr": lr} for model, lr in models]
+    sweep = weft.Sweep("demo", tasks=tasks, epochs=40, name="paces")
+    submitted = client.submit(sweep, budget="1GiB", options=weft.RunOptions(prune="median")).wait(120)
+    # The last is below the median of three others: of all three, the slow one included, at epoch 30.
+    assert [task["status"] for task in submitted] == ["finished"] * 3 + ["pruned"]
+    assert client.show(submitted[3])["result"]["metrics"]["epochs_run"] == 30
