@@ -125,31 +125,6 @@ def test_a_graph_is_kept_for_the_next_group(queue):
     assert [task.state for task in queue.wait(more, 120.0)] == ["done"]
 
 
-def test_a_worker_with_a_pool_trains_and_infers(tmp_path):
-    pooled = Queue(tmp_path, devices=("cuda:0",), budget=8 * GIB, pool=True, keep_graphs=GIB)
-    try:
-        names = pooled.submit(
-            *({"epochs": 5, "seed": seed, "model": model} for seed, model in ((1, "gcn"), (2, "gat")))
-        )
-        spec = {"kind": "inference", "infer": {"of": names[0], "nodes": "test", "latency_target": 5.0}}
-        task = {"task": pooled.db.get(names[0]).spec["task"], **spec}
-        asked = pooled.db.submit(Submission(task, after=(names[0],))).id
-        done = pooled.wait([*names, asked], 300.0)
-        assert [task.state for task in done] == ["done"] * 3, [task.error for task in done]
-        score = done[0].result["metrics"]["test_accuracy"]
-        assert abs(done[2].result["metrics"]["accuracy"] - score) < 1e-3
-        logs = [path.read_text() for path in pooled.options.runs.glob("*/log.txt")]
-        assert not any("beside it" in text for text in logs), logs
-        leak = {"model": f"{FAULTY}:LeaksSmallOnDevice", "graph": "demo", "epochs": 100_000}
-        bad = [task.id for task in pooled.db.submit_many([Submission({"task": leak})])]
-        good = pooled.submit({"seed": 4, "hidden": 4})
-        [failed], [after] = pooled.wait(bad, 300.0), pooled.wait(good, 300.0)
-        assert (failed.state, after.state) == ("failed", "done"), after.error
-        assert "out of memory" in failed.error  # what is not in the pool is under torch's cap
-    finally:
-        pooled.close()
-
-
 def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):
     prepared = PreparedStarts(KeptGraphs("cpu", 0))
     task = weft.Task(graph="demo", model="sage", hidden=64, epochs=3, seed=2, name="t")

@@ -72,6 +72,7 @@ def plan(
     tasks = [work] if isinstance(work, Task) else work.tasks()
     name, limit = label or f"{len(tasks)} tasks", options.budget
     check_tasks(tasks)
+    options.check_tasks(tasks)
     there = find_machine(machine)
     room = there.memory_bytes if limit is None else limit
     estimator = Estimator(there, load_calibration(there))

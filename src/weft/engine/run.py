@@ -133,8 +133,13 @@ def run(
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
+            if options.sharded is not None and spread.type != "cuda":
+                raise SpecError(
+                    f"{option('sharded', options.sharded)} is a kernel of GPUs; ranks on a CPU copy remote rows first: "
+                    "leave it out"
+                )
             # The other ranks decide nothing: rank 0 sends them what it decided.
-            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order))
+            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order, sharded=options.sharded))
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )

@@ -16,7 +16,7 @@ from weft.core.settings import picks_per_hop, show_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.cost.roofline import FULL, PaddingShare
-from weft.planner.transfers import HIDDEN_BY_OVERLAP, BatchTraffic, cached_rows, row_bytes
+from weft.planner.transfers import BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
 WORTH_CACHING = 0.02  # of the features: a smaller cache is not worth its table
@@ -53,8 +53,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: Placeme
     for topology in edges:
         for tier in features if topology == edges[0] else features[-1:]:
             placement = DataPlacement(tier, topology, policy=policy, sampler=options.sampler)
-            hidden = HIDDEN_BY_OVERLAP > 0 and not placement.on_device and placement.read_by_gpu
-            placement = replace(placement, overlap=hidden)
+            placement = replace(placement, overlap=options.overlap and placement.read_by_gpu)
             if placement.on_device:
                 yield placement
             if task.traits is not None:

@@ -34,7 +34,6 @@ from weft.serve.groups import (
     Groups,
     Preempted,
     split,
-    weights_file,
     why_gone,
 )
 from weft.serve.options import ServeOptions
@@ -173,11 +172,11 @@ class Scheduler:
             return {}
         group, first = groups.get(name), considered.get(name)
         member = group.present[0] if group is not None else first
-        needs = {"graph": member.spec.get("graph_path") or "", "weights": None, "tasks": [], "folders": []}
+        needs = {"graph": member.spec.get("graph_path") or "", "tasks": [], "folders": []}
         if group is not None:
             return {**needs, "folders": [str(runs / group.group.folder)]}
         if is_inference(first):
-            return {**needs, "weights": weights_file(self._state, first) if self._state.options.pool else None}
+            return needs
         plan = first.plan or {}
         if "from" in plan or first.attempts:
             return {**needs, "folders": [str(runs / plan.get("from", first.id))]}

@@ -7,7 +7,7 @@ unpickled.
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
-``prefetch`` (a graph, weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
+``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
 running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
 return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
@@ -105,12 +105,12 @@ class Worker:
         self._group = ""
         self._idle_bytes = 0
 
-    def serve(self, warm: bool, keep_bytes: int, pooled: bool) -> None:
-        """Work until a message says stop, or until stdin ends; ``keep_bytes``, ``pooled``: see :class:`KeptGraphs`."""
+    def serve(self, warm: bool, keep_bytes: int) -> None:
+        """Work until a message says stop, or until stdin ends; ``keep_bytes``: see :class:`KeptGraphs`."""
         from weft.serve.worker_memory import KeptGraphs, PreparedStarts, bytes_beside, held_bytes, room_for_tasks
 
         room, beside = room_for_tasks(self.device), bytes_beside(self.device)
-        self._kept = KeptGraphs(self.device, keep_bytes, pooled)
+        self._kept = KeptGraphs(self.device, keep_bytes)
         self._prepared = PreparedStarts(self._kept)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
@@ -277,7 +277,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "options": RunOptions.of(**given),
+            "options": RunOptions.of(**given).for_group(tasks),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
@@ -396,9 +396,7 @@ def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def work_on(
-    device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
-) -> None:
+def work_on(device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0) -> None:
     """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_segments()
@@ -406,7 +404,7 @@ def work_on(
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     faulthandler.enable(2)  # where every thread was, should the process crash: in the log of the group that it trained
     importlib.import_module("weft.engine.run")  # what takes seconds to load
-    Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes, pooled)
+    Worker(device, channel, iter(messages.readline, "")).serve(warm, keep_bytes)
 
 
 def main() -> None:
@@ -415,11 +413,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--keep-bytes", type=int, default=0)
-    parser.add_argument("--pooled", action="store_true")
     arguments = parser.parse_args()
     if arguments.parent:
         end_with_parent(arguments.parent)
-    work_on(arguments.device, sys.stdin, os.dup(1), keep_bytes=arguments.keep_bytes, pooled=arguments.pooled)
+    work_on(arguments.device, sys.stdin, os.dup(1), keep_bytes=arguments.keep_bytes)
 
 
 # ---- What the log of a task says of an error.

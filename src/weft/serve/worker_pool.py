@@ -40,11 +40,10 @@ POLL_MILLISECONDS = 500  # between two looks whether a worker that says nothing 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker starts with; ``keep_bytes``: of graphs between groups, in a pool if ``pooled``."""
+    """What a worker starts with; ``keep_bytes``: of graphs between groups."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_bytes: int = 0
-    pooled: bool = False
 
 
 class Spawner:
@@ -456,7 +455,7 @@ class WorkerPool:
         there = "cpu" if planner else device
         if "@" in there:
             environment = {**options.environment, **environment}
-        start = WorkerOptions(environment, 0 if planner else options.keep_graphs, options.pool and not planner)
+        start = WorkerOptions(environment, 0 if planner else options.keep_graphs)
         if "@" in there:
             from weft.serve.ray_worker import RayWorker  # imports torch, which the server does without
 

@@ -43,14 +43,13 @@ def test_a_stack_is_evaluated_by_layers_rather_than_cut():
     assert often.plans[0].places.evaluation == "whole"  # chunks of nodes every epoch would take longer
 
 
-def test_caches_and_queues_are_counted(monkeypatch):
-    monkeypatch.setattr("weft.planner.placement.HIDDEN_BY_OVERLAP", 0.5)  # the next batch is fetched meanwhile
-    report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
+def test_caches_and_queues_are_counted():
+    report = planned(budget="16GiB", cache="500MB", cache_policy="presampling", overlap=True)
     group = report.groups[0]
     assert group.plan.places.cache_bytes == 500_000_000
     assert group.cost.bytes["cache"] == 500_000_000
     assert group.cost.bytes["batch"] == pytest.approx(group.cost.bytes["queue"], rel=0.1)
-    plain = planned(budget="16GiB", features="host", topology="gpu").groups[0]
+    plain = planned(budget="16GiB", features="host", topology="gpu", overlap=True).groups[0]
     beside = [one.cost.bytes.get("prepared", 0) for one in (group, plain)]  # batches that the host has prepared
     assert group.cost.total_bytes - beside[0] == plain.cost.total_bytes - beside[1] + 500_000_000
     assert group.cost.epoch_seconds < plain.cost.epoch_seconds
