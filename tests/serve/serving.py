@@ -121,14 +121,15 @@ class Queue:
 
 def history_of(work) -> dict[str, dict]:
     """The numbers of ``weft.run``, by the names of the tasks."""
-    with _one_thread():
+    with one_thread():
         found = weft.run(work, device="cpu", progress=False)
     results = [found] if isinstance(work, Task) else list(found)
     return {one.name: one.history for one in results}
 
 
 @contextmanager
-def _one_thread():
+def one_thread():
+    """As many threads as the workers of the tests have."""
     import torch
 
     before = torch.get_num_threads()

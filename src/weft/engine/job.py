@@ -356,6 +356,7 @@ class Job:
 
         driver = Driver(members_of(group), self._options, self._device.type, group.plan.compiled, self._members)
         driver.callbacks, driver.make_model = callbacks_of(group.tasks), model_of
+        driver.rivals = self._control.rivals
         session = self._make_session(group, driver, save)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)

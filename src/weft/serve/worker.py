@@ -8,9 +8,10 @@ To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn``
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
 plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
 ``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
-running group), ``preempt`` (checkpoint and return), ``stop``.
-From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event``,
-``done``.
+running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
+return), ``stop``.
+From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
+the run, or ``scores`` of a sweep that is pruned), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -49,6 +50,7 @@ from weft.core.task import Task
 from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.result import RESULT
+from weft.planner.pruning import Rivals
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
 from weft.runtime.modules.convert import stack_of_one, stacks_of
 from weft.runtime.modules.settings import is_own_file
@@ -134,7 +136,7 @@ class Worker:
         for line in self._messages:
             message = json.loads(line)
             if message["do"] == "run":
-                self._controls[message["group"]] = Control()
+                self._controls[message["group"]] = self._control_of(message)
             if message["do"] in ("run", "plan", "learn", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
@@ -143,6 +145,9 @@ class Worker:
                 self._work.put(None)
             elif (control := self._controls.get(message.get("group", ""))) is None:
                 continue
+            elif message["do"] == "rivals":
+                if control.rivals is not None:
+                    control.rivals.take(message["members"])
             elif message["do"] == "cancel":
                 with suppress(SpecError):  # a name that has left already
                     control.cancel(*message["names"])
@@ -152,12 +157,25 @@ class Worker:
                 control.preempt()
         os._exit(0)  # the process that started this one has ended
 
-    def _stay_alive(self) -> None:
-        from weft.serve.worker_memory import held_bytes
+    def _control_of(self, message: Mapping[str, Any]) -> Control:
+        """What steers a group; one of a sweep that is pruned exchanges scores with other workers."""
+        control, group = Control(), message["group"]
+        if message.get("prune") is not None:
+            tell = self._listener(group)
+            control.rivals = Rivals(
+                message["prune"], lambda m: tell(Event("scores", "", {"members": m})), control.requests
+            )
+            control.rivals.take(message["rivals"])
+        return control
 
+    def _stay_alive(self) -> None:
+        from weft.serve.worker_memory import busy_since, held_bytes
+
+        last = time.perf_counter(), time.process_time()
         while True:
             held = max(held_bytes(self.device) - self._idle_bytes, 0)
-            self._channel.say("alive", group=self._group, bytes=held)
+            busy, last = busy_since(self.device, last)
+            self._channel.say("alive", group=self._group, bytes=held, busy=busy)
             time.sleep(ALIVE_SECONDS)
 
     # ---- in the main thread ---------------------------------------------------------------------------
@@ -179,6 +197,9 @@ class Worker:
         begin = clocks()
         try:
             outcome = self._run(message)
+            rivals = getattr(self._controls.get(message["group"]), "rivals", None)
+            for name, scores in (rivals.standing() if rivals is not None else {}).items():
+                outcome.get("members", {}).get(name, {})["scores"] = scores
             took = {name: now - begin[name] for name, now in clocks().items()}
             try:
                 leftover = self._kept.settle()
@@ -249,6 +270,7 @@ class Worker:
         if message.get("cancel"):
             control.cancel(*message["cancel"])
         given = {**message.get("options", {}), **({"ranks": len(devices)} if devices else {})}
+        given.pop("prune", None)  # its members are compared with those of other workers, too: control.rivals
         if message.get("plan") is not None:  # it was made with them
             given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {

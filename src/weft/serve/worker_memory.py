@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from weft import nn
+from weft.core.gpus import busy_share
 from weft.core.startup import collect_everything, leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.errors import give_back_memory
@@ -50,6 +52,15 @@ def held_bytes(device: str) -> int:
         begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved(device)) if begun else 0
     return _process_bytes(1) or 0
+
+
+def busy_since(device: str, before: tuple[float, float]) -> tuple[float | None, tuple[float, float]]:
+    """How much of ``device`` is in use: of a GPU in all, of a CPU by this process; and two clocks for the next call."""
+    now = time.perf_counter(), time.process_time()
+    if not device.startswith("cuda"):
+        return (now[1] - before[1]) / max(now[0] - before[0], 1e-9) / (os.cpu_count() or 1), now
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (busy_share(f"GPU-{torch.cuda.get_device_properties(device).uuid}") if begun else 0.0), now
 
 
 @contextmanager

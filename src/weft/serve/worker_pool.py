@@ -212,6 +212,7 @@ class WorkerProcess:
     lost = renewed = ready = False
     group = end_reason = ""  # the latter: why the supervisor ended it, if it did
     bytes = pid = 0
+    busy: float | None = None  # how much of its device is in use: of a GPU in all, of a CPU by this worker
     looked: tuple[float, float] | None = None  # when its processes were last looked at, and what they had computed
     weigh_at, idle_bytes = 0.0, -1  # when to count their bytes again, and what they were at first
     fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
@@ -512,7 +513,7 @@ class WorkerPool:
     def alive(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A worker's heartbeat."""
         if not worker.end_reason:
-            worker.bytes = int(message.get("bytes", 0))
+            worker.bytes, worker.busy = int(message.get("bytes", 0)), message.get("busy")
 
     def watch_users_code(self) -> None:
         """Bound what the processes that users' models have started take of this host, each with its worker.
