@@ -186,7 +186,7 @@ class ShardedJob(Job):
         found = None
         if self._ranks.rank == 0:
             planned = self._planned.plans if self._planned is not None else None
-            if saved is None and planned is None:
+            if not saved and planned is None:
                 planned = self._planner.groups(list(self._tasks.values()))
             plain = saved or [(str(number), replace(plan, tasks=())) for number, plan in enumerate(planned or (), 1)]
             found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
