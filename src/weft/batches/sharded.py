@@ -24,7 +24,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.settings import Hop as Fanout
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, SpreadGraph
+from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
 from weft.dist.spread import Spread
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
@@ -97,30 +97,26 @@ class ShardedSampled(Shard):
         self.steps_per_epoch = len(self._order)
 
     @cached_property
-    def _data(self) -> SpreadGraph:
-        return self._shard.spread
-
-    @cached_property
     def _x(self) -> Spread:
         """The features as the model takes them."""
-        spread, x = self._data.x, self._own_x
+        spread, x = self._shard.spread.x, self._own_x
         if spread is not None and x is spread.here:
             return spread
-        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._data.bounds, self._ranks)
+        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._shard.spread.bounds, self._ranks)
 
     @cached_property
     def _degrees(self) -> tuple[Tensor, Tensor]:
         """``(D^-1/2 [N], degree [N])`` of all nodes."""
         assert isinstance(self._shard.adj, ShardedAdjacency)
         rows = self._shard.adj.forward
-        own = Adjacency(rows.indptr, rows.columns, self._data.bounds[-1], weight=rows.weight)
+        own = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
         scale = torch.cat(self._ranks.gather_objects(gcn_degrees(own, rows.low)[0].cpu()))
-        return scale.to(self._device), self._data.indptr.diff().long()
+        return scale.to(self._device), self._shard.spread.indptr.diff().long()
 
     @cached_property
     def _hops(self) -> TritonHops | None:
         """The sampler of a GPU that reaches the edges of all ranks; None: hop by hop in torch."""
-        data = self._data
+        data = self._shard.spread
         if not (data.columns.in_reach and self._x.in_reach and is_plain(self._sampling.fanout)):
             return None
         edges = data.weight is not None or data.relation is not None
@@ -147,26 +143,16 @@ class ShardedSampled(Shard):
         shares = (seeds.numel() / whole, whole / self._order.seeds.numel())
         share, of_epoch = (torch.full((1,), number, device=self._device) for number in shares)
         rows = torch.arange(seeds.numel(), device=self._device)
+        part = Batch(self.batch.x, (), seeds, rows, share, of_epoch=of_epoch)
         if not self.overlaps:
-            return self._sampled(seeds, clock, Batch(self.batch.x, (), seeds, rows, share, of_epoch=of_epoch))
-        return DeviceBatch(
-            self.batch.x,
-            (),
-            seeds,
-            rows,
-            share,
-            shape=("part", seeds.numel()),
-            varies=("seeds", "clock", "share", "of_epoch"),
-            of_epoch=of_epoch,
-            seeds=seeds,
-            clock=clock,
-            fetch=self._fetch,
-            build=self._build,
-        )
+            return self._sampled(seeds, clock, part)
+        varies, how = ("seeds", "clock", "share", "of_epoch"), {"fetch": self._fetch, "build": self._build}
+        given = {**vars(part), "shape": ("part", seeds.numel()), "varies": varies, **how}
+        return DeviceBatch(**given, seeds=seeds, clock=clock)
 
     def _sampled(self, seeds: Tensor, clock: Tensor, part: Batch) -> Batch:
         """The part of a batch in its true size."""
-        data = self._data
+        data = self._shard.spread
         hops_of = self._hops or partial(torch_hops, partial(sample_torch, data.indptr, data.columns))
         hops = hops_of(seeds, self._sampling.fanout, clock, "all")
         blocks = tuple(self._block(hop) for hop in reversed(hops))
@@ -176,25 +162,27 @@ class ShardedSampled(Shard):
         """Sample and read; nothing of it is read back by the host, and a CUDA graph has memory of its own for it."""
         assert self._hops is not None
         hops = self._hops.padded(batch.seeds, self._sampling.fanout, batch.clock)
-        return Fetched(tuple(hops), self._x.rows(hops[-1].nodes, hops[-1].num_nodes), self._data.y[batch.seeds])
+        return Fetched(tuple(hops), self._x.rows(hops[-1].nodes, hops[-1].num_nodes), self._shard.spread.y[batch.seeds])
 
     def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
         blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
         return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share, of_epoch=batch.of_epoch)
 
     def _padded(self, hop: DeviceHop) -> Adjacency:
+        data = self._shard.spread
+
         def full() -> tuple[Tensor, Tensor]:
-            nodes = hop.nodes.clamp(0, self._data.bounds[-1] - 1).long()  # beyond the existing ones they hold anything
+            nodes = hop.nodes.clamp(0, data.bounds[-1] - 1).long()  # beyond the existing ones they hold anything
             scale, degree = self._degrees
             return scale[nodes], degree[nodes[: hop.indptr.numel() - 1]]
 
-        block, relation = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=full), self._data.relation
-        if relation is None:
+        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=full)
+        if data.relation is None:
             return block
-        return block.related(relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)
+        return block.related(data.relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)
 
     def _block(self, hop: Hop) -> Adjacency:
-        nodes, data = hop.nodes.long(), self._data
+        nodes, data = hop.nodes.long(), self._shard.spread
         values = {"weight": data.weight, "relation": data.relation}
         picked = {name: None if spread is None else spread[hop.edges] for name, spread in values.items()}
         scale, degree = self._degrees

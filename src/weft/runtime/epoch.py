@@ -182,14 +182,8 @@ class SteppedEpoch:
         if not self._record or not self.source.overlaps:
             return iter(batches)
         if self._overlapped is None:
-            self._overlapped = OverlappedSteps(
-                self._step,
-                self._finish,
-                self._changed(),
-                self.source.counters(),
-                self.stacks[0].device,
-                self._notes,
-            )
+            counters, device = self.source.counters(), self.stacks[0].device
+            self._overlapped = OverlappedSteps(self._step, self._finish, self._changed(), counters, device, self._notes)
         return self._overlapped.fetch_ahead(batches)
 
     def _changed(self) -> list[Tensor]:
