@@ -218,23 +218,10 @@ class NeighbourSampler:
 
     @property
     def full_degrees(self) -> tuple[Tensor, Tensor]:
-        """``(D^-1/2 [N], degree [N])`` of the whole graph, D with the added loops, where batches are made.
-
-        Edges are read in chunks. A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
-        """
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
         if self._full is None:
-            adj = self.adj
-            total, loops = (make(adj.num_rows, device=adj.device) for make in (torch.zeros, torch.ones))
-            for rows, edges, of in edge_chunks(adj, adj.device):
-                value = (of != adj.indices[edges]).float()
-                if adj.weight is not None:
-                    weight, is_loop = adj.weight[edges].float(), value == 0
-                    loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
-                    value *= weight
-                total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
-            scale = (total + loops).rsqrt()
-            scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
-            self._full = scale.to(self.device), adj.indptr.diff().long().to(self.device)
+            scale, degree = gcn_degrees(self.adj)
+            self._full = scale.to(self.device), degree.to(self.device)
         return self._full
 
     def _reordered(self, values: Tensor) -> Tensor:
@@ -356,6 +343,24 @@ class NeighbourSampler:
         scale, degree = self.full_degrees
         rows = hop.nodes[: block.num_dst]
         return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
+
+
+def gcn_degrees(adj: Adjacency, first: int = 0) -> tuple[Tensor, Tensor]:
+    """``(D^-1/2 [N], degree [N])`` of the rows of ``adj``, of which the first is node ``first``, D with added loops.
+
+    Edges are read in chunks. A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
+    """
+    total, loops = (make(adj.num_rows, device=adj.device) for make in (torch.zeros, torch.ones))
+    for rows, edges, of in edge_chunks(adj, adj.device):
+        value = (of + first != adj.indices[edges]).float()
+        if adj.weight is not None:
+            weight, is_loop = adj.weight[edges].float(), value == 0
+            loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
+            value *= weight
+        total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
+    scale = (total + loops).rsqrt()
+    scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+    return scale, adj.indptr.diff().long()
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:

@@ -30,7 +30,13 @@ from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
 from weft.ops.csr.adjacency import Adjacency
-from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
+from weft.planner.cost.sharding import (
+    ShardingEstimate,
+    estimate_sampled_sharding,
+    estimate_sharding,
+    link_of,
+    task_part,
+)
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
 from weft.planner.division.ways import Way, batch_bytes
@@ -39,6 +45,7 @@ from weft.planner.partition import split_by_edges
 from weft.planner.placement import steps_per_epoch
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate, nearest, roomy_machines
 from weft.planner.report.plan_text import would_do
+from weft.planner.transfers import row_bytes
 from weft.runtime.modules.settings import check_tasks
 
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of very many
@@ -260,8 +267,18 @@ def shard_groups(
     estimates = []
     for index, group in enumerate(report.groups):
         tasks: tuple[Task, ...] = group.plan.tasks
+        counted = {
+            "parameters": sum(parameters[task.label] for task in tasks),
+            "fixed_bytes": report.machine.context_bytes + report.machine.workspace_bytes,
+        }
         if group.plan.mode == "sampled":
-            raise SpecError(f"task {tasks[0].label!r}: sampled training over {ranks} ranks is not predicted yet")
+            tasks = tuple(in_mode(task, "sampled") for task in tasks)
+            parts = [task_part(task, ranks) for task in tasks]
+            of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
+            part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
+            counted["row_bytes"] = row_bytes(tasks[0], stats)
+            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
+            continue
         effect = None if effects is None else effects[index]
         estimate = estimate_sharding(
             tasks,
@@ -269,8 +286,7 @@ def shard_groups(
             estimator.stats(tasks[0]),
             ranks,
             link,
-            parameters=sum(parameters[task.label] for task in tasks),
-            fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
+            **counted,
             first_once=group.plan.first_layer == "once",
             halo=None if effect is None else effect.halo_nodes,
             remote_edges=None if effect is None else effect.remote_edges,
