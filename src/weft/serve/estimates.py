@@ -22,7 +22,7 @@ from weft.core.units import show_bytes
 from weft.engine.choosing import with_modes
 from weft.engine.estimator import Estimator
 from weft.engine.graphs import Graphs, GraphStore
-from weft.engine.inference import one_epoch
+from weft.engine.inference import layered_bytes, one_epoch
 from weft.engine.machine import find_machine, load_calibration, machine_with
 from weft.engine.plan import report_on
 from weft.planner.cost.inductor import whether_to_compile
@@ -30,6 +30,7 @@ from weft.planner.cost.rule import rates_of, work
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.limits import GroupLimits
 from weft.runtime.modules.settings import check_tasks
+from weft.sched.admission import needed_bytes
 from weft.serve.state import stamps_of
 
 # ---- Very small tasks need no dry run, so that they start earlier.
@@ -129,6 +130,12 @@ def inference_estimate(task: Task, device: str, **options: Any) -> dict[str, Any
     ``options``: as of :func:`estimate_of`.
     """
     estimate = {**estimate_of(one_epoch(task), device, **options), "kind": "inference", "alone": True}
+    machine, graphs = machine_of(device), Graphs(store=options.get("store"))
+    room = estimate.get("room", machine.memory_bytes)
+    if task.traits is not None and needed_bytes(estimate["bytes"]) > room:
+        layered = layered_bytes(task, graphs.stats(task), machine)
+        why = f"{show_bytes(layered)} layer by layer, since the whole graph would take {show_bytes(estimate['bytes'])}"
+        estimate |= {"bytes": layered, "layerwise": True, "why": why}
     return {key: value for key, value in estimate.items() if key not in ("runnable", "join_key", "epochs")}
 
 
