@@ -12,7 +12,7 @@ from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.graph.graph import Graph
 
-NODES = [3, 5, 8, 5, 1990]
+NODES = [3, 5, 8, 5, 19_990]
 MODELS = {
     "gcn": {"norm": "batch"},
     "sage": {"layers": 3},
@@ -31,8 +31,8 @@ def trained(graph, model="gcn", **settings):
 
 @pytest.fixture(scope="module")
 def ring() -> Graph:
-    """A ring of 2,000 nodes with chords and loops: neighbourhoods are small parts of it."""
-    count = 2_000
+    """A ring of 20,000 nodes with chords and loops: neighbourhoods are small parts of it."""
+    count = 20_000
     at = torch.arange(count)
     src = torch.cat([at, (at + 1) % count, at[::7], at[::5]])
     dst = torch.cat([(at + 1) % count, at, (at[::7] * 3 + 1) % count, at[::5]])
@@ -73,7 +73,7 @@ def test_some_nodes_have_the_numbers_of_the_whole_graph_and_compute_their_neighb
 def test_nearly_all_nodes_are_computed_with_the_whole_graph(ring):
     result = trained(ring, "sage", layers=3)
     every = result.predict_logits()
-    assert torch.equal(result.predict_logits(nodes=range(1_900)), every[:1_900])
+    assert torch.equal(result.predict_logits(nodes=range(19_000)), every[:19_000])
     assert result.predict_logits(nodes=[]).shape == (0, 4)
 
 
