@@ -250,9 +250,12 @@ class WorkerProcess:
         It passes the supervisor by, whose rounds may take longer than an answer.
         """
         number, self.asked_at = next(QUESTION_NUMBERS), time.monotonic()
-        self.questions[number] = self.asked_at, Future()
+        answer: Future[Mapping[str, Any]] = Future()
+        self.questions[number] = self.asked_at, answer
         self.send("predict", group=group, id=number, **request)
-        return self.questions[number][1]
+        if self._ended.is_set():
+            self.end_questions()
+        return answer
 
     def deliver(self, message: Mapping[str, Any]) -> None:
         """Pass a message of the process on: an answer to who asked, others to the supervisor."""
