@@ -117,6 +117,9 @@ def infer(queue: Queue, of: str, after=(), **more) -> str:
 def test_it_waits_for_its_training_and_has_its_numbers(queue, settings):
     (trained,) = queue.submit(settings | {"epochs": 5})
     asked = infer(queue, trained)
+    queue.wait([trained])
+    result = json.loads((queue.options.runs / queue.db.get(trained).result["folder"] / "result.json").read_text())
+    assert (result["task"]["mode"] == "sampled") == ("fanout" in settings)
     one, two = queue.wait([trained, asked])
     assert (one.state, two.state) == ("done", "done"), two.error
     assert two.result["latency_seconds"] > 0
