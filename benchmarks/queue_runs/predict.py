@@ -5,9 +5,9 @@
 
 At the pipe: a worker as `weft serve` starts it has a SAGE of three layers of 256 on the products shape (`--graph`); its
 weights were drawn, not trained; the time is from writing a request to reading its answer. Requests are for ten
-nodes each, drawn at random: *exact* as a user sends them (neighbourhoods at first; once these have cost as much as a
-pass over the whole graph, that is computed and its logits are kept), *neighbourhoods* with all neighbours within three
-hops computed for every request, *sampled* with a fan-out of 15, 10 and 5. The training is in a worker of its own, with
+nodes each, drawn at random: *exact* as a user sends them (looked up: the whole graph is computed when the model is
+loaded), *neighbourhoods* with all neighbours within three hops computed for every request, *sampled* with a fan-out of
+15, 10 and 5. The training is in a worker of its own, with
 NVIDIA's MPS as a server has it (`--only mps`), and without. Over HTTP every request has a connection of its own.
 """
 
@@ -137,7 +137,7 @@ def at_the_pipe(args: Any, recorder: Recorder, environment: Mapping[str, str], p
         loaded = round(time.perf_counter() - begin, 1)
 
         def cells(beside: str) -> None:
-            for kind, request in KINDS.items():
+            for kind, request in ((kind, KINDS[kind]) for kind in args.requests):
                 key = {"part": part, "beside": beside, "requests": kind}
                 work = lambda request=request: measured(ask(worker, request), stats.num_nodes, args.count)  # noqa: E731
                 recorder.cell(key, lambda work=work: {**work(), "load_seconds": loaded}, free=False)
@@ -174,6 +174,7 @@ def main() -> None:
     """Run the parts and print their figures."""
     parser = common_arguments(__doc__ or "")
     parser.add_argument("--only", type=listed, default=["pipe", "mps"])
+    parser.add_argument("--requests", type=listed, default=list(KINDS))
     parser.add_argument("--graph", default="shape:ogbn-products")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--budget-gib", type=int, default=48)

@@ -94,9 +94,9 @@ class Predictor:
     Logits of some nodes need the nodes within as many hops as the model has layers. If layers can be run alone, only
     these are computed (``restrict``), unless the whole graph takes less: building a neighbourhood costs about as much
     as aggregating over it. ``layerwise``: the whole graph one layer after the other in chunks of nodes, in bounded
-    memory (None: if a pass over it would take more than ``room`` bytes). ``keep``: more requests follow. Once
-    neighbourhoods have cost as much as the whole graph, that is computed once, and its logits are kept.
-    ``computed``: how the last request was answered.
+    memory (None: if a pass over it would take more than ``room`` bytes). ``keep``: many requests follow, so the first
+    one computes the whole graph, if that fits, and its logits are kept: on the products shape it costs no more than the
+    neighbourhoods of five requests for ten nodes. ``computed``: how the last request was answered.
     """
 
     computed = ""
@@ -117,9 +117,9 @@ class Predictor:
         self._dtype = DTYPES[task.precision]
         whole = self._bytes(graph.num_nodes, graph.num_edges)
         self._layerwise = self._layers is not None and (whole > room if layerwise is None else layerwise)
-        self._restrict = restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", device.type)
+        some = restrict and graph.num_edges > SMALL_EDGES and graph.device.type in ("cpu", device.type)
+        self._restrict = some and (self._layerwise or not keep)
         self._samplers: dict[Any, Any] = {}
-        self._edges_spent = 0  # on neighbourhoods
         self._logits: Tensor | None = None  # of all nodes, if they are kept
 
     @cached_property
@@ -189,7 +189,7 @@ class Predictor:
         """A block per layer and the features that the first one needs; None if the whole graph costs less."""
         indptr, blocks, edges, found = self.graph.adj.indptr, [], 0, nodes.to(self.graph.device)
         # Of a graph that does not fit as a whole only memory counts: what does not fit is computed in chunks.
-        most = inf if self._layerwise else self.graph.num_edges * hops / BUILDING - self._edges_spent
+        most = inf if self._layerwise else self.graph.num_edges * hops / BUILDING
         for left in range(hops, 0, -1):
             ids = found.long()
             count = int((indptr[ids + 1] - indptr[ids]).sum())
@@ -198,10 +198,7 @@ class Predictor:
             sampled = self._sampler((-1,)).sample(found)
             blocks.append(sampled.to(self.device).blocks[0].adjacency())
             found, edges = sampled.input_nodes, edges + count
-        if self._bytes(found.numel(), edges) > self._room:
-            return None
-        self._edges_spent += edges if self._keep else 0
-        return blocks[::-1], self._rows.read(found)
+        return None if self._bytes(found.numel(), edges) > self._room else (blocks[::-1], self._rows.read(found))
 
     def _through(self, blocks: Sequence[Adjacency], values: Any) -> Tensor:
         """Layer by layer through ``blocks``, from the features of the first one's columns."""

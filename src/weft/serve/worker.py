@@ -305,7 +305,7 @@ class Worker:
         """Answer requests until the group is to leave, or none came for ``idle_seconds``; how many there were."""
         from weft.engine.inference import answer
 
-        answer(predictor, [0])  # so that no request waits until kernels are loaded
+        answer(predictor, [0])  # computes the whole graph if that fits; else it loads kernels
         with self._residency:
             self._resident = group
         self._channel.say("event", group=group, event={"event": "resident"})
