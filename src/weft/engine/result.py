@@ -231,11 +231,9 @@ class Result:
         graph: Any,
         nodes: Any,
         layer: int | str | None,
-        *,
         device: Device = None,
         layerwise: bool | None = None,
-        fanout: Any = None,
-        seed: int = 0,
+        **samples: Any,
     ) -> Tensor:
         from weft.runtime.infer import Predictor  # samplers, which a run without batches does not need
 
@@ -253,7 +251,7 @@ class Result:
             model = copy_module(model)[0].to(there)
         with clear_errors([self.task], there):
             predictor = Predictor(model, self.task, target, there, layerwise, restrict=layerwise is None)
-            return predictor(ids, layer=layer, fanout=fanout, seed=seed)
+            return predictor(ids, layer=layer, **samples)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""

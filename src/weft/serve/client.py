@@ -228,9 +228,8 @@ class Client:
     ) -> dict[str, Any]:
         """What the model of ``task``, which is done, says of up to 10,000 ``nodes``, at once.
 
-        ``logits`` [M, C], and of classes ``classes`` [M] and ``probabilities`` [M, C]. The first request has the model
-        loaded into a worker, where it stays until it is not asked for 5 minutes or others need the room;
-        ``latency_target`` gives that precedence over trainings. ``fanout``: from sampled neighbours, drawn by ``seed``.
+        ``logits`` [M, C], and of classes ``classes`` [M] and ``probabilities`` [M, C]. The first request loads it, with
+        precedence over trainings by ``latency_target``. ``fanout``: from sampled neighbours, drawn by ``seed``.
         """
         asked = {"task": task_id(task), "nodes": check_nodes(nodes), "fanout": fanout, "seed": seed}
         asked["latency_target"] = check_option("latency_target", latency_target)

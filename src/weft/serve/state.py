@@ -226,13 +226,12 @@ class ActiveGroup:
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        started, now = time.time() - self.seconds, time.time()
+        started, priority = time.time() - self.seconds, self.running.priority
+        ends = started + self.group.seconds
         if self.answers_for:  # it makes way for whatever waits, unless it was asked just now
             quiet = time.monotonic() - max(self.worker.asked_at, self.began) > QUIET_SECONDS
-            priority = LEAST_URGENT if quiet else self.running.priority
-            ends = now + RESIDENT_SECONDS
-            return replace(self.running, started=started, ends=ends, priority=priority, leaving=self.leaving)
-        return replace(self.running, started=started, ends=started + self.group.seconds, leaving=self.leaving)
+            ends, priority = time.time() + RESIDENT_SECONDS, LEAST_URGENT if quiet else priority
+        return replace(self.running, started=started, ends=ends, priority=priority, leaving=self.leaving)
 
 
 # What is counted since the server started, as the metrics describe it.
