@@ -151,7 +151,7 @@ def test_it_needs_a_token(server):
 def test_a_model_of_a_user_has_a_process_of_its_own_which_goes_with_it(server, anna):
     task = trained(anna, model=f"{FAULTY}:Plain", hidden=64, seed=9)
     anna.predict(task, [1])
-    (one,) = [found for found in residents(anna) if found["state"] == "running"]
+    (one,) = [found for found in residents(anna) if found["state"] == "running" and found["task"].get("seed") == 9]
     before = worker_of(anna, one["id"])
     anna.cancel(one["id"])
 
