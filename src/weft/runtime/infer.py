@@ -135,6 +135,9 @@ class Predictor:
         :data:`LAST_HIDDEN`: what the last layer is given. ``fanout``: sampled neighbours per hop, drawn by ``seed``;
         unless they are one local subgraph, those of a node do not depend on the other nodes.
         """
+        if layer is None and fanout is None and self._logits is not None:
+            self.computed = "kept"
+            return self._logits[nodes]
         count = self._layers if layer is None else self._number(layer)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -165,20 +168,19 @@ class Predictor:
     # ---- exact -----------------------------------------------------------------------------------------------
 
     def _exact(self, nodes: Tensor, layer: int | str | None, count: int | None) -> Tensor:
-        """From all neighbours: as kept, of the nodes' neighbourhoods, or of the whole graph."""
-        self.computed = "kept"
-        if layer is not None or self._logits is None:
-            parts, some = None, 0 < nodes.numel() < self.graph.num_nodes
-            if count is not None and self._restrict and some:
-                ids, places = nodes.unique(return_inverse=True)
-                parts = self._neighbourhood(ids, count)
-            self.computed = "whole graph" if parts is None else "neighbourhoods"
-            if parts is not None:
-                return self._through(*parts).index_select(0, places.to(self.device))
-            if layer is not None or not self._keep:
-                return self._whole(nodes, layer, count)
-            self._logits = self._whole(torch.arange(self.graph.num_nodes), layer, count)
-        return self._logits.index_select(0, nodes.to(self.device))
+        """From all neighbours: of the nodes' neighbourhoods, or of the whole graph."""
+        parts, some = None, 0 < nodes.numel() < self.graph.num_nodes
+        if count is not None and self._restrict and some:
+            ids, places = nodes.unique(return_inverse=True)
+            parts = self._neighbourhood(ids, count)
+        self.computed = "whole graph" if parts is None else "neighbourhoods"
+        if parts is not None:
+            return self._through(*parts).index_select(0, places.to(self.device))
+        if layer is not None or not self._keep:
+            return self._whole(nodes, layer, count)
+        # In host memory: a lookup on a GPU that trains took 8 ms, waiting for its turn.
+        self._logits = self._whole(torch.arange(self.graph.num_nodes), layer, count).float().cpu()
+        return self._logits[nodes]
 
     def _bytes(self, nodes: int, edges: int) -> int:
         """About what a pass holds at once: features, two activations, and the edges."""
