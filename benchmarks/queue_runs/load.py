@@ -60,9 +60,9 @@ class Hangs(nn.Module):
 
 
 class Server:
-    """``weft serve --no-auth`` with one worker on a CPU, as a process."""
+    """``weft serve --no-auth`` with one worker on a CPU, unless ``more`` options say otherwise, as a process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -70,7 +70,7 @@ class Server:
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         own = {"PYTHONPATH": paths, "WEFT_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
         options = ["--db", str(self.db), "--bind", f"127.0.0.1:{self.port}", "--no-auth", "--devices", "cpu"]
-        options += ["--quota", "1000000", "--allow-model", f"{HERE}:*"]
+        options += ["--quota", "1000000", "--allow-model", f"{HERE}:*", *more]
         with open(self.log, "ab") as log:
             words = [sys.executable, "-m", "weft", "serve", *options]
             self.process = subprocess.Popen(words, env={**os.environ, **own}, stdout=log, stderr=log)
@@ -123,10 +123,10 @@ class Server:
 
 
 @contextmanager
-def served() -> Iterator[Server]:
-    """A new server in a folder of its own."""
+def served(*options: str) -> Iterator[Server]:
+    """A new server with more ``options`` in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), *options)
         try:
             yield server
         finally:

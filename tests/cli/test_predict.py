@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from itertools import pairwise
 
+import torch
+
 from weft import Task, run
 
 NAMES = ["plain", 'says "hi"', '"begins', "a,b", "two\nlines"]
@@ -25,3 +27,32 @@ def test_predictions_by_the_users_own_ids_are_a_csv_file_whatever_the_ids(tmp_pa
             rows = list(csv.reader(file))
         assert [row[0] for row in rows[1:]] == NAMES
         assert {len(row) for row in rows} == {2 if what == "classes" else 3}
+
+
+def test_ids_of_nodes_samples_and_embeddings(tmp_path, weft):
+    result = run(
+        Task("demo", hidden=4, mode="sampled", batch=64, fanout=[3, 3], epochs=1), out=tmp_path / "run", progress=False
+    )
+    out, rows = tmp_path / "out.csv", {}
+    for what, name, more in [
+        ("logits", "class", []),
+        ("embedding", "h", ["--layer", "1"]),
+        ("logits", "class", ["--fanout", "-1,-1"]),
+    ]:
+        code = weft("predict", tmp_path / "run", "--out", out, "--nodes", "8,3", "--what", what, *more)[0]
+        assert code == 0
+        with out.open(newline="") as file:
+            head, *rows = csv.reader(file)
+        assert head[:2] == ["node", f"{name}_0"]
+        assert [row[0] for row in rows] == ["8", "3"]
+        values = torch.tensor([[float(value) for value in row[1:]] for row in rows])
+        expected = result.embed() if what == "embedding" else result.predict_logits()
+        assert torch.allclose(values, expected[[8, 3]], atol=1e-5)
+    for wrong, told in [
+        (["--nodes", "3,x"], "--nodes 3,x: expected numbers"),
+        (["--layer", "1"], "--layer 1 is for --what embedding"),
+        (["--fanout", "3"], "has 1 hops for 2 layers"),
+    ]:
+        code, _, err = weft("predict", tmp_path / "run", "--out", out, *wrong)
+        assert code == 2
+        assert told in err

@@ -15,10 +15,12 @@ from weft.core.errors import GraphError, SpecError
 from weft.engine.inference import predict
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
+from weft.serve.estimates import inference_estimate
 from weft.serve.queue_db import QueueTask, Submission
 from weft.serve.submissions import BadRequestError, Registry, read_submissions
 
 OTHER = {"model": "gat", "norm": "batch", "hidden": 16}
+SAMPLED = {"batch": 64, "fanout": [3, 3]}  # the mode follows from them
 
 
 # ---- the numbers ---------------------------------------------------------------------------------------------
@@ -43,6 +45,26 @@ def test_a_model_of_the_users_own(tmp_path):
     found = predict(task, tmp_path / "model.safetensors", nodes="test", device="cpu")
     assert found.metrics["accuracy"] == pytest.approx(trained.metrics["test_accuracy"], abs=1e-9)
     assert not found.logits.requires_grad
+
+
+def test_layer_by_layer_has_the_same_numbers(tmp_path):
+    task = weft.Task(**{**TASK, **SAMPLED, "model": "sage", "epochs": 2, "name": "t"})
+    weft.run(task, device="cpu", progress=False, out=tmp_path)
+    whole = predict(task, tmp_path / "model.safetensors", device="cpu")
+    for nodes in (None, [3, 5, 8]):
+        layers = predict(task, tmp_path / "model.safetensors", nodes=nodes, device="cpu", layerwise=True)
+        assert torch.allclose(layers.logits, whole.logits[layers.nodes], atol=1e-5)
+
+
+def test_the_estimate_of_a_sampled_training_is_that_of_the_whole_graph_or_of_its_layers(tmp_path):
+    whole = inference_estimate(weft.Task(**TASK), "cpu")
+    sampled = inference_estimate(weft.Task(**{**TASK, **SAMPLED}), "cpu")
+    assert sampled["bytes"] == whole["bytes"]
+    assert "layerwise" not in sampled
+    large = weft.Task("shape:ogbn-papers100M", model="sage", hidden=256, batch=1024, fanout=[5, 5], layers=2)
+    layers = inference_estimate(large, "cuda:0")
+    assert layers["layerwise"]
+    assert "layer by layer, since the whole graph would take" in layers["why"]
 
 
 def test_a_model_that_keeps_state_is_refused(tmp_path):
@@ -82,10 +104,22 @@ def infer(queue: Queue, of: str, after=(), **more) -> str:
     return name
 
 
-@pytest.mark.parametrize("settings", [OTHER, {"model": f"{FAULTY}:Plain", "hidden": weft.Task(graph="demo").hidden}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OTHER,
+        {"model": f"{FAULTY}:Plain", "hidden": weft.Task(graph="demo").hidden},
+        SAMPLED,
+        SAMPLED | {"mode": "sampled", "model": "sage"},
+        SAMPLED | {"model": f"{FAULTY}:Plain", "hidden": weft.Task(graph="demo").hidden},
+    ],
+)
 def test_it_waits_for_its_training_and_has_its_numbers(queue, settings):
     (trained,) = queue.submit(settings | {"epochs": 5})
     asked = infer(queue, trained)
+    queue.wait([trained])
+    result = json.loads((queue.options.runs / queue.db.get(trained).result["folder"] / "result.json").read_text())
+    assert (result["task"]["mode"] == "sampled") == ("fanout" in settings)
     one, two = queue.wait([trained, asked])
     assert (one.state, two.state) == ("done", "done"), two.error
     assert two.result["latency_seconds"] > 0
@@ -186,6 +220,8 @@ KNOWN = {
         ({"infer": {"weights": "../w.safetensors"}, "task": TASK}, "no graphs folder"),
         ({"infer": {"weights": "w.safetensors"}, "task": [1]}, "an object of settings"),
         ({"infer": {"of": "a"}, "tasks": [TASK]}, "submitted alone"),
+        ({"infer": {"of": "a", "resident": 1}}, "infer.resident must be true or false"),
+        ({"infer": {"of": "a", "resident": True, "nodes": [3]}}, "given nodes by requests"),
     ],
 )
 def test_what_cannot_be_asked_for(body, told):

@@ -158,3 +158,13 @@ def write_file(path: Path, text: str, option: str = "--out") -> None:
     """Write ``text`` in one piece."""
     with writing(path, option) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def numbers(text: str | None, name: str) -> Any:
+    """The list in ``3,5,8``; what begins with a letter, as the name of a split does, stays as it is."""
+    if text is None or text[:1].isalpha():
+        return text
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise SpecError(f"--{name} {text}: expected numbers, such as 3,5,8") from None

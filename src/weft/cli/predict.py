@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.format import check_file, writing
+from weft.cli.format import check_file, numbers, writing
 from weft.cli.options import Device
 from weft.core.errors import SpecError
 from weft.core.startup import gc_paused
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".npy", ".csv")
 ROWS = 1 << 16  # of a CSV file, written at once
-WHAT = ("classes", "proba", "logits")
+WHAT = ("classes", "proba", "logits", "embedding")
 
 
 def predict(
@@ -28,13 +28,24 @@ def predict(
         str | None, typer.Argument(metavar="[GRAPH]", help="Name or path of a graph.", show_default="as trained on")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE.npy|FILE.csv", help="Where to write.")] = Path("predictions.csv"),
-    what: Annotated[str, typer.Option(metavar="classes|proba|logits", help="What to write per node.")] = "classes",
+    what: Annotated[
+        str, typer.Option(metavar="classes|proba|logits|embedding", help="What to write per node.")
+    ] = "classes",
     member: Annotated[
         str | None, typer.Option(help="Of a sweep, which member by its name.", show_default="the best")
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(metavar="train|val|test", help="A split of the graph.", show_default="all nodes")
+        str | None, typer.Option(metavar="train|val|test|IDS", help="A split, or ids: 3,5,8.", show_default="all nodes")
     ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="Of an embedding: which layer, by number or name.", show_default="the last hidden one"),
+    ] = None,
+    fanout: Annotated[
+        str | None,
+        typer.Option(metavar="K,K", help="From so many sampled neighbours per hop.", show_default="all neighbours"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     device: Device = "auto",
     layerwise: Annotated[
         bool | None,
@@ -54,6 +65,8 @@ def predict(
         raise SpecError(f"--out {out}: must end in {' or '.join(ENDINGS)}")
     if what not in WHAT:
         raise SpecError(f"--what {what}: must be one of {', '.join(WHAT)}")
+    if layer is not None and what != "embedding":
+        raise SpecError(f"--layer {layer} is for --what embedding")
     with gc_paused():
         import numpy as np
 
@@ -72,9 +85,12 @@ def predict(
         except KeyError as error:
             raise SpecError(f"--member {member}: {error.args[0]}") from None
     found = graph_for(result, graph)
-    ids = nodes_of(nodes, found)
-    ask = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}[what]
-    values = ask(found, ids, device=device, layerwise=layerwise).numpy()
+    ids = nodes_of(numbers(nodes, "nodes"), found)
+    methods = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}
+    options = {"device": device, "layerwise": layerwise, "fanout": numbers(fanout, "fanout"), "seed": seed}
+    if what == "embedding":
+        options["layer"] = int(layer) if layer is not None and layer.isdecimal() else layer
+    values = methods.get(what, result.embed)(found, ids, **options).numpy()
     with writing(out) as partial, partial.open("wb") as file:
         if out.suffix == ".npy":
             np.save(file, values)
@@ -87,7 +103,7 @@ def write_csv(file: IO[bytes], ids: ndarray, values: ndarray, what: str) -> None
     """A row per node: its id, and its value or values."""
     import numpy as np
 
-    each = "value" if what == "classes" and values.dtype.kind == "f" else "class"
+    each = "value" if what == "classes" and values.dtype.kind == "f" else "h" if what == "embedding" else "class"
     several = [f"{each}_{c}" for c in range(values.shape[1])] if values.ndim == 2 else []
     columns = ["class"] if values.ndim == 1 else ["value"] if len(several) == 1 else several
     file.write((",".join(["node", *columns]) + "\n").encode())

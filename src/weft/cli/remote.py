@@ -14,6 +14,7 @@ import typer
 from weft.cli.format import (
     aligned,
     check_file,
+    numbers,
     parse_deadline,
     plain_line,
     plain_text,
@@ -94,11 +95,7 @@ def submit(
     options = RunOptions.of(**{row.name: given[row.name] for row in run_options("queue")})
     common = {name: given[name] for name in ("key", "priority", "user")} | {"after": given["after"] or ()}
     inference = {name: given[name] for name in ("nodes", "graph", "latency_target")}
-    if inference["nodes"] is not None and inference["nodes"][:1].isdigit():
-        try:
-            inference["nodes"] = [int(node) for node in given["nodes"].split(",")]
-        except ValueError:
-            raise SpecError(f"--nodes {given['nodes']}: expected all, train, val, test, or ids: 3,5,8") from None
+    inference["nodes"] = numbers(given["nodes"], "nodes")
     if given["infer"] is not None or given["weights"] is not None:
         task = _inference_task(spec, changes or [], given, options)
         queued = [client.infer(given["infer"], task=task, weights=given["weights"], **inference, **common)]

@@ -308,7 +308,7 @@ class Task:
         data = dict(data)
         given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
-        if data.get("mode") != "sampled":  # nothing reads them, and setting them would select it
+        if data.get("mode", "sampled") != "sampled":  # nothing reads them, and setting them would select it
             data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if given is not None:
             unless_given = set(model_settings() if traits_of(data.get("model", "gcn")) is None else ())

@@ -1,4 +1,4 @@
-"""Inference: the logits of a trained model on a graph, by the same code that evaluates during training.
+"""Inference of a task from a file of weights: once for a queue, or again and again by a model that stays loaded.
 
 Shapes: N nodes of the graph, R requested nodes, C classes.
 """
@@ -6,31 +6,39 @@ Shapes: N nodes of the graph, R requested nodes, C classes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from weft.core.compatibility import objective_name
 from weft.core.errors import GraphError, SpecError
 from weft.core.files import write_json
-from weft.core.task import Task
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.task import SAMPLING_SETTINGS, Task
 from weft.engine.errors import clear_errors
-from weft.engine.graphs import Graphs, shared_store
+from weft.engine.graphs import HOST, Graphs, shared_store
 from weft.engine.machine import choose_device, environment, machine_with
 from weft.engine.memory import memory_cap
 from weft.engine.process_state import Needs, process_state
-from weft.engine.result import FORMAT, nodes_of
+from weft.engine.result import FORMAT, nodes_of, weights_of
 from weft.graph.graph import Graph
 from weft.runtime.checkpoint import save_atomically
+from weft.runtime.device.process import same_draws
+from weft.runtime.infer import EDGE_BYTES, WHOLE_BYTES, Predictor
+from weft.runtime.modules.build import as_written, build_model
 from weft.runtime.modules.settings import check_tasks
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.stack import Stack
 
 Nodes = str | Sequence[int] | None
+LEAST_EDGES = 1 << 18  # of a chunk of nodes, where the whole graph does not fit
 FILE = "predictions.safetensors"
 
 
@@ -61,12 +69,19 @@ class Predictions:
         return folder
 
 
-def predict(
-    task: Task, weights: str | Path, *, nodes: Nodes = None, device: str = "auto", budget: int | None = None
-) -> Predictions:
-    """The logits of the model of ``task`` with ``weights`` (a safetensors file) on its graph.
+@contextmanager
+def loaded(
+    task: Task,
+    weights: str | Path,
+    device: str = "auto",
+    budget: int | None = None,
+    layerwise: bool = False,
+    keep: bool = False,
+) -> Iterator[Predictor]:
+    """The model of ``task`` with ``weights`` (a safetensors file) and its graph, ready on the device inside.
 
-    ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are ignored.
+    ``budget``: bytes that all of it may take; ``layerwise``: it is too little for the whole graph, which stays on the
+    host. ``keep``: several requests follow.
     """
     there = choose_device(device)
     store = shared_store()
@@ -74,19 +89,52 @@ def predict(
     names = [task.graph] if isinstance(task.graph, str) else []
     with clear_errors([task], there, models=False), process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
-        graphs = Graphs(there, on_host=budget is not None, store=store)
         with memory_cap(there, machine_with(there), budget, store, names):
+            on_host = layerwise and there.type != "cpu"
+            graphs = Graphs(HOST if on_host else there, on_host=budget is not None, store=None if on_host else store)
             graph = graphs.on_device(task)
-            begin = time.perf_counter()
-            rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
-            logits = logits_of(task, tensors, graph)[rows.to(there)].float().cpu()
-            seconds = time.perf_counter() - begin
+            model = model_with(task, tensors, graph).to(there)
+            room = WHOLE_BYTES if budget is None else budget
+            yield Predictor(model, task, graph, there, layerwise, room=room, keep=keep)
+
+
+def predict(
+    task: Task,
+    weights: str | Path,
+    *,
+    nodes: Nodes = None,
+    device: str = "auto",
+    budget: int | None = None,
+    layerwise: bool = False,
+) -> Predictions:
+    """The logits of the model of ``task`` with ``weights`` (a safetensors file) on its graph.
+
+    ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are ignored.
+    """
+    with loaded(task, weights, device, budget, layerwise) as predictor:
+        begin, graph = time.perf_counter(), predictor.graph
+        rows = nodes_of(None if isinstance(nodes, str) and nodes == "all" else nodes, graph)
+        logits = predictor(rows)
+        seconds = time.perf_counter() - begin
     metrics = {"nodes": len(rows), "seconds": seconds}
     if graph.y is not None and len(rows) and not graph.multilabel and not graph.regression:
         labels = graph.y.cpu()[rows]
         right = (logits.argmax(1) == labels)[labels >= 0].double()
         metrics |= {"accuracy": float(right.mean())} if len(right) else {}
-    return Predictions(task, rows, logits, metrics, environment(there))
+    return Predictions(task, rows, logits, metrics, environment(predictor.device))
+
+
+def answer(predictor: Predictor, nodes: Sequence[int], fanout: Any = None, seed: int = 0) -> dict[str, Any]:
+    """What the model says of ``nodes``, as plain data: logits, and if it tells classes these and probabilities."""
+    graph, task = predictor.graph, predictor.task
+    logits = predictor(nodes_of(nodes, graph), fanout=fanout, seed=seed)
+    kind = objective_name(task, graph.multilabel, graph.regression)
+    found = {"nodes": list(nodes), "logits": logits.tolist(), "computed": predictor.computed}
+    if kind == "multiclass":
+        found |= {"classes": logits.argmax(1).tolist(), "probabilities": logits.softmax(1).tolist()}
+    elif kind == "multilabel":
+        found |= {"classes": (logits > 0).long().tolist(), "probabilities": logits.sigmoid().tolist()}
+    return found
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -98,40 +146,45 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise SpecError(f"weights {Path(path).name}: cannot be read ({error})") from None
 
 
-def logits_of(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> Tensor:
-    """Logits ``[N, C]``; ``tensors`` are those of the model's ``state_dict``."""
+def model_with(task: Task, tensors: Mapping[str, Tensor], graph: Graph) -> nn.Module:
+    """The model of ``task`` for ``graph`` with ``tensors``, those of its ``state_dict``, in evaluation mode.
+
+    A :class:`SpecError` unless they are the model's, and for a module that keeps state besides them.
+    """
     if graph.y is None:
         raise GraphError(f"graph {graph.name!r} has no labels, which say how many classes the model has; give y")
-    stack = Stack([one_epoch(task)], Inputs(graph), first_once=not task.input_dropout, length=1)
-    if stack.members.findings.hidden_state is not None:
-        raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
-    with torch.no_grad():  # not before: the stack of a user's module is tried with gradients when it is made
-        _load(stack, tensors, task)
-        return stack.source.logits(lambda batch: stack.infer(stack.state.flat, batch), stack.members.layers)[0]
+    if task.traits is None:  # the stack of a user's module is tried when it is made
+        findings = Stack([one_epoch(task)], Inputs(graph), length=1).members.findings
+        if findings.hidden_state is not None:
+            raise SpecError(f"task {task.label!r}: model {task.model_name} keeps state that its weights do not have")
+    with same_draws(HOST):
+        model = as_written(build_model(task, graph.num_features, graph.num_classes, graph.num_relations))
+    expected = weights_of(model)
+    for name, value in expected.items():
+        there = list(tensors[name].shape) if name in tensors else None
+        if there is None or not (is_lazy(value) or there == list(value.shape)):
+            has = "lack it" if there is None else f"have {there}"
+            shape = "" if is_lazy(value) else list(value.shape)
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} on graph {graph.name!r} has {name} {shape}, and the "
+                f"weights {has}; give the settings and the graph that they were trained with"
+            )
+    model.load_state_dict({name: tensors[name] for name in expected}, strict=False)
+    return model.eval()
+
+
+def layered_bytes(task: Task, stats: GraphStats, machine: Machine) -> int:
+    """What inference layer by layer takes of a device: chunks of :data:`LEAST_EDGES` edges, and the logits.
+
+    A processor has the graph besides, and the activations of two layers.
+    """
+    width = max(stats.num_features, task.hidden, stats.num_classes)
+    chunk = LEAST_EDGES * (8 * width + EDGE_BYTES) + 8 * stats.num_nodes * stats.num_classes
+    graph = 4 * stats.num_nodes * (stats.num_features + 2 * width) + 8 * stats.num_edges
+    return machine.context_bytes + chunk + (0 if machine.device == "cuda" else graph)
 
 
 def one_epoch(task: Task) -> Task:
-    """The task with as little training as possible, on the whole graph: inference is built and planned by it."""
-    return task.with_values(epochs=1, warmup=0, patience=None, mode="full")
-
-
-def _load(stack: Stack, tensors: Mapping[str, Tensor], task: Task) -> None:
-    """Copy ``tensors`` into the weights and buffers of the stack; a :class:`SpecError` unless they are the model's."""
-    layout, state = stack.members.layout, stack.state
-    expected = dict(zip(layout.names, layout.shapes, strict=True))
-    expected |= {name: buffer.shape[1:] for name, buffer in state.buffers.items()}
-    frozen = {name: p for name, p in stack.members.model.named_parameters() if name not in expected}
-    expected |= {name: p.shape for name, p in frozen.items()}
-    for name, shape in expected.items():
-        there = list(tensors[name].shape) if name in tensors else None
-        if there != list(shape):
-            has = "lack it" if there is None else f"have {there}"
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} on graph {stack.graph.name!r} has {name} "
-                f"{list(shape)}, and the weights {has}; give the settings and the graph that they were trained with"
-            )
-    state.flat[0] = layout.flatten(tensors).to(stack.device)
-    for name, buffer in state.buffers.items():
-        buffer[0] = tensors[name].to(buffer)
-    for name, parameter in frozen.items():
-        parameter.copy_(tensors[name])
+    """The task with as little training as possible, on the whole graph: inference is planned by it."""
+    whole = {name: getattr(task, name) for name in task.given if name not in SAMPLING_SETTINGS}
+    return Task(**{**whole, "epochs": 1, "warmup": 0, "patience": None, "mode": "full"})

@@ -171,44 +171,71 @@ class Result:
         return self.task.label
 
     def predict(
-        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
+        self,
+        graph: Any = None,
+        nodes: Any = None,
+        *,
+        device: Device = None,
+        layerwise: bool | None = None,
+        fanout: Any = None,
+        seed: int = 0,
     ) -> Tensor:
         """Class numbers ``[M]`` of ``nodes``, or 0/1 ``[M, C]`` where a node may have several labels, on the CPU.
 
         ``graph``: the one it was trained on unless given; a :class:`weft.Graph`, a name or a path. ``nodes``: ids in
         any order, a mask, or the name of a split; all nodes unless given. ``device``: where to compute; where the model
-        is, unless given. ``layerwise``: layer by layer in chunks of nodes, in bounded memory, for Weft's own models;
-        None: if the graph is large. Features are treated as in training.
+        is, unless given. Features are treated as in training.
+
+        With Weft's own models predictions of some nodes compute their neighbourhoods only, unless the whole graph costs
+        less. ``layerwise``: the graph layer by layer in chunks of nodes, in bounded memory, or all at once (None:
+        whichever costs less). ``fanout``: from sampled neighbours, so many per hop, drawn by ``seed``.
         """
-        logits = self.predict_logits(graph, nodes, device=device, layerwise=layerwise)
-        kind = self._objective()
+        options = {"device": device, "layerwise": layerwise, "fanout": fanout, "seed": seed}
+        logits, kind = self.predict_logits(graph, nodes, **options), self._objective()
         # With an objective of the user's own the metric decides: Weft's accuracy takes the largest number as well.
         by_metric = self.task.has_own("objective") and self.metrics.get("metric") == "accuracy"
         if kind == "multiclass" or by_metric:
             return logits.argmax(1)
         return (logits > 0).long() if kind == "multilabel" else logits
 
-    def predict_proba(
-        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
-    ) -> Tensor:
+    def predict_proba(self, graph: Any = None, nodes: Any = None, **options: Any) -> Tensor:
         """Probabilities ``[M, C]``; arguments as :meth:`predict`."""
-        logits = self.predict_logits(graph, nodes, device=device, layerwise=layerwise)
         kind = self._objective()
         if kind not in ("multiclass", "multilabel"):
             raise SpecError(
                 f"task {self.name!r}: objective={kind!r} has no probabilities; use predict or predict_logits"
             )
+        logits = self.predict_logits(graph, nodes, **options)
         return logits.softmax(1) if kind == "multiclass" else logits.sigmoid()
 
     def _objective(self) -> str:
         trained = own_graph(self).stats() if self.trained_on is None else self.trained_on
         return objective_name(self.task, trained.multilabel, trained.regression)
 
-    def predict_logits(
-        self, graph: Any = None, nodes: Any = None, *, device: Device = None, layerwise: bool | None = None
-    ) -> Tensor:
+    def predict_logits(self, graph: Any = None, nodes: Any = None, **options: Any) -> Tensor:
         """What the model returns, ``[M, C]`` float32; arguments as :meth:`predict`."""
-        from weft.runtime.infer import infer_logits  # samplers, which a run without batches does not need
+        return self._computed(graph, nodes, None, **options)
+
+    def embed(self, graph: Any = None, nodes: Any = None, *, layer: int | str | None = None, **options: Any) -> Tensor:
+        """What a hidden layer returns, ``[M, H]`` float32; other arguments as :meth:`predict`.
+
+        ``layer``: of Weft's own models its number, from 1; of a module of your own the name of one of its parts. The
+        last hidden layer unless given: what the last layer is given.
+        """
+        from weft.runtime.infer import LAST_HIDDEN
+
+        return self._computed(graph, nodes, LAST_HIDDEN if layer is None else layer, **options)
+
+    def _computed(
+        self,
+        graph: Any,
+        nodes: Any,
+        layer: int | str | None,
+        device: Device = None,
+        layerwise: bool | None = None,
+        **samples: Any,
+    ) -> Tensor:
+        from weft.runtime.infer import Predictor  # samplers, which a run without batches does not need
 
         model = self.model
         if model is None:
@@ -223,7 +250,8 @@ class Result:
         if there != here:
             model = copy_module(model)[0].to(there)
         with clear_errors([self.task], there):
-            return infer_logits(model, self.task, target, ids, there, layerwise)
+            predictor = Predictor(model, self.task, target, there, layerwise, restrict=layerwise is None)
+            return predictor(ids, layer=layer, **samples)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""
@@ -254,7 +282,7 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
             # Tied parameters are written out: safetensors refuses shared memory.
-            state = {key: value.detach().cpu().clone().contiguous() for key, value in _weights(self.model).items()}
+            state = {key: value.detach().cpu().clone().contiguous() for key, value in weights_of(self.model).items()}
             save_atomically(folder / WEIGHTS, state, {"format": "pt"})
             (folder / KEPT).unlink(missing_ok=True)
             if self.kept:
@@ -263,7 +291,7 @@ class Result:
         return folder
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of ``model.state_dict()``; extra state is in another file.
 
     PyG's Linear lists ``weight`` and ``bias`` whatever it has: pruned or parametrized it gets what they are made of.

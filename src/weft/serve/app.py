@@ -34,8 +34,8 @@ from weft.core.run_options import options_of
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import QueueError
-from weft.serve.service import CONTENT_TYPE, EventFeed, GroupCommit, QueueService
-from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens
+from weft.serve.service import CONTENT_TYPE, EventFeed, GroupCommit, QueueService, ResidentModels
+from weft.serve.submissions import MOST_BYTES, OPERATOR, BadRequestError, Tokens, read_prediction
 from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -90,6 +90,7 @@ SUBMISSION = {
                 "graph": {"type": "string", "description": "Another graph than the one trained on."},
                 "nodes": {"description": "all, train, val, test, or a list of node ids."},
                 "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
+                "resident": {"type": "boolean", "description": "Stay loaded for /api/predict."},
             },
         },
         "key": {"type": "string", "description": "Queues the same tasks only once; others are refused."},
@@ -108,6 +109,19 @@ for _row in options_of("queue"):  # how tasks are trained, as weft.RunOptions ta
         **({} if _rule.parse is not None else _kind),
         "description": _row.metadata["shell"]["help"],
     }
+
+
+PREDICTION = {
+    "type": "object",
+    "required": ["task", "nodes"],
+    "properties": {
+        "task": {"type": "string", "description": "A task that is done, or a resident inference task."},
+        "nodes": {"type": "array", "items": {"type": "integer"}, "description": "Up to 10,000 node ids."},
+        "fanout": {"type": "array", "description": "Sampled neighbours per hop; all unless given."},
+        "seed": {"type": "integer", "description": "Of the samples."},
+        "latency_target": SUBMISSION["properties"]["infer"]["properties"]["latency_target"],  # type: ignore[index]
+    },
+}
 
 
 def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> FastAPI:
@@ -259,9 +273,19 @@ async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
 
 def _add_changes(api: APIRouter, service: QueueService) -> None:
     commits = GroupCommit(service.writes, service.submit_together)
-    accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
+    residents = ResidentModels(service, commits.put)
 
-    @api.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
+    def accepts(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+    @api.post("/api/predict", summary="Predict for some nodes at once", openapi_extra=accepts(PREDICTION))
+    async def predict(request: Request, user: str = Depends(_user)) -> Response:
+        body = await _body(request)
+        asked = read_prediction(body) if len(body) <= SHORT_BYTES else await _in(None, read_prediction, body)
+        answer = await residents.predict(asked, user)
+        return Response(json.dumps(answer), media_type="application/json")
+
+    @api.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts(SUBMISSION))
     async def submit(request: Request, user: str = Depends(_user)) -> Response:
         body: Any = await _body(request)
         if len(body) > SHORT_BYTES:  # 10,000 tasks are checked in a second: not by the one thread that writes

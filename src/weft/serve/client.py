@@ -281,6 +281,25 @@ class Client:
         body |= _checked(priority=priority, key=key, user=user)
         return self._json("POST", "/api/tasks", body)["tasks"][0]
 
+    def predict(
+        self,
+        task: TaskId,
+        nodes: Sequence[int],
+        *,
+        fanout: Sequence[Any] | None = None,
+        seed: int = 0,
+        latency_target: float | None = None,
+    ) -> dict[str, Any]:
+        """What the model of ``task``, which is done, says of up to 10,000 ``nodes``, at once.
+
+        ``logits`` [M, C], and of classes ``classes`` [M] and ``probabilities`` [M, C]. The first request loads it, with
+        precedence over trainings by ``latency_target``. ``fanout``: from sampled neighbours, drawn by ``seed``.
+        """
+        asked = {"task": task_id(task), "nodes": check_nodes(nodes), "fanout": fanout, "seed": seed}
+        asked["latency_target"] = check_option("latency_target", latency_target)
+        body = {name: value for name, value in asked.items() if value is not None}
+        return self._json("POST", "/api/predict", body)
+
     def cancel(self, task: Named) -> dict[str, Any]:
         """Cancel a task, or all of a sweep that have not ended (``changed``: how many)."""
         return self._json("POST", f"{path_of(task)}/cancel", {})

@@ -25,7 +25,7 @@ from weft.core.units import show_bytes
 from weft.engine.choosing import with_modes, with_reason
 from weft.engine.estimator import NONE, Estimator
 from weft.engine.graphs import Graphs, GraphStore
-from weft.engine.inference import one_epoch
+from weft.engine.inference import layered_bytes, one_epoch
 from weft.engine.machine import find_machine, load_calibration, machine_with
 from weft.engine.memory import KERNELS, PROCESS
 from weft.engine.plan import report_on, shard_groups
@@ -35,6 +35,7 @@ from weft.planner.grouping.groups import group, may_share
 from weft.planner.grouping.limits import GroupLimits
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.modules.settings import check_tasks
+from weft.sched.admission import needed_bytes
 from weft.serve.state import stamps_of
 
 # ---- Very small tasks need no dry run, so that they start earlier.
@@ -177,12 +178,18 @@ def machine_of(device: str) -> Machine:
     return machine_with(torch.device("cpu")) if device.partition(":")[0] == "cpu" else find_machine()
 
 
-def inference_estimate(task: Task, *arguments: Any, **more: Any) -> dict[str, Any]:
+def inference_estimate(task: Task, device: str, *arguments: Any, **more: Any) -> dict[str, Any]:
     """The estimate of an inference task: one epoch of its training, which takes more than one forward pass.
 
     ``arguments`` and ``more``: as of :func:`estimate_of`.
     """
-    estimate = {**estimate_of(one_epoch(task), *arguments, **more), "kind": "inference", "alone": True}
+    estimate = {**estimate_of(one_epoch(task), device, *arguments, **more), "kind": "inference", "alone": True}
+    machine, graphs = machine_of(device), Graphs(store=more.get("store"))
+    room = estimate.get("room", machine.memory_bytes)
+    if task.traits is not None and needed_bytes(estimate["bytes"]) > room:
+        layered = layered_bytes(task, graphs.stats(task), machine)
+        why = f"{show_bytes(layered)} layer by layer, since the whole graph would take {show_bytes(estimate['bytes'])}"
+        estimate |= {"bytes": layered, "layerwise": True, "why": why}
     return {key: value for key, value in estimate.items() if key not in ("runnable", "join_key", "epochs")}
 
 

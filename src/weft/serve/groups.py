@@ -33,12 +33,14 @@ from weft.serve.state import (
     ALONE_SECONDS,
     QUARTER,
     RAN,
+    RESIDENT_SECONDS,
     TRANSIENT_ERRORS,
     ActiveGroup,
     SupervisorState,
     contest_of,
     estimate_key,
     is_inference,
+    is_resident,
     is_suspect,
     own_names,
     queued_task,
@@ -189,7 +191,7 @@ class GroupEndings:
         with suppress(LostClaimError, QueueError):  # cancelled or paused meanwhile
             if status in ("finished", "stopped", "pruned"):
                 result = _result(active, outcome)
-                if active.running.kind == "inference":
+                if active.running.kind == "inference" and not active.answers_for:
                     task = self._state.db.get(name)
                     seconds, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
                     result |= {"latency_seconds": seconds, "late": target is not None and seconds > target}
@@ -481,7 +483,7 @@ class Groups:
             self._state.dirty = True
             return False
         everyone = {task.id: task for task in (*claimed, *cancelled)}
-        first, infers = queued_task(claimed[0]), is_inference(claimed[0])
+        first, infers, stays = queued_task(claimed[0]), is_inference(claimed[0]), is_resident(claimed[0])
         active = ActiveGroup(
             group=group,
             worker=worker,
@@ -492,10 +494,10 @@ class Groups:
                 device=group.device,
                 members=tuple(task.id for task in claimed),
                 bytes=group.bytes,
-                utilisation=utilisation,
+                utilisation=0.0 if stays else utilisation,  # it computes for moments only
                 graph=first.graph,
                 kind=first.kind,
-                slowdown_limit=slowdown_limit(first, time.time()),
+                slowdown_limit=None if stays else slowdown_limit(first, time.time()),
                 priority=max(task.priority for task in claimed),
                 start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
                 turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
@@ -508,7 +510,7 @@ class Groups:
             may_run={
                 task.id: limit - float((task.plan or {}).get(RAN, 0.0))
                 for task in claimed
-                if (limit := self._state.time_limit(task)) is not None
+                if not stays and (limit := self._state.time_limit(task)) is not None
             },
         )
         active.contest, active.first = contest_of(claimed[0]), min(task.position for task in claimed)
@@ -540,8 +542,9 @@ class Groups:
         }
         if infers:
             (task,) = members
-            weights, nodes = weights_file(self._state, task), task.spec["infer"].get("nodes")
-            worker.send("infer", **common, task=worker_settings(task), weights=weights, nodes=nodes)
+            asked = {"weights": weights_file(self._state, task), "nodes": task.spec["infer"].get("nodes")}
+            asked |= {"layerwise": (task.plan or {}).get("layerwise"), "resident": RESIDENT_SECONDS if stays else None}
+            worker.send("infer", **common, task=worker_settings(task), **asked)
         else:
             worker.send(
                 "run",

@@ -66,7 +66,7 @@ class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
 
     def __init__(self, name: str, device: str, inbox: Inbox, options: WorkerOptions) -> None:
-        self.name, self.device, self._inbox = name, device, inbox
+        self.name, self.device, self._inbox, self.questions = name, device, inbox, {}
         self.last_heard, self._ended, self._ray = time.monotonic(), threading.Event(), import_ray()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -96,13 +96,14 @@ class RayWorker(WorkerProcess):
                 lines, code = self._ray.get(self._host.read.remote(RELAY_SECONDS))
                 for line in lines:
                     with suppress(ValueError):
-                        self._inbox.put((self, message_in(line)))
+                        self.deliver(message_in(line))
         except Exception:  # the actor, its node or the whole cluster is gone
             with suppress(Exception):
                 self.lost = self.node not in {node.id for node in nodes_of(self._ray)}
             if self.lost:
                 self.end_reason = self.end_reason or f"its node {self.node[:8]} was lost"
         self._ended.set()
+        self.end_questions()
         self._inbox.put((self, {"say": "gone", "code": code}))
 
     def kill(self, reason: str) -> None:

@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +20,7 @@ from weft.core.errors import WeftError
 from weft.core.settings import lower_is_better
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
-from weft.serve.state import COUNTERS, is_late, run_options_of
+from weft.serve.state import COUNTERS, ActiveGroup, is_inference, is_late, is_resident, run_options_of
 from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
@@ -254,6 +256,21 @@ class QueueService:
             raise BadRequestError(f"task {task!r}: its {name} is no longer there", 410)
         return path
 
+    def resident_of(self, task: str, resident: str | None) -> str | None:
+        """The resident task that answers for ``task`` or will: itself, or ``resident`` if that goes on; else None.
+
+        A :class:`BadRequestError` if ``task`` has no weights to load.
+        """
+        entry = self._task(task)
+        if is_inference(entry):
+            if not is_resident(entry) or entry.state in ENDED:
+                raise BadRequestError(f"task {task!r} is not resident; name the task that was trained", 409)
+            return task
+        self.file(task, "model.safetensors")
+        with suppress(QueueError):
+            return resident if resident is not None and self._db.get(resident).state not in ENDED else None
+        return None
+
     def _task(self, task: str) -> QueueTask:
         try:
             return self._db.get(task)
@@ -363,6 +380,58 @@ class EventFeed:
             while sum(len(text) for _, text, _ in self._pages.values()) > MOST_RECENT_BYTES:
                 del self._pages[next(iter(self._pages))]
             return page
+
+
+# ---- Predictions at once, by models that stay loaded in a worker. The first request for one submits it to the queue.
+
+LOADED_SECONDS, ANSWER_SECONDS = 30.0, 30.0  # that a request waits for a model, and for its answer
+LOOK_SECONDS, ASK_SECONDS = 0.01, 0.5  # between two looks whether it is there, and whether it failed
+
+
+class ResidentModels:
+    """Asks the model of a task, and submits it as resident if it is not; ``submit(body, user)`` queues a request."""
+
+    def __init__(self, service: QueueService, submit: Callable[[tuple[bytes, str]], Awaitable[Any]]) -> None:
+        self._service, self._submit, self._turn = service, submit, asyncio.Lock()
+        self._submitted: dict[str, str] = {}  # by the task that was trained: its resident one
+
+    async def predict(self, asked: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """What the model says of the nodes; a :class:`BadRequestError` if it says nothing."""
+        request = {name: asked[name] for name in ("nodes", "fanout", "seed")}
+        for _ in range(2):  # it may leave just now
+            active = self._service.supervisor.resident(asked["task"]) or await self._loaded(asked, user)
+            future = asyncio.wrap_future(active.worker.ask(active.group.id, **request))
+            try:
+                answer = dict(await asyncio.wait_for(future, ANSWER_SECONDS))
+            except TimeoutError:
+                raise BadRequestError(f"the model did not answer within {ANSWER_SECONDS:g} s; try again", 503) from None
+            if "error" in answer or "failed" in answer:
+                status = 400 if "error" in answer else 503
+                raise BadRequestError(self._service._hidden.text(answer.get("error") or answer["failed"]), status)
+            if not answer.pop("gone", False):
+                return {"task": asked["task"], **{k: v for k, v in answer.items() if k not in ("say", "id")}}
+        raise BadRequestError("the model makes way for other tasks; try again", 503)
+
+    async def _loaded(self, asked: Mapping[str, Any], user: str) -> ActiveGroup:
+        """The group of the model, once it is loaded."""
+        service, task = self._service, asked["task"]
+        async with self._turn:
+            reads = asyncio.get_running_loop().run_in_executor
+            name = await reads(service.reads, service.resident_of, task, self._submitted.get(task))
+            if name is None:
+                infer = {"of": task, "resident": True, "latency_target": asked["latency_target"]}
+                (queued,) = await self._submit((json.dumps({"infer": infer}).encode(), user))
+                name = self._submitted[task] = queued.id
+        end, look, shown = time.monotonic() + LOADED_SECONDS, 0.0, {}
+        while (active := service.supervisor.resident(name)) is None:
+            now = time.monotonic()
+            if now > look:
+                shown, look = await reads(service.reads, service.show, name), now + ASK_SECONDS
+            if shown["state"] in ENDED or now > end:
+                why = shown["error"] or shown["why"] or f"it is {shown['state']}"
+                raise BadRequestError(f"the model of task {task!r} is not loaded yet: {why}; try again", 503)
+            await asyncio.sleep(LOOK_SECONDS)
+        return active
 
 
 # ---- Submissions that arrive while another is written share one commit, and one wait for the disk.

@@ -119,6 +119,11 @@ def is_inference(task: QueueTask) -> bool:
     return task.spec.get("kind") == "inference"
 
 
+def is_resident(task: QueueTask) -> bool:
+    """Whether a task keeps a model loaded that answers requests."""
+    return is_inference(task) and bool(task.spec["infer"].get("resident"))
+
+
 def is_late(task: QueueTask) -> bool | None:
     """Whether a task is or was done after its deadline, or its latency target; None for one that has neither."""
     target = task.spec["infer"].get("latency_target") if is_inference(task) else None
@@ -185,6 +190,8 @@ def estimate_key(spec: Mapping[str, Any]) -> str:
 TRANSIENT_ERRORS = (WeftError, OSError, sqlite3.Error)  # may pass: a full disk, too many open files, a read that failed
 
 FIRST_SETUP_SECONDS, STARTS_KNOWN = 0.1, 15
+RESIDENT_SECONDS, QUIET_SECONDS = 300.0, 2.0  # without a request: a resident model is let go, or makes way
+LEAST_URGENT = -(2**31)  # below every priority that a task can have
 QUARTER = 900.0  # seconds: what ran in one counts as one, so that a decision does not read every task of a day
 RAN = "ran_seconds"  # of a plan: how long a task with a time limit ran before
 
@@ -214,6 +221,7 @@ class ActiveGroup:
     first: int = 0  # the position of its first member
     scores: dict[str, Any] = field(default_factory=dict)  # of such a sweep, by member
     began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
+    answers_for: frozenset[str] = frozenset()  # tasks whose model is resident in it, once it is loaded
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -247,8 +255,12 @@ class ActiveGroup:
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        started = time.time() - self.seconds
-        return replace(self.running, started=started, ends=started + self.group.seconds, leaving=self.leaving)
+        started, priority = time.time() - self.seconds, self.running.priority
+        ends = started + self.group.seconds
+        if self.answers_for:  # it makes way for whatever waits, unless it was asked just now
+            quiet = time.monotonic() - max(self.worker.asked_at, self.began) > QUIET_SECONDS
+            ends, priority = time.time() + RESIDENT_SECONDS, LEAST_URGENT if quiet else priority
+        return replace(self.running, started=started, ends=ends, priority=priority, leaving=self.leaving)
 
 
 # What is counted since the server started, as the metrics describe it.
@@ -386,6 +398,9 @@ def take_over(db: QueueDB, ran: Iterable[QueueTask], died: bool, reason: str = R
     """Queue again what a server ran, or hold what it ``died`` of too often; those that go on without their groups."""
     apart: set[str] = set()
     for task in ran:
+        if is_resident(task):  # whoever asks next has it loaded again
+            db.cancel(task.id)
+            continue
         if not died:
             db.release(task.id, RESTARTED)
             continue

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import InputError, SpecError, WeftError
 from weft.core.models import BUILT_IN
 from weft.core.run_options import RunOptions, options_of
-from weft.core.settings import Rule, is_reference
+from weft.core.settings import Rule, is_reference, plain_hop, read_fanout
 from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.wording import option
@@ -137,10 +137,13 @@ def _option(body: Mapping[str, Any], name: str) -> Any:
 #
 # ``{"infer": {"of": TASK, "nodes": "test", "latency_target": 0.5}}`` uses the best weights of a task, once it is done.
 # ``{"task": SETTINGS, "infer": {"weights": FILE}}`` uses a safetensors file in the operator's folder of graphs.
+# With ``"resident": true`` the model stays loaded and answers requests for predictions.
 
-INFER_FIELDS = ("of", "weights", "nodes", "graph", "latency_target")
+INFER_FIELDS = ("of", "weights", "nodes", "graph", "latency_target", "resident")
+PREDICT_FIELDS = ("task", "nodes", "fanout", "seed", "latency_target")
 NODE_NAMES = ("all", "train", "val", "test")
 MOST_NODES = 100_000  # more are a split, or all
+MOST_PREDICTED = 10_000  # nodes of a request that is answered at once
 Find = Callable[[str], QueueTask]
 
 
@@ -167,14 +170,39 @@ def inference_spec(body: Mapping[str, Any], registry: Registry, find: Find) -> t
     if infer.get("graph") is not None:
         settings = {**settings, "graph": infer["graph"]}
     target = _option(infer, "latency_target")
+    resident = infer.get("resident", False)
+    if not isinstance(resident, bool) or (resident and nodes is not None):
+        raise BadRequestError("infer.resident must be true or false, and a resident model is given nodes by requests")
     if nodes is not None and not (isinstance(nodes, str) and nodes in NODE_NAMES):
-        whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
-        if not whole or not 1 <= len(nodes) <= MOST_NODES or not all(0 <= node <= LARGEST_NODE for node in nodes):
-            expected = f"{', '.join(NODE_NAMES)} or a list of up to {MOST_NODES:,} node ids"
-            raise BadRequestError(f"infer.nodes must be {expected}")
+        check_node_list(nodes, "infer.nodes", MOST_NODES, f"{', '.join(NODE_NAMES)} or ")
     source = {"of": of} if of is not None else {"weights": registry.weights_path(infer["weights"])}
     kept = {"nodes": nodes} | ({} if target is None else {"latency_target": target}) | source
+    kept |= {"resident": True} if resident else {}
     return {**_spec(settings, registry), "kind": "inference", "infer": kept}, of
+
+
+def check_node_list(nodes: Any, name: str, most: int, other: str = "") -> None:
+    """A :class:`BadRequestError` unless ``nodes`` are up to ``most`` node ids; ``other``: what else they may be."""
+    whole = isinstance(nodes, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in nodes)
+    if not whole or not 1 <= len(nodes) <= most or not all(0 <= node <= LARGEST_NODE for node in nodes):
+        raise BadRequestError(f"{name} must be {other}a list of up to {most:,} node ids")
+
+
+def read_prediction(body: bytes) -> dict[str, Any]:
+    """What a request for predictions asks for: ``{"task": TASK, "nodes": [3, 5, 8]}``, with ``fanout`` and ``seed``."""
+    asked = read_json(body)
+    if not isinstance(asked, dict) or not isinstance(asked.get("task"), str):
+        raise BadRequestError('the body must be an object such as {"task": TASK, "nodes": [3, 5, 8]}')
+    unknown = sorted(set(asked) - set(PREDICT_FIELDS))
+    if unknown:
+        raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(PREDICT_FIELDS)}")
+    check_node_list(asked.get("nodes"), "nodes", MOST_PREDICTED)
+    try:
+        fanout = None if asked.get("fanout") is None else [plain_hop(hop) for hop in read_fanout(asked["fanout"])]
+        seed = Rule(int, low=0, below=2**62).check("", "seed", asked.get("seed", 0))
+    except InputError as error:
+        raise BadRequestError(str(error)) from None
+    return {**asked, "fanout": fanout, "seed": seed, "latency_target": _option(asked, "latency_target")}
 
 
 # ---- Who may use the server: tokens and the users they stand for.

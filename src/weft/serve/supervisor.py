@@ -46,6 +46,7 @@ from weft.serve.state import (
     TRANSIENT_ERRORS,
     WAITS_ALONE,
     WAITS_FOR_SUSPECT,
+    ActiveGroup,
     SupervisorState,
     is_inference,
     is_late,
@@ -275,6 +276,11 @@ class Supervisor(threading.Thread):
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
         self.pool.inbox.put((None, {"say": "wake"}))
+
+    def resident(self, task: str) -> ActiveGroup | None:
+        """The group that answers with the model of ``task``, one that was trained or is resident; in any thread."""
+        groups = list(self.state.active.values())
+        return next((active for active in groups if task in active.answers_for and not active.leaving), None)
 
     def stop(self, seconds: float = 60.0) -> None:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
@@ -512,7 +518,16 @@ class Supervisor(threading.Thread):
             active.alone_until = 0.0
         elif event["event"] == "scores":
             take_scores(self.state, active, event["members"])
+        elif event["event"] == "resident":
+            (name,) = active.members
+            active.answers_for = frozenset({name, *self._trained_as(self.state.db.get(name))})
         self.state.records += records_of(event, active.members, active.group.id)
+
+    def _trained_as(self, task: QueueTask) -> list[str]:
+        """The task whose weights a resident one has, if its graph is the same."""
+        of = task.spec["infer"].get("of")
+        same = of is not None and self.state.db.get(of).spec["task"].get("graph") == task.spec["task"].get("graph")
+        return [of] if same else []
 
     def _done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         """A group has ended; estimates to come learn from it, unless others slowed it down."""

@@ -6,12 +6,13 @@ unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``learn`` (what groups took that had the device
 to themselves, for the estimates to come), ``run`` (tasks by their ids and their users' names, the
-plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget),
-``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the
-running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
+plan of their group, a folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget;
+``resident``: stay loaded until so many seconds pass without a request), ``predict`` (nodes, for the model that is
+resident), ``prefetch`` (a graph, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of
+the running group), ``rivals`` (how members of its sweep stand that other workers train), ``preempt`` (checkpoint and
 return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``loading`` (the graph of a task to plan), ``planned``, ``event`` (of
-the run, or ``scores`` of a sweep that is pruned), ``done``.
+the run, or ``scores`` of a sweep that is pruned), ``answer`` (to ``predict``), ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder, and where it was if the process crashes.
 The worker ends with the process that started it.
@@ -103,6 +104,8 @@ class Worker:
         self.device, self._channel, self._messages = device, channel, messages
         self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._controls: dict[str, Control] = {}
+        self._asked: queue.Queue[Mapping[str, Any]] = queue.Queue()  # of the model that is resident
+        self._resident, self._residency = "", threading.Lock()
         self._group = ""
         self._idle_bytes = 0
 
@@ -141,10 +144,17 @@ class Worker:
                 self._work.put(message)
             elif message["do"] == "prefetch":
                 self._prepared.fetch(message)
+            elif message["do"] == "predict":
+                with self._residency:
+                    if message["group"] == self._resident:
+                        self._asked.put(message)
+                    else:
+                        self._channel.say("answer", id=message["id"], gone=True)
             elif message["do"] == "stop":
                 self._work.put(None)
+                self._asked.put({"leaves": ""})
             elif (control := self._controls.get(message.get("group", ""))) is None:
-                continue
+                self._asked.put({"leaves": message.get("group")})
             elif message["do"] == "rivals":
                 if control.rivals is not None:
                     control.rivals.take(message["members"])
@@ -302,20 +312,57 @@ class Worker:
         return {"members": members, "epochs": [asdict(observation) for observation in took]}
 
     def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Infer for a task, with its graph from what is kept; its predictions are in ``folder``."""
+        """Infer for a task, with its graph from what is kept; its predictions are in ``folder``, or answers."""
         from weft.engine.graphs import sharing
-        from weft.engine.inference import predict
+        from weft.engine.inference import loaded, predict
         from weft.serve.worker_memory import byte_limit
 
         task = Task.from_dict(message["task"])
         self._listener(message["group"])(Event("start", task.label, {"device": self.device}))
-        budget = message.get("budget")
+        options = {"device": self.device, "budget": message.get("budget"), "layerwise": bool(message.get("layerwise"))}
         with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
-            result = predict(task, message["weights"], nodes=message["nodes"], device=self.device, budget=budget)
-        result.save(folder)
-        members = {task.label: {"status": "finished", "message": "", "metrics": result.metrics, "folder": ""}}
+            if message.get("resident") is None:
+                result = predict(task, message["weights"], nodes=message["nodes"], **options)
+                result.save(folder)
+                metrics = result.metrics
+            else:
+                with loaded(task, message["weights"], keep=True, **options) as predictor:
+                    metrics = {"answers": self._answer_on(message["group"], predictor, message["resident"])}
+        members = {task.label: {"status": "finished", "message": "", "metrics": metrics, "folder": ""}}
         _give_own_names(message, folder, members)
         return {"members": members}
+
+    def _answer_on(self, group: str, predictor: Any, idle_seconds: float) -> int:
+        """Answer requests until the group is to leave, or none came for ``idle_seconds``; how many there were."""
+        from weft.engine.inference import answer
+
+        answer(predictor, [0])  # computes the whole graph if that fits; else it loads kernels
+        with self._residency:
+            self._resident = group
+        self._channel.say("event", group=group, event={"event": "resident"})
+        count = 0
+        try:
+            while (asked := self._asked.get(timeout=idle_seconds)).get("leaves") not in ("", group):
+                if "leaves" in asked:  # of an earlier group
+                    continue
+                count += 1
+                try:
+                    found = answer(predictor, asked["nodes"], asked.get("fanout"), asked.get("seed", 0))
+                except WeftError as error:
+                    found = {"error": str(error)}
+                except Exception as error:  # it may have broken the device: the process is replaced
+                    self._channel.say("answer", id=asked["id"], failed=f"{type(error).__name__}: {error}")
+                    raise
+                self._channel.say("answer", id=asked["id"], **found)
+        except queue.Empty:
+            pass
+        finally:
+            with self._residency:
+                self._resident = ""
+            while not self._asked.empty():
+                if "id" in (asked := self._asked.get()):
+                    self._channel.say("answer", id=asked["id"], gone=True)
+        return count
 
     def _listener(self, group: str) -> Callable[[Event], None]:
         return lambda event: self._channel.say("event", group=group, event=event.to_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +33,8 @@ from weft.serve.processes import computing, give_way, held_bytes
 from weft.serve.state import SupervisorState
 
 Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
+Questions = dict[int, tuple[float, "Future[Mapping[str, Any]]"]]  # by number: when they were asked, and the answer
+QUESTION_NUMBERS = itertools.count()
 READY_SECONDS, CODE_SECONDS = 300.0, 5.0
 SPAWNER_GONE = -1_000  # code of a worker that ended because its spawner did; no signal has that number
 MOST_LOG_BYTES = 16 << 20  # of the log of a group, and of the one of all workers
@@ -213,6 +217,7 @@ class WorkerProcess:
     group = end_reason = ""  # the latter: why the supervisor ended it, if it did
     bytes = pid = 0
     busy: float | None = None  # how much of its device is in use: of a GPU in all, of a CPU by this worker
+    asked_at = 0.0  # when its resident model was last asked
     looked: tuple[float, float] | None = None  # when its processes were last looked at, and what they had computed
     weigh_at, idle_bytes = 0.0, -1  # when to count their bytes again, and what they were at first
     fetched: Mapping[str, Any] = MappingProxyType({})  # what it was last sent to prepare
@@ -223,6 +228,7 @@ class WorkerProcess:
         self.pid, (to_write, from_read) = _with_pipes(lambda *handles: spawner.fork(device, options, handles))
         self._in, self._out = os.fdopen(to_write, "wb", buffering=0), from_read
         self._ended, self._outbox = threading.Event(), queue.SimpleQueue[bytes | None]()
+        self.questions: Questions = {}
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
         threading.Thread(target=self._write, name=f"writer to {name}", daemon=True).start()
@@ -238,6 +244,32 @@ class WorkerProcess:
         One to a process that has ended is lost, and ``gone`` will follow.
         """
         self._outbox.put(json.dumps({"do": do, **data}).encode() + b"\n")
+
+    def ask(self, group: str, **request: Any) -> Future[Mapping[str, Any]]:
+        """The answer of the model that is resident as ``group``, once it comes; in any thread.
+
+        It passes the supervisor by, whose rounds may take longer than an answer.
+        """
+        number, self.asked_at = next(QUESTION_NUMBERS), time.monotonic()
+        answer: Future[Mapping[str, Any]] = Future()
+        self.questions[number] = self.asked_at, answer
+        self.send("predict", group=group, id=number, **request)
+        if self._ended.is_set():
+            self.end_questions()
+        return answer
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Pass a message of the process on: an answer to who asked, others to the supervisor."""
+        if message["say"] != "answer":
+            self._inbox.put((self, message))
+        elif isinstance(message.get("id"), int) and message["id"] in self.questions:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                self.questions.pop(message["id"])[1].set_result(message)
+
+    def end_questions(self) -> None:
+        """The process has ended: nobody answers any more."""
+        for number in list(self.questions):
+            self.deliver({"say": "answer", "id": number, "gone": True})
 
     def _write(self) -> None:
         with suppress(BrokenPipeError), self._in:
@@ -257,6 +289,7 @@ class WorkerProcess:
                 with suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
             self._ended.set()
+            self.end_questions()
             self._inbox.put((self, {"say": "gone", "code": code}))
             os.close(self._out)
 
@@ -281,7 +314,7 @@ class WorkerProcess:
                     unread = [rest]
                     try:
                         for line in lines:
-                            self._inbox.put((self, message_in(line)))
+                            self.deliver(message_in(line))
                     except ValueError as error:
                         self.kill(str(error))
                         return
@@ -548,7 +581,10 @@ class WorkerPool:
             if now - worker.last_heard > self._state.options.silent_seconds and not worker.end_reason:
                 worker.kill(f"sent no heartbeat for {self._state.options.silent_seconds:.0f} s")
         for active in self._state.active.values():
-            if now - active.heard > self._state.options.hang_seconds and not active.worker.end_reason:
+            heard = active.heard
+            if active.answers_for:  # what it was asked first, if that waits for an answer
+                heard = min((since for since, _ in list(active.worker.questions.values())), default=now)
+            if now - heard > self._state.options.hang_seconds and not active.worker.end_reason:
                 active.worker.kill(f"made no progress for {self._state.options.hang_seconds:.0f} s")
             elif now - active.unwanted_since > CANCELLED_SECONDS and not active.worker.end_reason:
                 active.worker.kill("did not end a group that was cancelled")
