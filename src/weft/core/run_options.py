@@ -14,7 +14,7 @@ from typing import Any
 from weft.core.division import STRATEGIES
 from weft.core.errors import SpecError
 from weft.core.gpus import check_device_name
-from weft.core.placement import PLACES, POLICIES
+from weft.core.placement import PLACES, POLICIES, SAMPLERS
 from weft.core.settings import Rule
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -86,7 +86,9 @@ class Placement(_Options):
     ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a ``choose`` method
     (:class:`weft.batches.CachePolicy`). ``division``: how batches are divided between the host and the GPU:
     ``"elastic"`` (the default: the host prepares as many as arrive in time), ``"fixed"`` (MorphGL's algorithms at the
-    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU.
+    ratio of Equation 6), or a number from 0 to 1, the fixed share of the GPU. ``sampler``: what draws neighbours on a
+    GPU, all uniformly without replacement: ``"default"`` (as many draws as picks), ``"reservoir"`` (a draw per
+    neighbour, atomics in global memory) or ``"paper"`` (the same picks by TurboGNN's algorithm in CUDA C++).
     """
 
     features: str | None = run_option(
@@ -129,9 +131,21 @@ class Placement(_Options):
         "elastic",
         parse=parse_division,
     )
+    sampler: str = run_option(
+        "default",
+        str,
+        f"What draws neighbours on a GPU: {', '.join(SAMPLERS)} (TurboGNN's).",
+        "run plan",
+        choices=SAMPLERS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sampler != "default" and self.division is not None:
+            raise SpecError(
+                f"sampler={self.sampler!r} draws other neighbours than the host, which prepares batches with "
+                f"division={self.division!r}; give one of the two"
+            )
         extra = "cache" if self.cache is not None else "cache_policy" if self.cache_policy is not None else ""
         if extra and self.features is not None and "cached" not in (self.features, self.topology):
             raise SpecError(f"{extra}= needs features='cached', not features={self.features!r}")
@@ -289,6 +303,12 @@ class RunOptions(_Options):
             raise SpecError(f"prune= would have no effect: {tasks[0].label!r} has no other task to be compared with")
         if self.hardware is not None and self.batches is not None:
             raise SpecError("hardware= prepares batches of Weft's own sampler, not those of batches=; give one of them")
+        for name in ("batches", "hardware"):
+            if self.placement.sampler != "default" and getattr(self, name) is not None:
+                raise SpecError(
+                    f"sampler={self.placement.sampler!r} makes the batches on the GPU, and {name}= elsewhere; give one "
+                    "of the two"
+                )
         if self.hardware is not None and not any(task.sampled for task in tasks):
             raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
         for task in tasks:

@@ -254,7 +254,7 @@ class Job:
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
                 self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
-                self._folder.check_graph(checkpoint, graph)
+                self._folder.check_data(checkpoint, graph, plan.places.sampler)
             if self._planned is not None and plan.weights and plan.weights != group.weight_digests():
                 raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group)
