@@ -192,6 +192,9 @@ def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
         # A plan has the name of a policy of the user's own, not the object.
         if name != "budget" and not hasattr(value, "choose"):
             raise SpecError(f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan")
+    other = next((plan.places.sampler for plan in report.plans if plan.places.sampler != "default"), None)
+    if options.ranks > 1 and other is not None:
+        raise SpecError(f"plan {report.name!r} samples with sampler={other!r}, which ranks={options.ranks} do not")
     limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
     return min(limits, default=None)
 
