@@ -47,7 +47,7 @@ INNOCENT = ({"model": "gcn", "epochs": 400}, {"model": f"{FAULTY}:UsesRelu", "hi
 WELL_BEHAVED = {"model": f"{FAULTY}:Plain", "hidden": None, "epochs": 1200}
 TOLERANCE = 2e-6
 SLOWED = 2.0  # beyond this a pair of tasks is run once more, with a longer innocent task
-LONGER = 8  # so a task of 0.8 s takes 6 s: the 2.7 s that a new spawner needs to load torch are not twice its time
+LONGER = 16  # so a task of 0.6 s takes 9 s: what two starts of a spawner cost (5 s) is less than that
 
 
 class Soak:
@@ -307,7 +307,7 @@ def models(folder: Path, names: tuple[str, ...]) -> dict[str, object]:
 
     How much slower those were: their seconds over the mean of the same beside a well-behaved model, shortly
     before and after. Pairs during which the server died have no such ratio. Beyond twofold, the ratio of an innocent
-    task of eight times the epochs is measured too: what is the same for every task (the start of a process) is then
+    task of sixteen times the epochs is measured too: what is the same for every task (the start of a process) is then
     below twofold, what grows with the task is not.
     """
     pairs, beside, usual = Pairs(folder), {}, ([], [])

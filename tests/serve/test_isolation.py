@@ -105,8 +105,9 @@ def test_shared_memory_that_a_killed_worker_has_left_is_removed(tmp_path):
         queue.until(lambda: not segment.exists())
 
 
-def test_a_model_that_stops_the_process_that_starts_workers_costs_others_nothing(tmp_path):
+@pytest.mark.parametrize("model", ["StopsItsParent", "AsksItsParentToEnd"])
+def test_a_model_that_disturbs_the_process_that_starts_workers_costs_others_nothing(tmp_path, model):
     with opened(tmp_path) as queue:
-        [bad] = queue.wait(submit_own(queue, own("StopsItsParent"), user="anna"), 30.0)
+        [bad] = queue.wait(submit_own(queue, own(model), user="anna"), 30.0)
         [done] = queue.wait(queue.submit({"seed": 1}, user="ben"), 10.0)
         assert (bad.state, done.state, done.attempts) == ("done", "done", 1)

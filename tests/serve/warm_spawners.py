@@ -151,7 +151,7 @@ def _become_spawner(link: socket.socket, environment: Mapping[str, str], handles
         os.close(handles[1])
         os.environ.update(environment)
         with socket.socket(fileno=handles[0]) as own:
-            spawner.spawn_until_closed(own)
+            spawner.spawn_until_closed(own, source)
     finally:
         os._exit(0)
 

@@ -63,8 +63,11 @@ def warm_up() -> None:
     leave_out_of_collections()
 
 
-def spawn_until_closed(link: socket.socket) -> None:
-    """Start workers until the supervisor closes the link or has gone; then end them, and whatever they started."""
+def spawn_until_closed(link: socket.socket, parent: int) -> None:
+    """Start workers until the supervisor closes the link or has gone; then end them, and whatever they started.
+
+    The system says by SIGTERM that the ``parent`` has ended. While the parent lives, such a signal came from a model.
+    """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -78,7 +81,7 @@ def spawn_until_closed(link: socket.socket) -> None:
         link.sendall(b'{"ready": true}\n')
         while True:
             readable, _, _ = select.select([link.fileno(), wake_read], [], [], LOOK_SECONDS)
-            if wake_read in readable and signal.SIGTERM in os.read(wake_read, 4096):
+            if wake_read in readable and signal.SIGTERM in os.read(wake_read, 4096) and os.getppid() != parent:
                 return
             with suppress(ChildProcessError):
                 while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -172,7 +175,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warm_up()
     with socket.socket(fileno=number) as link:
-        spawn_until_closed(link)
+        spawn_until_closed(link, parent)
 
 
 if __name__ == "__main__":
