@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 
 import pytest
 import torch
 
 import weft
 from tests.serve.serving import FAULTY, Queue
+from tests.serve.test_sharded_tasks import rank_pids
 from weft.serve.queue_db import Submission
 from weft.serve.worker_memory import KeptGraphs, PreparedStarts
 from weft.serve.worker_pool import CONTROL
@@ -37,6 +40,25 @@ def test_tasks_train_side_by_side_within_the_budget(queue):
     for task in done:
         assert 0 < task.result["peak_bytes"] <= 1.15 * task.plan["bytes"]
     assert queue.supervisor.state.counters["memory_errors"] == 0
+
+
+def test_ranks_share_the_gpu_and_go_on_after_one_of_them_is_killed(queue):
+    """Ranks have the numbers of a run over ranks, within their bytes, and end with each other."""
+    settings = {"graph": "shape:ogbn-arxiv?scale=0.1", "model": "sage", "layers": 2, "hidden": 64, "epochs": 300}
+    [task] = queue.db.submit_many([Submission({"task": settings, "options": {"ranks": 2}})])
+    queue.supervisor.wake()
+    queue.until(lambda: queue.epoch(task.id) > 0 or queue.db.get(task.id).state in ("failed", "done"), 180.0)
+    assert queue.db.get(task.id).state == "running", queue.told()
+    [active] = [one for one in queue.supervisor.state.active.values() if task.id in one.members]
+    assert active.running.places == ("cuda:0", "cuda:0")
+    ranks = rank_pids(active.worker.pid)
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    [done] = queue.wait([task.id], 300.0)
+    assert (done.state, done.attempts) == ("done", 2), done.error
+    assert 0 < done.result["peak_bytes"] <= 1.15 * done.plan["bytes"]
+    alone = weft.run(weft.Task(**settings), device="cuda:0", progress=False)
+    assert queue.history(task.id)["loss"] == pytest.approx(alone.history["loss"], rel=1e-3, abs=1e-4)
 
 
 def test_mps_runs_where_it_is_installed(queue):

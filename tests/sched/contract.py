@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.sched.admission import needed_bytes
+from weft.sched.admission import needed_bytes, rank_places
 from weft.sched.policies import MPSNoAdmission
 from weft.sched.queue_state import MachineState, QueueDecision, RunningGroup
 from weft.sched.task_queue import TaskQueue
@@ -68,7 +68,8 @@ class _Checked:
         self.refused |= set(decision.refuse)
 
     def fits_alone(self, task):
-        return any(needed_bytes(task.bytes) <= device.task_bytes for device in self.devices.values())
+        needed = needed_bytes(task.bytes)
+        return rank_places(task.ranks, [*self.devices.values()], lambda one, count: count * needed <= one.task_bytes)
 
     def start(self, start):
         tasks = [self.queued.pop(name) for name in start.members]
@@ -76,23 +77,26 @@ class _Checked:
             assert set(task.after) <= self.done, f"{task.id} starts before {task.after}"
             assert len(tasks) == 1 or (task.joinable and task.join_key == tasks[0].join_key), "fused what may not be"
         assert start.why
+        assert len(start.places) == max(task.ranks for task in tasks), "started partially"
+        assert start.places[0] == start.device
         device = self.devices[start.device]
         self.devices[start.device] = replace(device, started=device.started + len(tasks))
         name, ends = f"g{len(self.done)}-{start.members[0]}", self.now + start.seconds
+        where = {"kind": tasks[0].kind, "devices": start.devices}
         self.running.append(
-            RunningGroup(
-                name, start.device, start.members, start.bytes, start.utilisation, self.now, ends, kind=tasks[0].kind
-            )
+            RunningGroup(name, start.device, start.members, start.bytes, start.utilisation, self.now, ends, **where)
         )
 
     def check_limits(self):
         for device in self.devices.values():
-            groups = [group for group in self.running if group.device == device.name]
-            assert len(groups) <= device.workers, "more groups than workers"
-            trainings = sum(group.kind == "training" for group in groups)
+            groups = [group for group in self.running if device.name in group.places]
+            taken = {group.id: device.workers_for(group.places.count(device.name)) for group in groups}
+            assert sum(taken.values()) <= device.workers, "more groups than workers"
+            trainings = sum(taken[group.id] for group in groups if group.kind == "training")
             assert trainings <= device.workers - device.inference_workers, "a training has a worker kept for inference"
             if not isinstance(self.policy, MPSNoAdmission):
-                assert sum(group.bytes for group in groups) <= device.task_bytes, "over budget"
+                held = sum(group.bytes * group.places.count(device.name) for group in groups)
+                assert held <= device.task_bytes, "over budget"
                 own = [max(self.all[m].bytes for m in group.members) for group in groups]
                 assert all(group.bytes >= needed_bytes(size) for group, size in zip(groups, own, strict=True))
 

@@ -32,7 +32,10 @@ class CountingQueue(TaskQueue):
 
 @st.composite
 def queues(draw, most=14):
-    """Up to ``most`` tasks of all kinds, of which some never fit in 26 GiB; dependencies name earlier tasks."""
+    """Up to ``most`` tasks of all kinds, of which some never fit in 26 GiB; dependencies name earlier tasks.
+
+    Some trainings are sharded over two or more ranks.
+    """
     tasks = []
     for number in range(draw(st.integers(1, most))):
         size = draw(st.integers(0, 28 * GIB))
@@ -59,6 +62,7 @@ def queues(draw, most=14):
                 latency_target=draw(st.floats(0.1, 100.0)) if kind == "inference" else None,
                 attempts=draw(st.integers(0, 1)),
                 turn_seconds=draw(st.sampled_from([0.0, 1e-6, 1e-3])),
+                ranks=draw(st.sampled_from([1, 1, 1, 2, 3, 5])) if kind == "training" else 1,
             )
         )
     return tasks

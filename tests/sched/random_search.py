@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.sched.queues import GIB
 from weft.sched.admission import Policy, Tasks, needed_bytes
@@ -16,13 +16,20 @@ from weft.sched.task_queue import TaskQueue
 MAKES_WAY = "save a checkpoint"  # the reason of a task for which others are preempted
 
 
-def random_case(seed: int) -> tuple[list[QueuedTask], list[DeviceState]]:
-    """One to twelve tasks of all kinds and one to three devices; the same for the same seed."""
+def random_case(seed: int, sharded: bool = False) -> tuple[list[QueuedTask], list[DeviceState]]:
+    """One to twelve tasks of all kinds and one to three devices; the same for the same seed.
+
+    ``sharded``: a third of the trainings have two ranks or more.
+    """
     draw = random.Random(seed)
     tasks: list[QueuedTask] = []
     for number in range(draw.randint(1, 12)):
         tasks.append(_task(draw, number, [task.id for task in tasks]))
     draw.shuffle(tasks)  # dependencies may arrive later
+    more = random.Random(f"ranks {seed}")
+    if sharded:
+        drawn = [(task, more.choice((1, 1, 1, 1, 2, 3)) if task.kind == "training" else 1) for task in tasks]
+        tasks = [replace(task, ranks=ranks) for task, ranks in drawn]
     return tasks, [_device(draw, number) for number in range(draw.randint(1, 3))]
 
 
@@ -73,8 +80,8 @@ class Watched:
         decision = self.policy.schedule(queue, running, machine)
         assert decision == self.policy.schedule(queue, running, machine), "equal input, another decision"
         for device in machine.devices:
-            here = [group for group in running if group.device == device.name]
-            self._check_room(device, here, [start for start in decision.start if start.device == device.name], queue)
+            here = [group for group in running if device.name in group.places]
+            self._check_room(device, here, [start for start in decision.start if device.name in start.places], queue)
         for start in decision.start:
             self._check_start(start, queue)
         self._check_way(decision)
@@ -83,15 +90,19 @@ class Watched:
     def _check_room(
         self, device: DeviceState, here: Sequence[RunningGroup], starts: Sequence[GroupStart], queue: TaskQueue
     ) -> None:
-        assert len(here) + len(starts) <= device.workers, "more groups than workers"
-        trainings = sum(group.kind == "training" for group in here)
-        trainings += sum(queue[start.members[0]].kind == "training" for start in starts)
+        ranks = [one.places.count(device.name) for one in (*here, *starts)]
+        workers = [device.workers_for(count) for count in ranks]
+        assert sum(workers) <= device.workers, "more groups than workers"
+        kinds = [group.kind for group in here] + [queue[start.members[0]].kind for start in starts]
+        trainings = sum(taken for taken, kind in zip(workers, kinds, strict=True) if kind == "training")
         assert trainings <= device.workers - device.inference_workers, "a training has a worker kept for inference"
         if not isinstance(self.policy, MPSNoAdmission):
-            assert sum(one.bytes for one in (*here, *starts)) <= device.task_bytes, "over the budget"
+            held = sum(one.bytes * count for one, count in zip((*here, *starts), ranks, strict=True))
+            assert held <= device.task_bytes, "over the budget"
 
     def _check_start(self, start: GroupStart, queue: TaskQueue) -> None:
         members = [queue[name] for name in start.members]
+        assert {len(start.places)} == {task.ranks for task in members}, "started partially"
         assert not any(queue.blocked_by(name) for name in start.members), "started before what it waits for"
         assert len({(task.kind, task.join_key) for task in members}) == 1, "fused what may not be"
         assert 0.0 <= start.utilisation <= 1.0, "keeps more than the device busy"
@@ -108,9 +119,9 @@ class Watched:
         self.preempted += len(decision.preempt)
 
 
-def run_checked(policy: Policy, seed: int) -> tuple[Simulation, Watched]:
+def run_checked(policy: Policy, seed: int, sharded: bool = False) -> tuple[Simulation, Watched]:
     """Simulate the queue of ``seed`` and check its decisions and its outcome."""
-    tasks, devices = random_case(seed)
+    tasks, devices = random_case(seed, sharded)
     watched = Watched(policy)
     run = simulate(watched, tasks, devices, name="watched")
     assert run == simulate(policy, tasks, devices, name="watched"), "equal input, another run"

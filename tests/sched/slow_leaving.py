@@ -71,7 +71,7 @@ class SlowLeaving:
         group = RunningGroup(
             f"g{self.started}", start.device, start.members, start.bytes, start.utilisation, self.now,
             self.now + start.seconds, members[0].graph, members[0].kind,
-            priority=max(task.priority for task in members), start_seconds=start.start_seconds,
+            priority=max(task.priority for task in members), start_seconds=start.start_seconds, devices=start.devices,
         )  # fmt: skip
         self.running.append(group)
 
@@ -91,7 +91,8 @@ class SlowLeaving:
     def _end(self, group: RunningGroup) -> None:
         saved = self.saved_at.pop(group.id, math.inf)
         for task in [self.taken.pop(name) for name in group.members]:
-            self.shares.charge(task.user, (self.now - group.started) * group.utilisation / len(group.members))
+            busy = group.utilisation * len(group.places) / len(group.members)
+            self.shares.charge(task.user, (self.now - group.started) * busy)
             if saved < group.ends:
                 self.queued[task.id] = task.rest(self.now - group.started)
                 self.shares.started(task, self.now)

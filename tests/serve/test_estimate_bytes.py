@@ -98,7 +98,8 @@ def test_tasks_of_many_epochs_join_only_those_of_as_many():
 
 
 def test_a_budget_below_what_is_predicted_refuses_inference_as_well(tmp_path):
-    plan = estimates.inference_estimate(weft.Task(graph="demo", model="gcn", hidden=64), "cpu", bounds=False)
+    options = weft.RunOptions(budget="1GiB")
+    plan = estimates.inference_estimate(weft.Task(graph="demo", model="gcn", hidden=64), "cpu", options)
     assert plan["bytes"] > MIB
     state = SupervisorState(ServeOptions(tmp_path / "q.db"))
     with DirectQueue(state.options.db) as state.db:

@@ -14,6 +14,8 @@ from weft.serve.estimates import estimate_of, quick_estimate
 from weft.serve.queue_db import QueueTask
 from weft.serve.state import queued_task
 
+BOUND_AND_PREDICTED = (weft.RunOptions(), weft.RunOptions(budget="1GiB"))  # of a task with a budget
+
 
 @pytest.mark.parametrize("machine", ["h200", "a100-80g", "v100-32g", "cpu"])
 @pytest.mark.parametrize(
@@ -45,11 +47,11 @@ def test_the_turn_of_a_kernel_by_rule_of_thumb_is_near_that_of_a_dry_run(model):
     assert found == pytest.approx(estimator.alone(task).cost.turn_seconds, rel=0.3)
 
 
-@pytest.mark.parametrize("bounds", [True, False], ids=["bound", "dry run"])
-def test_a_policy_sees_the_turn_of_a_planned_task(bounds, monkeypatch):
+@pytest.mark.parametrize("options", BOUND_AND_PREDICTED, ids=["bound", "dry run"])
+def test_a_policy_sees_the_turn_of_a_planned_task(options, monkeypatch):
     monkeypatch.setattr(estimates, "machine_of", lambda device: find_machine("h200"))
     task = weft.Task(graph="demo", hidden=8, epochs=20)
-    plan = estimate_of(task, "cuda:0", bounds=bounds)
+    plan = estimate_of(task, "cuda:0", options)
     assert 1e-6 < plan["turn_seconds"] < 1e-4
     seen = queued_task(QueueTask("t", 1, "planned", {"task": {}}, plan=plan), 0.1)
     assert seen.turn_seconds == plan["turn_seconds"]
@@ -60,5 +62,5 @@ def test_a_policy_sees_the_turn_of_a_planned_task(bounds, monkeypatch):
 
 def test_on_a_processor_kernels_do_not_take_turns(monkeypatch):
     monkeypatch.setattr(estimates, "machine_of", lambda device: find_machine("cpu"))
-    for bounds in (True, False):
-        assert estimate_of(weft.Task(graph="demo", epochs=2), "cpu", bounds=bounds)["turn_seconds"] == 0.0
+    for options in BOUND_AND_PREDICTED:
+        assert estimate_of(weft.Task(graph="demo", epochs=2), "cpu", options)["turn_seconds"] == 0.0

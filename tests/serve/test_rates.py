@@ -12,6 +12,7 @@ import pytest
 
 from tests.serve.direct_queue import DirectQueue
 from tests.serve.serving import Queue
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.planner.machine_profiles import profile
 from weft.sched.policies import find_policy
@@ -88,7 +89,7 @@ def test_a_decision_about_1_000_tasks_takes_at_most_5_ms_per_task(policy):
 
 def test_a_small_task_has_a_bound_and_a_large_one_a_prediction():
     small = Task(graph="demo", hidden=8, epochs=2)
-    quick, predicted = estimate_of(small, "cpu"), estimate_of(small, "cpu", bounds=False)
+    quick, predicted = estimate_of(small, "cpu"), estimate_of(small, "cpu", RunOptions(budget="1GiB"))
     assert "rule of thumb" in quick["why"]
     assert "predicted" in predicted["why"]
     assert quick["bytes"] >= predicted["bytes"]

@@ -184,7 +184,7 @@ def test_a_task_over_its_own_budget_is_refused(queue):
     queue.supervisor.wake()
     [task] = queue.wait([task.id])
     assert (task.state, task.attempts) == ("failed", 0)
-    assert "more than its budget of 0.98 KiB" in task.error
+    assert "0.98 KiB is below the weights and optimizer state of task" in task.error
 
 
 def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):

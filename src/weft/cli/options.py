@@ -36,6 +36,15 @@ class ShellOption:
     flag: str = ""
 
 
+FUSE = ShellOption(
+    "fuse",
+    bool,
+    "Train tasks that can be fused as one group, or each by itself.",
+    shown="backfill fuses, the others do not",
+    flag="--fuse/--no-fuse",
+)
+
+
 def run_options(reader: str) -> tuple[ShellOption, ...]:
     """A shell option for every row of the table of :class:`RunOptions` that ``reader`` reads and a shell can give."""
     rows = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.format import aligned, write_file
-from weft.cli.options import Json, ShellOption, takes
+from weft.cli.options import FUSE, Json, ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes, show_bytes, show_seconds
 
@@ -34,6 +34,7 @@ SIMULATED = (
         "NAME",
         "all",
     ),
+    FUSE,
     ShellOption("queue", str, "A queue of CoGNN: gcn, sage, gat, gin or mix.", "NAME", "a random queue"),
     ShellOption("file", Path, "A recorded queue, with its device.", "QUEUE.json", "a random queue"),
     ShellOption("tasks", int, "Length of the random queue.", "N", str(TASKS)),
@@ -68,7 +69,7 @@ def simulate(
     queue = queue.on(None if given["budget"] is None else parse_bytes(given["budget"]), given["workers"])
     runs = []
     for name in dict.fromkeys(map(str.lower, given["policy"] or POLICIES)):
-        policy = find_policy(name)
+        policy = find_policy(name, given["fuse"])
         runs.append(simulated(policy, queue.tasks, [queue.device], queue.conditions, name=name, actual=queue.actual))
     print(
         jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False)

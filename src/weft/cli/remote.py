@@ -18,11 +18,13 @@ from weft.cli.format import (
     terminal_width,
     with_local_times,
 )
-from weft.cli.options import Changes, Json, ShellOption, takes
+from weft.cli.options import Changes, Json, ShellOption, run_options, takes
 from weft.core.errors import InputError, SpecError
+from weft.core.run_options import RunOptions
 from weft.core.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.core.wording import option
 
 if TYPE_CHECKING:
     from weft.serve.client import Client
@@ -47,7 +49,6 @@ SUBMITTED = (
     ShellOption("key", str, "The same key queues the same work only once.", shown="none"),
     ShellOption("priority", int, "Higher is considered first.", default=0),
     ShellOption("after", list[str], "Start when this task is done; repeat.", "TASK"),
-    ShellOption("budget", str, "Memory that each task may take.", "BYTES", "its estimate"),
     ShellOption(
         "deadline",
         str,
@@ -66,7 +67,7 @@ SUBMITTED = (
 )
 
 
-@takes(*SUBMITTED)
+@takes(*SUBMITTED, *run_options("queue"))
 def submit(
     spec: Annotated[
         Path | None, typer.Argument(help="TOML file of a task or a sweep.", metavar="[SPEC.toml]", show_default=False)
@@ -85,6 +86,7 @@ def submit(
     submitted with the same --key before.
     """
     client = _client(server, token)
+    options = RunOptions.of(**{row.name: given[row.name] for row in run_options("queue")})
     common = {name: given[name] for name in ("key", "priority", "user")} | {"after": given["after"] or ()}
     inference = {name: given[name] for name in ("nodes", "graph", "latency_target")}
     if inference["nodes"] is not None and inference["nodes"][:1].isdigit():
@@ -93,7 +95,7 @@ def submit(
         except ValueError:
             raise SpecError(f"--nodes {given['nodes']}: expected all, train, val, test, or ids: 3,5,8") from None
     if given["infer"] is not None or given["weights"] is not None:
-        task = _inference_task(spec, changes or [], given)
+        task = _inference_task(spec, changes or [], given, options)
         queued = [client.infer(given["infer"], task=task, weights=given["weights"], **inference, **common)]
     else:
         unread = next((name for name, value in inference.items() if value is not None), None)
@@ -103,8 +105,8 @@ def submit(
         if spec is None:
             raise SpecError("give SPEC.toml, or --infer TASK")
         due = None if given["deadline"] is None else parse_deadline(given["deadline"])
-        limits = {"budget": given["budget"], "deadline": due, "time_limit": given["time_limit"]}
-        queued = client.submit(read_spec(spec, changes or []), **limits, **common)
+        limits = {"deadline": due, "time_limit": given["time_limit"]}
+        queued = client.submit(read_spec(spec, changes or []), options=options, **limits, **common)
     if wait:
         queued = client.wait(queued)
     if json:
@@ -115,16 +117,16 @@ def submit(
     _exit_if_failed(queued, "" if given["key"] is None else "; submit with another key to queue it again")
 
 
-def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any]) -> Task | None:
+def _inference_task(spec: Path | None, changes: list[str], given: dict[str, Any], options: RunOptions) -> Task | None:
     """The settings of the model of an inference task in SPEC, if there is one; refuses what does not go together."""
     infer, weights = given["infer"], given["weights"]
     if infer is not None and (weights is not None or spec is not None or changes):
         raise SpecError(f"--infer {infer} has settings and weights of its own; leave SPEC, --set and --weights out")
     if infer is None and spec is None:
         raise SpecError(f"--weights {weights} needs SPEC.toml: the settings that they were trained with")
-    if given["budget"] is not None:
-        reason = "is for trainings; an inference task takes less than one epoch of its own"
-        raise SpecError(f"--budget {given['budget']} {reason}")
+    for name, value in options.given.items():
+        reason = "; an inference task takes less than one epoch of its own" if name == "budget" else "; leave it out"
+        raise SpecError(f"{option(name, value)} is for trainings{reason}")
     if given["time_limit"] is not None:
         raise SpecError(f"--time-limit {given['time_limit']:g} is for trainings; leave it out")
     if given["deadline"] is not None:

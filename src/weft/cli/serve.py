@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.options import ShellOption, takes
+from weft.cli.options import FUSE, ShellOption, takes
 from weft.core.errors import SpecError
 from weft.core.units import parse_bytes
 
@@ -23,6 +23,7 @@ SERVED = (
         "NAME",
         default="backfill",
     ),
+    FUSE,
     ShellOption("budget", str, "Memory per device for all tasks.", "BYTES", "what is free"),
     ShellOption(
         "keep_graphs",

@@ -30,7 +30,7 @@ from weft.engine.display import display_for
 from weft.engine.events import Broadcast, Listener
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.graphs import HOST, Graphs, with_all_splits
-from weft.engine.plan import plan
+from weft.engine.plan import over_the_whole_graph, plan, shard_groups
 from weft.engine.result import Result
 from weft.engine.run import about_graphs
 from weft.engine.sweep_result import SweepResult
@@ -189,7 +189,7 @@ def _on_node(share: Share, attempt: int, mailbox: Any, checkpoint: Files | None,
 
 @dataclass(frozen=True)
 class Share:
-    """Tasks that one node trains. ``key`` names it; ``num_bytes``: what its device must have, at most.
+    """Tasks that one node trains. ``key`` names it; ``num_bytes``: what its device, or that of every rank, must have.
 
     ``plan``: its members stack as the planner would have them on one machine.
     """
@@ -200,9 +200,12 @@ class Share:
     plan: Plan
 
 
-def shares_of(report: PlanReport, nodes: int) -> list[Share]:
-    """The groups of ``report``, which has its tasks, over ``nodes``."""
+def shares_of(report: PlanReport, nodes: int, ranks: int = 1) -> list[Share]:
+    """The groups of ``report``, which has its tasks, over ``nodes``; every share over ``ranks`` of one node."""
     groups = report.groups
+    sizes = [group.cost.total_bytes for group in groups]
+    if ranks > 1:
+        sizes = [sharded.bytes_per_rank for sharded in shard_groups(report, ranks)]
     seconds = [group.cost.epoch_seconds * max(task.epochs for task in group.plan.tasks) for group in groups]
     total = sum(seconds) or 1.0
     shares = []
@@ -214,7 +217,7 @@ def shares_of(report: PlanReport, nodes: int) -> list[Share]:
             why = f"share {key}: {len(names)} of a group of {len(planned.members)}, on a node that Ray chose"
             join = "stacked" if len(names) > 1 else "solo"
             joined = Plan(names, join, planned.device, why=(why, *planned.why), mode=planned.mode)
-            shares.append(Share(key, part, group.cost.total_bytes, joined))
+            shares.append(Share(key, part, sizes[number - 1], joined))
     return shares
 
 
@@ -225,25 +228,30 @@ def divide(tasks: Sequence[Task], count: int) -> list[tuple[Task, ...]]:
     return [tuple(tasks[first:last]) for first, last in itertools.pairwise(cuts)]
 
 
-def needs(share: Share, nodes: list[RayNode], device: str, shares: int = 1) -> dict[str, Any]:
+def needs(share: Share, nodes: list[RayNode], device: str, shares: int = 1, ranks: int = 1) -> dict[str, Any]:
     """What Ray is to reserve for ``share``, one of ``shares``: a part of a GPU, or memory and CPUs of a node.
 
-    A share takes a whole GPU while there is one for each, since Ray puts small parts on the same one. Without GPUs it
-    takes the CPUs of the smallest node that has any: Ray gives a task as many threads as it reserved. Raises SpecError
-    if no node has as much memory.
+    A share takes a whole GPU while there is one for each, since Ray puts small parts on the same one; over ``ranks`` it
+    takes a GPU of one node for each. Without GPUs it takes the CPUs of the smallest node that has enough: Ray gives a
+    task as many threads as it reserved. Raises SpecError if no node has as much.
     """
-    takes = f"share {share.key} takes {show_bytes(share.num_bytes)}"
+    takes = f"share {share.key} takes {show_bytes(share.num_bytes)}{' per rank' if ranks > 1 else ''}"
+    if max(node.gpus if device.startswith("cuda") else node.cpus for node in nodes) < ranks:
+        kind = "GPUs" if device.startswith("cuda") else "CPUs"
+        raise SpecError(f"ranks={ranks}: no node of the cluster has {ranks} {kind}, and ranks share one node")
     if device.startswith("cuda"):
         largest = max((gpu_bytes(node.gpu) for node in nodes if node.gpus), default=0)
         if share.num_bytes > largest:
             raise SpecError(f"{takes}; no GPU of the cluster has as much")
+        if ranks > 1:
+            return {"num_cpus": 1, "num_gpus": ranks}
         per_gpu = math.ceil(shares / sum(node.gpus for node in nodes))
         part = max(math.ceil(100 * share.num_bytes / largest), 100 // per_gpu) / 100
         return {"num_cpus": 1, "num_gpus": min(1.0, part)}
     most = max((node.memory for node in nodes if node.cpus), default=0)
-    if share.num_bytes > most:
+    if ranks * share.num_bytes > most:
         raise SpecError(f"{takes}; the largest node of the cluster has {show_bytes(most)}")
-    return {"num_cpus": min(node.cpus for node in nodes if node.cpus), "memory": share.num_bytes}
+    return {"num_cpus": min(node.cpus for node in nodes if node.cpus >= ranks), "memory": ranks * share.num_bytes}
 
 
 def gpu_bytes(name: str) -> int:
@@ -274,12 +282,14 @@ def run_on_ray(
 
     ``on``: ``"ray"`` for the running cluster (or one started on this machine), ``"ray://HOST:PORT"`` for another.
     ``progress`` and ``on_event``: as of :func:`weft.run`. Of the ``options``, ``device="auto"`` uses the cluster's GPUs
-    if it has some, and ``budget`` is what a group may take on a device. A node that is lost costs what it trained since
+    if it has some, ``budget`` is what a group may take on a device, and ``ranks`` spreads every group over so many
+    devices of one node. A node that is lost costs what it trained since
     its last checkpoint (``checkpoint_every``). Weft, its extras and what users' modules import have to be installed on
     the nodes, and graphs that are named by a path have to exist there.
     """
     options.refuse_unread("cluster", f"does not go with --on {on}: every node trains its share on one device")
     planned = with_all_splits(as_work(work, "run_on_ray"))
+    options.check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
     folder: RunFolder | None = None
     if out is not None:
         folder = RunFolder(Path(out)) if isinstance(planned, Task) else SweepFolder(Path(out), planned)
@@ -331,10 +341,14 @@ class _Run:
             machine = next((name for name in PROFILES if kind and kind in name), None)
             if machine is None:
                 raise SpecError(f"nothing is known of the cluster's GPU {kind!r}; give device='cpu'")
-        report = plan(self._work, machine=machine, budget=options.budget)
-        if not report.fits:
+        ranks = options.ranks
+        whole = self._work if ranks == 1 else over_the_whole_graph(self._work)
+        report = plan(whole, machine=machine, budget=options.budget)
+        shares = shares_of(report, sum(node.gpus // ranks for node in nodes) if on_gpu else len(nodes), ranks)
+        if not (report.fits if ranks == 1 else all(share.num_bytes <= report.budget for share in shares)):
             raise SpecError(f"{report.name}: it does not fit a device of the cluster; `weft plan` says what would")
-        shares = shares_of(report, sum(node.gpus for node in nodes) if on_gpu else len(nodes))
+        for share in shares:  # a SpecError before anything is written
+            needs(share, nodes, device, len(shares), ranks)
         if self._folder is not None:
             self._folder.open(afresh=True)
             self._folder.save_groups([(share.key, share.plan) for share in shares])
@@ -367,7 +381,7 @@ class _Run:
         running: dict[Any, tuple[Share, int]] = {}
 
         def submit(share: Share, attempt: int) -> None:
-            reserved = needs(share, nodes_of(ray), options.device, len(shares))
+            reserved = needs(share, nodes_of(ray), options.device, len(shares), options.ranks)
             # By default Ray fills half of a node before it takes the next one.
             task = ray.remote(max_retries=0, scheduling_strategy="SPREAD", **reserved)(_on_node)
             reference = task.remote(share, attempt, mailbox, checkpoints.get(share.key), options)

@@ -1,4 +1,4 @@
-"""RunOptions: how a run is done. One table of rules, from which ``weft.run``, ``weft.plan`` and the shell take options.
+"""RunOptions: how a run is done. One table of rules, from which runs, plans, queues and the shell take options.
 
 ``Task`` says what is trained. An option that nothing would read is refused, in one sentence.
 """
@@ -27,7 +27,13 @@ PREPARES = ("name", "registry", "preparers")  # what hardware that prepares batc
 
 
 def run_option(
-    default: Any, kind: type, help: str = "", readers: str = "run", metavar: str = "", shown: str = "", **limits: Any
+    default: Any,
+    kind: type,
+    help: str = "",
+    readers: str = "run queue",
+    metavar: str = "",
+    shown: str = "",
+    **limits: Any,
 ) -> Any:
     """A field with a :class:`Rule`, read by ``readers``.
 
@@ -94,18 +100,23 @@ class Placement(_Options):
         str,
         "Sampled training: where features are kept: gpu, host (pinned), cached (host, the most used also on the GPU) "
         "or disk (a saved graph's files).",
-        "run plan",
+        "run plan queue",
         shown="the first that fits",
         choices=PLACES,
     )
     topology: str | None = run_option(
-        None, str, "Where edges are kept; the same choices.", "run plan", shown="the first that fits", choices=PLACES
+        None,
+        str,
+        "Where edges are kept; the same choices.",
+        "run plan queue",
+        shown="the first that fits",
+        choices=PLACES,
     )
     cache: int | None = run_option(
         None,
         int,
         "Of the device, for the cache: 2GiB.",
-        "run plan",
+        "run plan queue",
         "BYTES",
         "what the budget leaves",
         parse=parse_bytes,
@@ -114,7 +125,7 @@ class Placement(_Options):
         None,
         str,
         f"What the cache holds, by: {', '.join(POLICIES)}.",
-        "run plan",
+        "run plan queue",
         shown="degree, benefit for edges",
         choices=POLICIES,
         accepts=lambda value: callable(getattr(value, "choose", None)),
@@ -124,7 +135,7 @@ class Placement(_Options):
         None,
         str,
         "How batches are divided between host and GPU; a number: the share of the GPU.",
-        "run plan",
+        "run plan queue",
         "elastic|fixed|SHARE",
         "elastic",
         parse=parse_division,
@@ -187,7 +198,7 @@ class RunOptions(_Options):
         None,
         int,
         "Memory it may take, such as 24GiB.",
-        "run plan cluster",
+        "run plan cluster queue",
         "BYTES",
         "what is free on the device",
         parse=parse_bytes,
@@ -196,17 +207,17 @@ class RunOptions(_Options):
         None,
         bool,
         "Merge tasks of different structure into one step, or train them in turn.",
-        "run plan",
+        "run plan queue",
         shown="concurrent on a GPU that they do not fill",
     )
     compile: bool | None = run_option(
         None,
         bool,
         "Compile steps with Inductor, or never.",
-        "run plan",
+        "run plan queue",
         shown="on a GPU, if predicted to pay off",
     )
-    ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", low=1)
+    ranks: int = run_option(1, int, "Split the graph over this many processes on --device.", "run queue cluster", low=1)
     placement: Placement = Placement()
     order: str = run_option(
         "given", str, f"With --gpus or --ranks: renumber the nodes first: {', '.join(ORDERS)}.", choices=ORDERS
@@ -218,17 +229,19 @@ class RunOptions(_Options):
         choices=PEERS,
     )
     checkpoint_every: float = run_option(
-        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster", "SECONDS", low=0
+        CHECKPOINT_SECONDS, float, "Seconds of training between checkpoints.", "run cluster queue", "SECONDS", low=0
     )
     batches: Any = run_option(
         None,
         type(None),
+        readers="run",
         accepts=lambda value: hasattr(value, "__iter__"),
         described="a loader of batches, such as PyG's NeighborLoader",
     )
     hardware: Any = run_option(
         None,
         type(None),
+        readers="run",
         accepts=lambda value: all(hasattr(value, name) for name in PREPARES),
         described="an object with name, registry() and preparers(parts)",
     )
@@ -258,6 +271,15 @@ class RunOptions(_Options):
         for name, value in self.given.items():
             if name not in (one.name for one in options_of(reader)):
                 raise SpecError(f"{option(name, value)} {words}")
+
+    @property
+    def for_queue(self) -> dict[str, Any]:
+        """The given options as plain data to submit; a :class:`SpecError` for one that cannot be submitted."""
+        self.refuse_unread("queue", "cannot be submitted: a server chooses the device and is sent settings alone")
+        for name, value in self.given.items():
+            if not isinstance(value, (str, int, float)):
+                raise SpecError(f"{option(name, value)} is an object, which cannot be sent; give a name")
+        return self.given
 
     @property
     def for_plan(self) -> dict[str, Any]:

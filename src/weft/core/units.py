@@ -6,8 +6,10 @@ import math
 import re
 
 from weft.core.errors import SpecError
+from weft.core.wording import option
 
 BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+MOST_BYTES = 2.0**63  # fewer than that
 DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
@@ -18,7 +20,7 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
     ``KB``, ``MB``, ``GB``, ``TB`` are powers of 1000; ``KiB`` ... and the bare letters are powers of 1024.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        amount = float(value)
+        amount = float(value) if abs(value) < MOST_BYTES or not math.isfinite(value) else MOST_BYTES
     else:
         found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
         if found is None:
@@ -28,6 +30,8 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
         amount = float(number) * (DECIMAL if decimal else BINARY)[letter.lower()]
     if not math.isfinite(amount) or amount < 1:
         raise SpecError(f"{what}={value!r} must be at least one byte; write it like 24GiB")
+    if amount >= MOST_BYTES:
+        raise SpecError(f"{option(what, value)} is more memory than there is; write it like 24GiB")
     return int(amount)
 
 

@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,25 @@ def is_first_rank() -> bool:
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
+_CHOSEN: ContextVar[tuple[str, ...]] = ContextVar("devices of ranks", default=())
+
+
+@contextmanager
+def ranks_on(devices: tuple[str, ...]) -> Iterator[None]:
+    """Runs inside have their ranks on ``devices``, one per rank; on a CPU each has the threads of this process."""
+    chosen, threads = _CHOSEN.set(devices), torch.get_num_threads()
+    torch.set_num_threads(threads * max(len(devices), 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _CHOSEN.reset(chosen)
+
+
 def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
     """The device of every rank, and whether no two share one. ``cuda`` spreads ranks over all GPUs, ``cuda:0`` not."""
+    if chosen := _CHOSEN.get():
+        return list(chosen), device.type == "cuda" and len(set(chosen)) == ranks > 1
     if device.type != "cuda" or device.index is not None:
         return [str(device)] * ranks, False
     count = torch.cuda.device_count()

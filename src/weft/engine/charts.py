@@ -584,7 +584,7 @@ def queue_svg(simulations: Sequence[QueueSimulation]) -> str:
     """Simulated queues: a row per worker, a bar per group, memory over time below."""
     panels = []
     for run in simulations:
-        workers = sorted({(group.device, group.worker) for group in run.groups})
+        workers = sorted({(device, group.worker) for group in run.groups for device in group.places})
         rows: dict[str, list[Bar]] = {f"{device} {worker}": [] for device, worker in workers}
         changes: dict[float, int] = {}
         for group in run.groups:
@@ -592,9 +592,11 @@ def queue_svg(simulations: Sequence[QueueSimulation]) -> str:
             tip = f"{', '.join(group.members[:8])}: {show_seconds(group.end - group.start)}, {show_bytes(group.bytes)}"
             colour = GROUP_COLOURS[sum(map(ord, first)) % len(GROUP_COLOURS)]
             label = first if count == 1 else f"{count} fused"
-            rows[f"{group.device} {group.worker}"].append(Bar(group.start, group.end, colour, label, tip))
-            changes[group.start] = changes.get(group.start, 0) + group.bytes
-            changes[group.end] = changes.get(group.end, 0) - group.bytes
+            for device in dict.fromkeys(group.places):
+                rows[f"{device} {group.worker}"].append(Bar(group.start, group.end, colour, label, tip))
+            held = group.bytes * len(group.places)
+            changes[group.start] = changes.get(group.start, 0) + held
+            changes[group.end] = changes.get(group.end, 0) - held
         times = sorted(changes)
         memory = list(zip(times, accumulate(changes[time] for time in times), strict=True))
         figures = run.metrics()

@@ -133,8 +133,8 @@ def run(
 
             stack.enter_context(_lost_ranks_explained(folder))
             spread = torch.device(target.type) if options.device in ("auto", "cuda") else target
-            # The other ranks decide nothing: rank 0 sends them what it decided.
-            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order))
+            # The other ranks decide nothing: rank 0 sends them what it decided. Each keeps to the budget on its device.
+            arguments = (tuple(tasks), RunOptions(ranks=options.ranks, order=options.order, budget=limit))
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )

@@ -239,5 +239,5 @@ class ShardedJob(Job):
 
 def train_as_rank(ranks: Ranks, tasks: Sequence[Task], options: RunOptions) -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
-    with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
+    with process_state(Needs.of(tasks, ranks.device, options.budget), ranks.device):
         ShardedJob(tasks, ranks, EventSource(), None, options).train(resume=False)

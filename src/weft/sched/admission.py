@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from weft.core.errors import WeftError
 from weft.core.units import show_bytes
-from weft.sched.queue_state import MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 SAFETY_THRESHOLD = 1.15
@@ -40,9 +41,40 @@ def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THR
             f"the {show_bytes(largest.task_bytes)} that {largest.name} has for tasks; "
             "lower its memory or raise the budget"
         )
+    for name in queue.sharded:
+        ranks, needed = queue[name].ranks, needed_bytes(queue[name].bytes, safety)
+        if name not in refused and not rank_places(ranks, machine.devices, partial(_holds_ranks, needed)):
+            refused[name] = (
+                f"its {ranks} ranks need {show_bytes(needed)} each, and no host has as much for tasks on the devices "
+                "that they would share; give it more ranks on more devices, or raise the budget"
+            )
+    for name in list(refused):
         for dependent in queue.dependents(name):
             refused.setdefault(dependent, f"depends on {name!r}, which can never run")
     return refused
+
+
+def _holds_ranks(needed: int, device: DeviceState, ranks: int) -> bool:
+    return ranks * needed <= device.task_bytes
+
+
+def rank_places(
+    ranks: int, devices: Sequence[DeviceState], takes: Callable[[DeviceState, int], bool]
+) -> tuple[str, ...]:
+    """The device of every rank of a sharded task; empty if no host takes all of them.
+
+    Ranks are spread evenly over the devices of one host, one rank per device if there are as many. ``devices``: those
+    to be preferred first. ``takes(device, count)``: whether ``count`` ranks can start there.
+    """
+    for host in dict.fromkeys(device.host for device in devices) if ranks > 1 else (None,):
+        here = [device for device in devices if host in (None, device.host)]
+        used, places = min(ranks, len(here)), list[str]()
+        for index in range(used):  # the larger counts first: a device that takes them takes the others as well
+            count = ranks // used + (index < ranks % used)
+            places += next(([d.name] * count for d in here if d.name not in places and takes(d, count)), [])
+        if len(places) == ranks:
+            return tuple(places)
+    return ()
 
 
 def waits_for(tasks: Sequence[str]) -> str:
@@ -86,10 +118,18 @@ def _fault_of(decision: QueueDecision, queue: TaskQueue, running: Sequence[Runni
             return f"starts {name!r}, which {'is started twice' if times > 1 else 'does not wait'}"
         if queue.blocked_by(name) or name in decision.refuse:
             return f"starts {name!r}, which waits for other tasks or is refused"
-    workers = {device.name: device.workers for device in machine.devices}
-    used = Counter([group.device for group in running] + [start.device for start in decision.start])
-    crowded = next((name for name, count in used.items() if count > workers.get(name, 0)), None)
+    for start in decision.start:
+        ranks = max(queue[name].ranks for name in start.members)
+        if len(start.places) != ranks or start.places[0] != start.device:
+            return f"starts {start.members[0]!r} of {ranks} ranks on {', '.join(start.places)}"
+    devices = {device.name: device for device in machine.devices}
+    used = Counter[str]()
+    for places in (each.places for each in (*running, *decision.start)):
+        for name, count in Counter(places).items():
+            used[name] += devices[name].workers_for(count) if name in devices else 1
+    crowded = next((name for name, count in used.items() if name not in devices or count > devices[name].workers), None)
     if crowded is not None:
-        return f"{used[crowded]} groups on {crowded}, which has {workers.get(crowded, 0)} workers"
+        workers = devices[crowded].workers if crowded in devices else 0
+        return f"{used[crowded]} groups on {crowded}, which has {workers} workers"
     unknown = set(decision.preempt) - {group.id for group in running}
     return f"preempts {sorted(unknown)[0]!r}, which does not run" if unknown else ""

@@ -5,19 +5,22 @@ length. A task starts if it fits in memory, if it does not only slow the running
 delays neither an inference task's answer nor the first task that waits for memory. Tasks that may be fused with it
 start in the same group. A task that must start now for the queue to end early goes before shorter ones of its lane
 (:func:`critical_task`). Memory and workers of preempted groups are reserved for the task they were preempted for.
+The ranks of a sharded task start together. Until their devices are free at once, nothing starts there that ends later.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.device_plan import DevicePlan, Footprint, GroupDraft, training_workers
+from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, rank_places, refusals
+from weft.sched.device_plan import JOIN_AT_LEAST, MAX_MEMBERS, DevicePlan, Footprint, GroupDraft, join_alike
 from weft.sched.interference import DeviceLoad, Interference
-from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import LaneKey, SortedTasks, TaskQueue, lane_key, lane_name, lane_order
 
 Rank = tuple[float, float, float, float, float]
@@ -93,11 +96,11 @@ def critical_task(
     queue: TaskQueue, plans: Sequence[DevicePlan], refused: Collection[str], safety: float
 ) -> tuple[QueuedTask, str] | None:
     """The task that must start now, with the reason; None if the order of the queue will do."""
-    if not queue.longest_first or sum(training_workers(plan.device) for plan in plans) < 2:
+    if not queue.longest_first or sum(plan.device.training_workers for plan in plans) < 2:
         return None  # nothing could run concurrently
     urgent = max(priority for _, priority, _ in queue.lanes)
-    longest = queue[queue.longest_first[0]]
-    if longest.id not in refused and longest.priority >= urgent:
+    longest = next((queue[name] for name in queue.longest_first if queue[name].ranks == 1), None)
+    if longest is not None and longest.id not in refused and longest.priority >= urgent:
         # Alone it leaves a share of the device idle, (1 - utilisation) * seconds. Once the rest of the queue is no more
         # than that, starting it later makes the queue end later.
         running = sum(min(plan.demand, 1.0) * plan.busy_seconds for plan in plans)
@@ -116,10 +119,10 @@ def _next_of_chain(
     They must if the rest has no more work than they leave idle and takes no longer on the other workers.
     """
     plan = max(plans, key=lambda each: each.device.task_bytes)
-    room, workers = plan.device.task_bytes, sum(training_workers(each.device) for each in plans) - 1
+    room, workers = plan.device.task_bytes, sum(each.device.training_workers for each in plans) - 1
     chain: list[QueuedTask] = []
     for name in reversed(queue.by_bytes):
-        if name not in refused:
+        if name not in refused and queue[name].ranks == 1:
             smallest = needed_bytes(queue[name].bytes, safety)
             if len(chain) == MOST_LARGE or (chain and smallest + needed_bytes(chain[-1].bytes, safety) <= room):
                 break
@@ -158,19 +161,20 @@ class Backfill:
 
     ``age_seconds``: waiting that raises a lane by one priority level. ``depth``: how many waiting tasks a decision
     considers, and how many inference tasks behind them, which bounds its cost whatever the queue's length.
-    ``join_at_least``: a group takes that many members if there are so many; beyond, only while they do not fill the
-    device (a task of a stack costs the same from 8 on).
-    ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
-    groups of lower priority that would run for longer than that. An inference task that would miss its latency target
-    preempts trainings of its priority, however short they are, of its own user and of users who have had no less of the
-    device; it goes before trainings that wait until its user has had so many seconds more than theirs.
+    ``fuse``: whether tasks that may be fused start as one group, of ``join_at_least`` members if there are so many, and
+    of up to ``max_members`` while they do not fill the device.
+    ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts groups of lower priority
+    that would run for longer than that. An inference task that would miss its latency target preempts trainings
+    of its priority, however short they are, of its own user and of users who have had no less of the device; it
+    goes before trainings that wait until its user has had so many seconds more than theirs.
     """
 
     safety: float = SAFETY_THRESHOLD
     age_seconds: float = 600.0
     depth: int = 32
-    join_at_least: int = 8
-    max_members: int = 256
+    fuse: bool = True
+    join_at_least: int = JOIN_AT_LEAST
+    max_members: int = MAX_MEMBERS
     preempt_seconds: float = 5.0
     model: Interference = field(default_factory=Interference)
 
@@ -189,7 +193,8 @@ class _Pass:
         self.preempt: tuple[str, ...] = ()
         self.refuse = refusals(queue, machine, policy.safety)
         self.plans = [DevicePlan.of(d, running, machine.now, policy.model) for d in machine.devices]
-        self.graphs = {(group.device, group.graph) for group in running if group.graph}
+        self.plan_of = {plan.device.name: plan for plan in self.plans}
+        self.graphs = {(name, group.graph) for group in running if group.graph for name in group.places}
         self.order = CandidateOrder(queue, machine, policy.age_seconds)
         soonest = (queue[name] for name in islice(queue.inference, policy.depth) if name not in self.refuse)
         self.answers = [task for task in soonest if task.latency_target is not None]
@@ -268,77 +273,96 @@ class _Pass:
             return
         draft = self._alone(task)
         alone = draft.footprint(self.now)
-        reasons, later = [], []
-        for plan in self._devices(task):
-            reason = plan.refuses(alone)
-            earliest = plan.earliest_start(alone)
+        reasons, later = list[str](), list[float]()
+
+        def takes(device: DeviceState, count: int) -> bool:
+            plan, ranks = self.plan_of[device.name], alone.of_ranks(count, device)
+            reason = plan.refuses(ranks)
+            earliest = plan.earliest_start(ranks)
             if not reason and earliest <= self.now:
-                self._start(draft, plan, why)
-                return
+                return True
             if not reason:
                 later.append(earliest)
-            reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
+            reasons.append(reason or f"would only slow down what runs on {device.name}")
+            return False
+
+        places = rank_places(task.ranks, self._devices(task), takes)
+        if places:
+            self._start(draft, places, why)
+            return
         self.again = min((time for time in (self.again, *later) if time is not None), default=None)
-        self.wait[task.id] = reasons[0]
+        self.wait[task.id] = reasons[0] + (f"; its {task.ranks} ranks start together" if task.ranks > 1 else "")
         if not self._evict_for(task, alone):
-            self._reserve(alone)
+            self._reserve(task, alone)
 
     def _alone(self, task: QueuedTask) -> GroupDraft:
         draft = GroupDraft(self.policy.safety, self.policy.model)
         draft.add(task)
         return draft
 
-    def _devices(self, task: QueuedTask) -> list[DevicePlan]:
+    def _devices(self, task: QueuedTask) -> list[DeviceState]:
         """Devices that hold the task's graph first, then the least busy, then those with the most free memory."""
-        if len(self.plans) == 1:
-            return self.plans
         holds = {plan.device.name: (plan.device.name, task.graph) in self.graphs for plan in self.plans}
-        return sorted(self.plans, key=lambda plan: (not holds[plan.device.name], plan.demand, -plan.free))
+        in_turn = sorted(self.plans, key=lambda plan: (not holds[plan.device.name], plan.demand, -plan.free))
+        return [plan.device for plan in in_turn]
 
-    def _start(self, draft: GroupDraft, plan: DevicePlan, why: str) -> None:
+    def _start(self, draft: GroupDraft, places: tuple[str, ...], why: str) -> None:
         """Start a group, after adding the queued tasks that can be fused with its first member, shortest first."""
-        first, policy = draft.members[0], self.policy
-        for name in self.queue.by_join[first.join_key] if first.joinable else ():
-            if name == first.id or name in self.refuse or name in self.order.taken:
-                continue
-            task = self.queue[name]
-            if len(draft.members) >= policy.max_members or task.kind != first.kind:
-                break
-            group = draft.with_one_more(task, self.now)
-            fills = len(draft.members) >= policy.join_at_least and group.load.demand + plan.demand > 1.0
-            if fills or plan.refuses(group):
-                break
-            draft.add(task)
+        first, policy, plan = draft.members[0], self.policy, self.plan_of[places[0]]
+
+        def accepts(group: Footprint) -> bool:
+            count = len(draft.members)
+            fills = count >= policy.join_at_least and group.load.demand + plan.demand > 1.0
+            return count < policy.max_members and not fills and not plan.refuses(group)
+
+        if policy.fuse:
+            join_alike(draft, self.queue, self.refuse.keys() | self.order.taken, accepts, self.now)
         group, members = draft.footprint(self.now), draft.members
         joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
         neighbours = f"; next to {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""
-        plan.start(group)
+        ranks = f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
+        for name, count in Counter(places).items():
+            self.plan_of[name].start(group.of_ranks(count, self.plan_of[name].device))
+            self.graphs.add((name, first.graph))
         for member in members:
             self.order.take(member)
         self.starts.append(
             GroupStart(
-                device=plan.device.name,
+                device=places[0],
                 members=tuple(member.id for member in members),
                 bytes=group.bytes,
                 seconds=group.seconds,
                 utilisation=group.demand,
-                why=why + joined + neighbours,
+                why=why + joined + ranks + neighbours,
                 start_seconds=group.start_seconds,
                 turn_seconds=group.turn_seconds,
+                devices=places if len(places) > 1 else (),
             )
         )
-        self.graphs.add((plan.device.name, first.graph))
 
-    def _reserve(self, group: Footprint) -> None:
-        """Keep memory for the first task that lacks it, on the device that has it earliest."""
-        if any(plan.reserved_from is not None or group.bytes <= plan.free for plan in self.plans):
+    def _reserve(self, task: QueuedTask, group: Footprint) -> None:
+        """Keep memory for the first task that lacks it, on the device that has it earliest.
+
+        For the ranks of a sharded task, keep the devices that are free at once earliest, whatever it lacks: otherwise
+        others would start on each of them that is free while it waits for the next.
+        """
+        sharded = task.ranks > 1
+        if any(plan.reserved_from is not None or (group.bytes <= plan.free and not sharded) for plan in self.plans):
             return
-        times = [
-            (time, number) for number, plan in enumerate(self.plans) if (time := plan.fits_from(group)) is not None
-        ]
-        if times:
-            time, number = min(times)
-            self.plans[number].reserve(group.bytes, time)
+        times: dict[str, float] = {}
+
+        def holds(device: DeviceState, count: int) -> bool:
+            plan, ranks = self.plan_of[device.name], group.of_ranks(count, device)
+            time = plan.fits_from(ranks)
+            if time is not None:
+                times[device.name] = max(time, plan.earliest_start(ranks)) if sharded else time
+            return time is not None
+
+        free_from = {plan.device.name: plan.fits_from(group) for plan in self.plans}
+        earliest = sorted(self.plans, key=lambda plan: math.inf if (t := free_from[plan.device.name]) is None else t)
+        places = rank_places(task.ranks, [plan.device for plan in earliest], holds)
+        for name, count in Counter(places).items():
+            self.plan_of[name].reserve(count * group.bytes, max(times[place] for place in places), sharded)
 
     def _evict_for(self, task: QueuedTask, group: Footprint) -> bool:
         """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have.
@@ -348,14 +372,24 @@ class _Pass:
         if any(plan.promised is not None for plan in self.plans):
             return False
         leaving = any(each.leaving for each in self.running)
-        for plan in self._devices(task):
-            evicted = self._evictions(task, plan, group, leaving)
-            if evicted:
-                plan.promised = group, plan.without(evicted)
-                self.preempt = () if leaving else evicted
-                self.wait[task.id] = f"waits for {len(evicted)} less urgent groups to save a checkpoint"
-                return True
-        return False
+        evicted: dict[str, tuple[str, ...]] = {}  # by device
+
+        def takes(device: DeviceState, count: int) -> bool:
+            plan, ranks = self.plan_of[device.name], group.of_ranks(count, device)
+            is_free = task.ranks > 1 and plan.takes(ranks)  # of the devices of a sharded task some may be
+            evicted[device.name] = () if is_free else self._evictions(task, plan, ranks, leaving)
+            return is_free or bool(evicted[device.name])
+
+        places = Counter(rank_places(task.ranks, self._devices(task), takes))
+        groups = tuple(dict.fromkeys(name for place in places for name in evicted[place]))
+        if not groups:
+            return False
+        for name, count in places.items():
+            plan = self.plan_of[name]
+            plan.promised = group.of_ranks(count, plan.device), plan.without(groups)
+        self.preempt = () if leaving else groups
+        self.wait[task.id] = f"waits for {len(groups)} less urgent groups to save a checkpoint"
+        return True
 
     def _evictions(self, task: QueuedTask, plan: DevicePlan, group: Footprint, leaving: bool) -> tuple[str, ...]:
         """The groups without which ``group`` starts: those that leave already if any do, else the fewest.
@@ -366,10 +400,10 @@ class _Pass:
         user has had less of the device.
         """
         names: list[str] = []
-        if not leaving and group.bytes <= plan.free and plan.has_worker(group.inference):
+        if not leaving and group.bytes <= plan.free and plan.has_worker(group.inference, workers=group.workers):
             return ()
         for each in sorted(self.running, key=lambda each: (each.priority, -each.bytes)):
-            if each.device != plan.device.name:
+            if plan.device.name not in each.places:
                 continue
             mine, used = self.order.used.get(task.user, 0.0), self.order.used
             others = (each.had(user, used.get(user, 0.0), self.now) for user in each.users if user != task.user)

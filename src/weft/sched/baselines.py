@@ -2,19 +2,25 @@
 
 CoGNN packs the next task group in some order, and starts it when the last one is done. :class:`Base` takes tasks first
 in, first out, :class:`LMCF` the lowest memory consumption first, :class:`BMC` (its Algorithm 1) small and large tasks
-in turn, for groups of balanced memory consumption.
+in turn, for groups of balanced memory consumption. All of them may fuse (``fuse``): a task then takes those that can be
+fused with it along, so that each worker of a task group trains several. A sharded task is a task group of its own, on
+several devices.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import ClassVar
 
-from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, refusals
-from weft.sched.device_plan import training_workers
-from weft.sched.queue_state import GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
+from weft.sched.admission import SAFETY_THRESHOLD, Tasks, needed_bytes, rank_places, refusals
+from weft.sched.device_plan import JOIN_AT_LEAST, MAX_MEMBERS, Footprint, GroupDraft, join_alike
+from weft.sched.interference import Interference
+from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 
@@ -22,12 +28,14 @@ from weft.sched.task_queue import TaskQueue
 class Base:
     """Tasks in order of arrival, as many per group as memory and workers allow; one group after another.
 
+    ``fuse``: whether a task starts with those that can be fused with it, as far as memory allows.
     ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
     ``one_at_a_time``: one task per device, of either kind; a device has at least one worker that is not kept for
     inference.
     """
 
     safety: float = SAFETY_THRESHOLD
+    fuse: bool = False
     strict: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
 
@@ -39,29 +47,73 @@ class Base:
         """Start the next task group on each device on which nothing runs: the longest run of tasks that it takes."""
         queue = TaskQueue.of(tasks, running)
         refuse = refusals(queue, machine, self.safety)
-        pending = (queue[name] for name in self.order(queue, machine) if name not in refuse)
-        task, busy = next(pending, None), {group.device for group in running}
-        starts: list[GroupStart] = []
-        for device in (device for device in machine.devices if device.name not in busy):
-            group, taken = list[QueuedTask](), 0
-            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, training_workers(device))
-            while task is not None and len(group) < workers:
-                taken += needed_bytes(task.bytes, self.safety)
-                trainings -= task.kind == "training"
-                full = self.strict and bool(group) and taken >= device.task_bytes
-                if taken > device.task_bytes or trainings < 0 or full:
+        gone = set(refuse)
+        pending = (queue[name] for name in self.order(queue, machine) if name not in gone)
+        task, busy = next(pending, None), {name for group in running for name in group.places}
+        waits, starts = len(busy) == len(machine.devices), list[GroupStart]()
+
+        def takes(needed: int, device: DeviceState, count: int) -> bool:
+            return device.name not in busy and count * needed <= device.task_bytes
+
+        for device in machine.devices:
+            while task is not None and task.ranks > 1:  # it starts once enough devices are idle, and what follows waits
+                needed = needed_bytes(task.bytes, self.safety)
+                places = rank_places(task.ranks, machine.devices, partial(takes, needed))
+                if not places:
                     break
-                group.append(task)
+                busy.update(places)
+                draft = _with_alike(task, queue, gone, False, self.safety, 0, machine.now)
+                starts.append(_start(places, draft, "its ranks are a task group", machine.now))
+                task = next(pending, None)
+            if device.name in busy or (task is not None and task.ranks > 1):
+                continue
+            group, free = list[GroupDraft](), device.task_bytes
+            workers, trainings = (1, 1) if self.one_at_a_time else (device.workers, device.training_workers)
+            while task is not None and task.ranks == 1 and len(group) < workers:
+                taken = needed_bytes(task.bytes, self.safety)
+                trainings -= task.kind == "training"
+                full = self.strict and bool(group) and taken >= free
+                if taken > free or trainings < 0 or full:
+                    break
+                group.append(_with_alike(task, queue, gone, self.fuse, self.safety, free, machine.now))
+                free -= group[-1].footprint(machine.now).bytes
+                busy.add(device.name)
                 task = next(pending, None)
             why = "alone in its task group" if len(group) == 1 else f"one of {len(group)} tasks of the next task group"
             why = "is next, and has the device to itself" if self.one_at_a_time else why
-            for each in group:
-                needed = needed_bytes(each.bytes, self.safety)
-                starts.append(GroupStart(device.name, (each.id,), needed, each.seconds, each.utilisation, why))
-        waits = len(busy) == len(machine.devices)
+            starts += [_start((device.name,), draft, why, machine.now) for draft in group]
         rest = "waits until every task of the running task group is done" if waits else "is in a later task group"
         rest = "waits for the tasks before it; one task runs at a time" if self.one_at_a_time else rest
         return QueueDecision(tuple(starts), refuse=refuse, rest=rest)
+
+
+def _with_alike(
+    task: QueuedTask, queue: TaskQueue, gone: set[str], fuse: bool, safety: float, free: float, now: float
+) -> GroupDraft:
+    """A group of ``task``, if ``fuse`` with those that can be fused with it and fit into ``free`` bytes.
+
+    Its members are added to ``gone``.
+    """
+    draft = GroupDraft(safety, Interference())
+    draft.add(task)
+
+    def accepts(group: Footprint) -> bool:
+        count = len(draft.members)
+        return group.bytes <= free and count < (MAX_MEMBERS if group.load.demand <= 1.0 else JOIN_AT_LEAST)
+
+    if fuse:
+        join_alike(draft, queue, gone, accepts, now)
+    gone.update(member.id for member in draft.members)
+    return draft
+
+
+def _start(places: tuple[str, ...], draft: GroupDraft, why: str, now: float) -> GroupStart:
+    """The start of a group, with a rank on each of ``places``."""
+    group, members = draft.footprint(now), tuple(member.id for member in draft.members)
+    why += f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+    why += f"; {len(places)} ranks on {' and '.join(dict.fromkeys(places))}" if len(places) > 1 else ""
+    devices = places if len(places) > 1 else ()
+    return GroupStart(places[0], members, group.bytes, group.seconds, group.demand, why, devices=devices)
 
 
 class BMC(Base):
@@ -119,27 +171,41 @@ class MPSNoAdmission:
     kept for inference take the oldest inference tasks, also past trainings that wait.
     """
 
+    fuse: bool = False
+
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Start the oldest tasks on all free workers."""
         queue = TaskQueue.of(tasks, running)
-        workers: list[tuple[int, str]] = []  # free ones, by number and device
-        trainings: dict[str, int] = {}  # how many more each device can take
-        for device in machine.devices:
-            here = [group for group in running if group.device == device.name]
-            workers += [(number, device.name) for number in range(len(here), device.workers)]
-            trainings[device.name] = training_workers(device) - sum(group.kind == "training" for group in here)
-        free = [name for _, name in sorted(workers, key=lambda worker: worker[0])]  # devices in turn
-        starts = []
+        devices = {device.name: device for device in machine.devices}
+        used, trained = Counter[str](), Counter[str]()  # workers by device: all that are busy, and those that train
+        starts, gone, passed = list[GroupStart](), set[str](), False
+
+        def count_in(places: Sequence[str], kind: str) -> None:
+            for name, ranks in Counter(places).items():
+                workers = devices[name].workers_for(ranks) if name in devices else 0  # 0: its node was lost
+                used[name] += workers
+                trained[name] += workers if kind == "training" else 0
+
+        def takes(inference: bool, device: DeviceState, ranks: int) -> bool:
+            workers = device.workers_for(ranks)
+            trains = inference or trained[device.name] + workers <= device.training_workers
+            return trains and used[device.name] + workers <= device.workers
+
+        for group in running:
+            count_in(group.places, group.kind)
         for name in queue.by_arrival:
+            if name in gone:
+                continue
             task = queue[name]
             inference = task.kind == "inference"
-            for_training = next((device for device in free if trainings[device] > 0), None)
-            if not free or (for_training is None and not queue.inference):
+            trains = not passed and any(takes(False, device, 1) for device in machine.devices)
+            if not trains and not (queue.inference and any(takes(True, device, 1) for device in machine.devices)):
                 break
-            chosen = free[0] if inference else for_training
-            if chosen is not None:
-                free.remove(chosen)
-                trainings[chosen] -= not inference
-                why = "a worker is free; memory is not checked"
-                starts.append(GroupStart(chosen, (name,), task.bytes, task.seconds, task.utilisation, why))
+            in_turn = sorted(machine.devices, key=lambda device: used[device.name])
+            places = rank_places(task.ranks, in_turn, partial(takes, inference)) if inference or trains else ()
+            if places:
+                count_in(places, task.kind)
+                draft = _with_alike(task, queue, gone, self.fuse, 1.0, math.inf, machine.now)
+                starts.append(_start(places, draft, "a worker is free; memory is not checked", machine.now))
+            passed = passed or (task.ranks > 1 and not places)  # trainings behind a sharded one wait for it
         return QueueDecision(tuple(starts), rest="waits for a free worker")

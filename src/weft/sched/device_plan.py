@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.core.units import show_bytes
 from weft.sched.admission import needed_bytes
 from weft.sched.interference import DeviceLoad, Interference
 from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
+from weft.sched.task_queue import TaskQueue
 
 # A start is work of the host and leaves the device idle; two trainings that each fill the device only slow each other
 # down. So the next one starts while the one before still trains, as late as its start allows: tasks of CoGNN's five
@@ -39,7 +40,8 @@ class Footprint:
 
     It leaves the device idle for ``start_seconds``; ``demand`` is a mean over all ``seconds``, ``turn_seconds`` over
     its kernels. ``summed_demand``: of the members of a fused group, each as fast as alone; beyond 1 they slow each
-    other down, and ``seconds`` are as much longer.
+    other down, and ``seconds`` are as much longer. ``workers``: whose share of the device it takes, several if it is
+    some ranks of a sharded task.
     """
 
     bytes: int
@@ -50,6 +52,14 @@ class Footprint:
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
     summed_demand: float = 0.0
+    workers: int = 1
+
+    def of_ranks(self, count: int, device: DeviceState) -> Footprint:
+        """What so many ranks take on ``device``, if this is what one takes."""
+        if count == 1:
+            return self
+        demands = {"demand": count * self.demand, "summed_demand": count * self.summed_demand}
+        return replace(self, bytes=count * self.bytes, workers=device.workers_for(count), **demands)
 
     @property
     def load(self) -> DeviceLoad:
@@ -77,7 +87,8 @@ class Occupant:
 class DevicePlan:
     """The groups on a device, running or about to start, and what is set aside for the first task that waits.
 
-    ``promised``: a group for which running ones are evicted, and the device as it is without them.
+    ``promised``: a group for which running ones are evicted, and the device as it is without them. ``reserved_all``:
+    the device is set aside for ranks of a sharded task, next to which no other training starts that ends later.
     """
 
     device: DeviceState
@@ -87,14 +98,15 @@ class DevicePlan:
     free: int = 0
     reserved_from: float | None = None
     reserved_spare: int = 0
+    reserved_all: bool = False
     promised: tuple[Footprint, DevicePlan] | None = None
 
     @classmethod
     def of(cls, device: DeviceState, running: Sequence[RunningGroup], now: float, model: Interference) -> DevicePlan:
         """The plan before anything new starts."""
         occupants = []
-        for each in (each for each in running if each.device == device.name):
-            group = Footprint(
+        for each in (each for each in running if device.name in each.places):
+            one = Footprint(
                 bytes=each.bytes,
                 seconds=each.ends - each.started,
                 demand=each.utilisation,
@@ -103,6 +115,7 @@ class DevicePlan:
                 start_seconds=each.start_seconds,
                 turn_seconds=each.turn_seconds,
             )
+            group = one.of_ranks(each.places.count(device.name), device)
             occupants.append(Occupant(group, each.started, each.ends, each.id))
         return cls(device, now, model, occupants, device.task_bytes - sum(each.group.bytes for each in occupants))
 
@@ -116,21 +129,24 @@ class DevicePlan:
         """Until the last of its groups is predicted to end."""
         return max((each.ends - self.now for each in self.occupants), default=0.0)
 
-    def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None) -> bool:
-        """Whether a worker is free for a group of that kind, next to ``occupants`` (by default those of now)."""
-        occupants = self.occupants if occupants is None else occupants
-        if len(occupants) >= self.device.workers:
+    def has_worker(self, inference: bool, occupants: Sequence[Occupant] | None = None, workers: int = 1) -> bool:
+        """Whether so many workers are free for a group of that kind next to ``occupants`` (by default those of now)."""
+        groups = [each.group for each in (self.occupants if occupants is None else occupants)]
+        if sum(group.workers for group in groups) + workers > self.device.workers:
             return False
-        return inference or sum(not each.group.inference for each in occupants) < training_workers(self.device)
+        trainings = sum(group.workers for group in groups if not group.inference)
+        return inference or trainings + workers <= self.device.training_workers
 
     def refuses(self, group: Footprint) -> str:
         """Why ``group`` cannot start here now; empty if it can."""
         name = self.device.name
-        if not self.has_worker(group.inference):
-            return f"waits for a free worker of {name}"
+        if not self.has_worker(group.inference, workers=group.workers):
+            return f"waits for {'a free worker' if group.workers == 1 else f'{group.workers} free workers'} of {name}"
         if group.bytes > self.free:
             return f"needs {show_bytes(group.bytes)}, and {name} has {show_bytes(max(self.free, 0))} free"
         delays = self.reserved_from is not None and self.end_of(group) > self.reserved_from
+        if delays and self.reserved_all and not group.inference:
+            return f"would delay a sharded task that waits for {name}"
         if delays and group.bytes > self.reserved_spare:
             return f"would delay a task that waits for memory of {name}"
         if any(each.group.slowdown_limit is not None for each in self.occupants):
@@ -200,20 +216,20 @@ class DevicePlan:
         """When its bytes and a worker for it are predicted to be free; None if the device is too small."""
         free, time = self.free, self.now
         remaining = sorted(self.occupants, key=lambda each: -each.ends)
-        while remaining and (group.bytes > free or not self.has_worker(group.inference, remaining)):
+        while remaining and (group.bytes > free or not self.has_worker(group.inference, remaining, group.workers)):
             first = remaining.pop()
             free, time = free + first.group.bytes, max(first.ends, self.now)
         return time if group.bytes <= free else None
 
-    def reserve(self, needed: int, start: float) -> None:
-        """Keep ``needed`` bytes from ``start`` on: other groups may use them only if they end before."""
+    def reserve(self, needed: int, start: float, sharded: bool = False) -> None:
+        """Keep ``needed`` bytes from ``start`` on: other groups may use them only if they end before.
+
+        ``sharded``: for ranks, which start when all of their devices are free. So no other training that ends later may
+        start here, or it would keep them from starting when the next device is free.
+        """
         released = sum(each.group.bytes for each in self.occupants if each.ends <= start)
         self.reserved_from, self.reserved_spare = start, self.free + released - needed
-
-
-def training_workers(device: DeviceState) -> int:
-    """How many trainings a device can run at once: its workers less those reserved for inference."""
-    return device.workers - device.inference_workers
+        self.reserved_all = sharded
 
 
 def slowdown_limit(task: QueuedTask, now: float) -> float | None:
@@ -225,13 +241,16 @@ def slowdown_limit(task: QueuedTask, now: float) -> float | None:
 
 @dataclass
 class GroupDraft:
-    """A fused group being formed: its members so far, and the sums that its footprint is made from."""
+    """A fused group being formed: its members so far, and the sums that its footprint is made from.
+
+    ``stacks``: by structure, what its members share, the most that one has of its own, and how many they are.
+    """
 
     safety: float
     model: Interference
     members: list[QueuedTask] = field(default_factory=list)
-    shared_bytes: int = 0
-    own_bytes: int = 0
+    stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    common_bytes: int = 0
     longest: float = 0.0
     work: float = 0.0
     utilisation: float = 0.0
@@ -239,9 +258,11 @@ class GroupDraft:
 
     def add(self, task: QueuedTask) -> None:
         """Let ``task`` join."""
+        shared, own, count = self.stacks.get(task.structure, (0, 0, 0))
+        own = max(own, task.bytes - task.shared_bytes)  # narrower members are padded
+        self.stacks[task.structure] = max(shared, task.shared_bytes), own, count + 1
+        self.common_bytes = min(self.common_bytes, task.common_bytes) if self.members else task.common_bytes
         self.members.append(task)
-        self.shared_bytes = max(self.shared_bytes, task.shared_bytes)
-        self.own_bytes = max(self.own_bytes, task.bytes - task.shared_bytes)  # narrower members are padded
         self.longest = max(self.longest, task.seconds)
         self.work += task.work
         self.utilisation += task.utilisation
@@ -249,7 +270,7 @@ class GroupDraft:
 
     def with_one_more(self, task: QueuedTask, now: float) -> Footprint:
         """What the group would take with ``task`` as well; its start is that of the present members."""
-        draft = replace(self, members=[*self.members])
+        draft = replace(self, members=[*self.members], stacks={**self.stacks})
         draft.add(task)
         draft.start_seconds = self.start_seconds
         return draft.footprint(now)
@@ -261,8 +282,10 @@ class GroupDraft:
         if len(self.members) > 1:
             seconds, demand = fused_cost(self.longest, self.start_seconds, self.work, self.model)
             summed = self.utilisation * self.model.fused_work
+        size = sum(shared + count * own for shared, own, count in self.stacks.values())
+        size -= (len(self.stacks) - 1) * self.common_bytes
         return Footprint(
-            bytes=needed_bytes(self.shared_bytes + len(self.members) * self.own_bytes, self.safety),
+            bytes=needed_bytes(size, self.safety),
             seconds=seconds,
             demand=demand,
             summed_demand=summed,
@@ -271,6 +294,32 @@ class GroupDraft:
             start_seconds=self.start_seconds,
             turn_seconds=first.turn_seconds,
         )
+
+
+JOIN_AT_LEAST = 8  # a group takes that many members if there are so many: a task of a stack costs the same from 8 on
+MAX_MEMBERS = 256  # of a group
+
+
+def join_alike(
+    draft: GroupDraft, queue: TaskQueue, gone: Collection[str], accepts: Callable[[Footprint], bool], now: float
+) -> None:
+    """Add queued tasks that can be fused with the first member, until one is not accepted.
+
+    Those of its structure first, shortest first; not those that are ``gone``.
+    """
+    first = draft.members[0]
+    if not first.joinable:
+        return
+
+    def candidates() -> Iterator[QueuedTask]:
+        for same in (True, False):
+            alike = (queue[name] for name in queue.by_join[first.join_key] if name not in gone and name != first.id)
+            yield from (task for task in alike if (task.structure == first.structure) == same)
+
+    for task in candidates():
+        if task.kind != first.kind or not accepts(draft.with_one_more(task, now)):
+            break
+        draft.add(task)
 
 
 def fused_cost(longest: float, start_seconds: float, work: float, model: Interference) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from weft.sched.admission import Policy
 from weft.sched.backfill import Backfill
 from weft.sched.baselines import BMC, LMCF, Base, MPSNoAdmission, PipeSwitchLike, Sequential
 
-POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
+POLICIES: Mapping[str, Callable[..., Policy]] = MappingProxyType(
     {
         "sequential": Sequential,
         "mps": MPSNoAdmission,
@@ -25,10 +25,13 @@ POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
 DEFAULT_POLICY = "backfill"
 
 
-def find_policy(name: str) -> Policy:
-    """The policy of that name with its default settings (letter case does not count)."""
+def find_policy(name: str, fuse: bool | None = None) -> Policy:
+    """The policy of that name with its default settings (letter case does not count).
+
+    ``fuse``: whether it starts tasks that can be fused as one group; None: as it does by default.
+    """
     made = POLICIES.get(name.lower())
     if made is None:
         names = ", ".join(POLICIES)
         raise SpecError(f"there is no policy {name!r}{nearest_names(name, POLICIES)}; choose one of {names}")
-    return made()
+    return made() if fuse is None else made(fuse=fuse)

@@ -21,12 +21,16 @@ class QueuedTask(PlainData):
     """A task that waits, with what is predicted of it.
 
     ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
-    that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
+    that tasks in one stack have once (graph, features), ``common_bytes`` the part of those that stacks of one group
+    have once (a GPU's context); ``utilisation`` is the share of the device that the task
     keeps busy when alone, as a mean over ``seconds``; it keeps it busy after ``start_seconds`` of them, in which it is
     built on the host. ``turn_seconds`` is the mean time of its kernels, for which other groups wait; 0 if unknown.
-    Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``; those of one ``structure``
+    are one stack of it.
     ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
     tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
+    ``ranks``: of a sharded task, which starts on so many devices at once, or not at all; ``bytes`` and ``utilisation``
+    are those of one rank.
     """
 
     id: str
@@ -34,8 +38,10 @@ class QueuedTask(PlainData):
     seconds: float
     graph: str = ""
     join_key: str = ""
+    structure: str = ""
     fusable: bool = True
     shared_bytes: int = 0
+    common_bytes: int = 0
     utilisation: float = 1.0
     arrival: float = 0.0
     user: str = ""
@@ -47,6 +53,7 @@ class QueuedTask(PlainData):
     attempts: int = 0
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -69,19 +76,21 @@ class QueuedTask(PlainData):
             raise SpecError(f"task {self.id!r}: arrival={self.arrival} must be a finite time")
         if self.latency_target is not None and not 0 < self.latency_target < math.inf:
             raise SpecError(f"task {self.id!r}: latency_target={self.latency_target} must be above 0 seconds")
+        if self.ranks < 1 or (self.ranks > 1 and self.kind != "training"):
+            raise SpecError(f"task {self.id!r}: ranks={self.ranks} must be at least 1, and 1 of an inference task")
         if self.id in self.after:
             raise SpecError(f"task {self.id!r}: after={list(self.after)} names the task itself; remove it")
 
     @property
     def work(self) -> float:
-        """Seconds of a fully used device."""
-        return self.seconds * self.utilisation
+        """Seconds of a fully used device, of all ranks together."""
+        return self.seconds * self.utilisation * self.ranks
 
     @property
     def demand(self) -> float:
         """The share of the device that it keeps busy once it has started."""
         after = self.seconds - self.start_seconds
-        return min(self.work / after, 1.0) if after > 0 else self.utilisation
+        return min(self.seconds * self.utilisation / after, 1.0) if after > 0 else self.utilisation
 
     def rest(self, progress: float) -> QueuedTask:
         """The rest of it after ``progress`` seconds: it starts again, and resumes."""
@@ -93,8 +102,8 @@ class QueuedTask(PlainData):
 
     @property
     def joinable(self) -> bool:
-        """Whether it may share a fused group: a task that has failed runs alone the next time."""
-        return self.fusable and bool(self.join_key) and self.attempts == 0
+        """Whether it may share a fused group: a sharded task, and one that has failed before, run alone."""
+        return self.fusable and bool(self.join_key) and self.attempts == 0 and self.ranks == 1
 
     @property
     def must_end_by(self) -> float:
@@ -111,6 +120,7 @@ class RunningGroup:
     ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
     ``start_seconds``: how long after ``started`` it leaves the device idle; ``utilisation`` is its mean from
     ``started`` to ``ends``; ``turn_seconds`` the mean time of its kernels, 0 if unknown. ``users``: one per member.
+    ``devices``: of a sharded task, the device of every rank, each of which holds ``bytes``; empty: ``device`` alone.
     """
 
     id: str
@@ -128,10 +138,16 @@ class RunningGroup:
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
     users: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The device of every rank."""
+        return self.devices or (self.device,)
 
     def had(self, user: str, total: float, now: float) -> float:
         """Device-seconds that ``user`` has had, of ``total`` with those that this group is yet to take."""
-        left = max(self.ends - now, 0.0) * self.utilisation / max(len(self.members), 1)
+        left = max(self.ends - now, 0.0) * self.utilisation * len(self.places) / max(len(self.members), 1)
         return total - left * self.users.count(user)
 
 
@@ -168,6 +184,20 @@ class DeviceState(PlainData):
     def task_bytes(self) -> int:
         """What all groups together may take."""
         return self.budget_bytes - self.reserved_bytes
+
+    @property
+    def training_workers(self) -> int:
+        """How many trainings it can run at once: its workers less those reserved for inference."""
+        return self.workers - self.inference_workers
+
+    @property
+    def host(self) -> str:
+        """The node of a cluster that it is of; empty on this host. Ranks of one task share a host."""
+        return self.name.partition("@")[2]
+
+    def workers_for(self, ranks: int) -> int:
+        """Workers whose share of the device is taken by so many ranks of one task: all of them, if it has fewer."""
+        return min(ranks, self.training_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +237,8 @@ class GroupStart:
 
     ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
     device, which it leaves idle for the first ``start_seconds``; ``turn_seconds`` is the mean time of its kernels, 0 if
-    unknown.
+    unknown. ``devices``: of a sharded task, the device of every rank, ``device`` first; ``bytes`` and ``utilisation``
+    are those of one rank.
     """
 
     device: str
@@ -218,6 +249,12 @@ class GroupStart:
     why: str
     start_seconds: float = 0.0
     turn_seconds: float = 0.0
+    devices: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The device of every rank."""
+        return self.devices or (self.device,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 Between two events every group advances at a constant rate, which the interference model computes from the demands of
 the groups on its device. Events are arrivals and ends of tasks and the times that a policy requests, after each of
 which it decides, and the times at which a task has started and begins to use the device. A group holds its worker and
-its bytes until its last member ends. Equal input gives an equal result.
+its bytes until its last member ends. The ranks of a sharded task advance together, as fast as the slowest of them.
+Equal input gives an equal result.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -101,7 +103,13 @@ class LiveGroup:
             start_seconds=self.plan.start_seconds,
             turn_seconds=self.plan.turn_seconds if self.as_planned else self.load.turn,
             users=tuple(task.user for task in self.tasks),
+            devices=self.plan.devices,
         )
+
+    def on(self, device: str) -> tuple[int, DeviceLoad]:
+        """The bytes that its ranks on ``device`` hold, and how they use it."""
+        ranks = self.plan.places.count(device)
+        return ranks * self.plan.bytes, DeviceLoad(ranks * self.load.demand, self.load.turn)
 
 
 # ---- The outcome
@@ -121,7 +129,10 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
-    """One group: the worker it ran on, its members, its bytes, from when to when."""
+    """One group: the worker it ran on, its members, its bytes, from when to when.
+
+    ``places``: the device of every rank, each of which held ``bytes``.
+    """
 
     id: str
     device: str
@@ -130,7 +141,8 @@ class SimulatedGroup:
     bytes: int
     start: float
     end: float
-    why: str = ""
+    why: str
+    places: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -269,6 +281,7 @@ class _Run:
         self.expected = {task.id for task in tasks}
         self.held: dict[str, list[QueuedTask]] = {}  # tasks that arrive before something they depend on
         self.queue = TaskQueue()
+        # By device: a sharded task is in the list of every device that it has ranks on.
         self.live: dict[str, list[LiveGroup]] = {device.name: [] for device in devices}
         self.shares = UserShares()
         self.now = self.arrivals[-1].arrival if self.arrivals else 0.0
@@ -287,16 +300,22 @@ class _Run:
             if self.queue and (self.now >= self.again or before != (len(self.arrivals), len(self.outcome.tasks))):
                 while self._decide().preempt:
                     pass
+            rates: dict[str, float] = {}
             for device, groups in self.live.items():
-                loads = [*(group.load for group in groups), DeviceLoad(self.conditions.background)]
-                over = sum(group.plan.bytes for group in groups) > self.devices[device].task_bytes
+                loads = [*(group.on(device)[1] for group in groups), DeviceLoad(self.conditions.background)]
+                over = sum(group.on(device)[0] for group in groups) > self.devices[device].task_bytes
                 for group, slowdown in zip(groups, self.model.slowdowns(loads), strict=False):
-                    group.rate = 1.0 / (slowdown * (self.model.paging if over else 1.0))
+                    rate = 1.0 / (slowdown * (self.model.paging if over else 1.0))
+                    group.rate = rates[group.id] = min(rate, rates.get(group.id, math.inf))
+
+    @property
+    def _running(self) -> list[LiveGroup]:
+        """Every group once."""
+        return list({group.id: group for groups in self.live.values() for group in groups}.values())
 
     def _advance(self) -> None:
         """Let time pass until the next event; tasks arrive and end."""
-        running = [group for groups in self.live.values() for group in groups]
-        seconds = min((group.seconds_to_next_change for group in running), default=math.inf)
+        seconds = min((group.seconds_to_next_change for group in self._running), default=math.inf)
         if self.queue:
             seconds = min(seconds, max(self.again - self.now, 0.0))
         if self.arrivals:
@@ -306,24 +325,24 @@ class _Run:
         self.now += seconds
         while self.arrivals and self.arrivals[-1].arrival <= self.now:
             self._admit(self.arrivals.pop())
-        for groups in self.live.values():
-            self.outcome.busy_seconds += seconds * min(math.fsum(group.load.demand for group in groups), 1.0)
-            for group in list(groups):
-                for task in group.advance(seconds):
-                    name, start = self.starts.pop(task.id)
-                    self.outcome.tasks.append(TaskRun(task.id, name, task.arrival, start, self.now, task.must_end_by))
-                    self.queue.finish(task.id)
-                if not group.tasks:
-                    self._remove(group)
+        for device, groups in self.live.items():
+            self.outcome.busy_seconds += seconds * min(math.fsum(group.on(device)[1].demand for group in groups), 1.0)
+        for group in self._running:
+            for task in group.advance(seconds):
+                name, start = self.starts.pop(task.id)
+                self.outcome.tasks.append(TaskRun(task.id, name, task.arrival, start, self.now, task.must_end_by))
+                self.queue.finish(task.id)
+            if not group.tasks:
+                self._remove(group)
 
     def _remove(self, group: LiveGroup) -> None:
         """Record a group that has ended or was preempted."""
         plan = group.plan
-        self.live[plan.device].remove(group)
+        for device in set(plan.places):
+            self.live[device] = [other for other in self.live[device] if other is not group]
+        where, span = (plan.device, group.worker), (group.start, self.now)
         self.outcome.groups.append(
-            SimulatedGroup(
-                group.id, plan.device, group.worker, plan.members, plan.bytes, group.start, self.now, plan.why
-            )
+            SimulatedGroup(group.id, *where, plan.members, plan.bytes, *span, plan.why, plan.places)
         )
 
     def _fault(self, what: str) -> WeftError:
@@ -349,7 +368,7 @@ class _Run:
 
     def _decide(self) -> QueueDecision:
         """Let the policy decide once, and carry the decision out."""
-        running = [group.state(self.now) for groups in self.live.values() for group in groups]
+        running = [group.state(self.now) for group in self._running]
         machine = MachineState(tuple(self.devices.values()), self.now, self.shares.with_running({}))
         decision = decide(self.policy, self.queue, running, machine)
         self.outcome.decisions += 1
@@ -359,8 +378,7 @@ class _Run:
             self.outcome.refused[name] = reason
         for start in decision.start:
             self._start(start)
-        preempted = [group for groups in self.live.values() for group in groups if group.id in decision.preempt]
-        for group in preempted:  # they save their state within the event
+        for group in [group for group in self._running if group.id in decision.preempt]:  # saved within the event
             self._remove(group)
             for task in group.tasks:
                 # Queue the rest of a preempted task; what is predicted of it shrinks by the same progress.
@@ -380,9 +398,9 @@ class _Run:
 
     def _start(self, start: GroupStart) -> None:
         taken = [self.queue.take(name) for name in start.members]
-        device, groups = self.devices[start.device], self.live[start.device]
+        device = self.devices[start.device]
         self.devices[start.device] = replace(device, started=device.started + len(taken))
-        used = {group.worker for group in groups}
+        used = {group.worker for name in start.places for group in self.live[name]}
         group = LiveGroup(
             id=f"{start.device}/{device.started}",
             plan=start,
@@ -392,8 +410,9 @@ class _Run:
             model=self.model,
             as_planned=bool(self.actual),
         )
-        groups.append(group)
-        self.outcome.peak_bytes = max(self.outcome.peak_bytes, sum(other.plan.bytes for other in groups))
+        for name in Counter(start.places):
+            self.live[name].append(group)
+            self.outcome.peak_bytes = max(self.outcome.peak_bytes, sum(each.on(name)[0] for each in self.live[name]))
         for task in taken:
             self.starts[task.id] = (group.id, self.starts.get(task.id, ("", self.now))[1])
             self._charge(task, task.work)

@@ -53,15 +53,16 @@ class TaskQueue:
     """Queued tasks by id and in the orders that policies use.
 
     ``by_arrival``, ``by_bytes`` and ``longest_first`` hold the tasks that are ready, i.e. whose dependencies are done.
-    ``all_by_bytes`` holds the others as well. ``lanes``: the ready tasks of one user and priority, with and without a
-    time to end by, in the order of :func:`lane_order`. ``by_join``: the ready tasks that may be fused, by join key,
-    shortest first. ``inference``: the ready inference tasks, most urgent first; ``inference_lanes``: the same by lane.
+    ``all_by_bytes`` holds the others as well, ``sharded`` those of them that have several ranks. ``lanes``: the ready
+    tasks of one user and priority, with and without a time to end by, in the order of :func:`lane_order`. ``by_join``:
+    the ready tasks that may be fused, by join key, shortest first. ``inference``: the ready inference tasks, most
+    urgent first; ``inference_lanes``: the same by lane.
     ``ready_work``: seconds of a fully used device that the ready tasks take; ``ready_seconds``: their seconds alone.
     """
 
     def __init__(self) -> None:
         self.by_arrival, self.by_bytes, self.longest_first = SortedTasks(), SortedTasks(), SortedTasks()
-        self.all_by_bytes, self.inference = SortedTasks(), SortedTasks()
+        self.all_by_bytes, self.inference, self.sharded = SortedTasks(), SortedTasks(), SortedTasks()
         self.lanes: dict[LaneKey, SortedTasks] = {}
         self.inference_lanes: dict[LaneKey, SortedTasks] = {}
         self.by_join: dict[str, SortedTasks] = {}
@@ -132,6 +133,8 @@ class TaskQueue:
             if taken.joinable and not self.by_join[taken.join_key]:
                 del self.by_join[taken.join_key]
         self.all_by_bytes.remove((float(taken.bytes),), self._position[task], task)
+        if taken.ranks > 1:
+            self.sharded.remove((float(taken.bytes),), self._position[task], task)
         return taken
 
     def drop(self, task: str) -> None:
@@ -182,6 +185,8 @@ class TaskQueue:
     def _insert(self, task: QueuedTask) -> None:
         self._tasks[task.id] = task
         self.all_by_bytes.add((float(task.bytes),), self._position[task.id], task.id)
+        if task.ranks > 1:
+            self.sharded.add((float(task.bytes),), self._position[task.id], task.id)
         open_names = [name for name in dict.fromkeys(task.after) if name in self._position]
         for name in open_names:
             self._dependents.setdefault(name, []).append(task.id)

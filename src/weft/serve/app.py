@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from weft.core.errors import InputError, WeftError
+from weft.core.run_options import options_of
 from weft.core.version import __version__
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import QueueError
@@ -92,11 +93,17 @@ SUBMISSION = {
         "time_limit": {"type": "number", "description": "Seconds that each task may run in all."},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
         "deadline": {"type": "number", "description": "Seconds since 1970."},
-        "budget": {"description": 'Bytes that the task may take, such as "2GiB".'},
         "max_attempts": {"type": "integer"},
         "user": {"type": "string", "description": "Whom it is for: of the operator, or on a server without tokens."},
     },
 }
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+for _row in options_of("queue"):  # how tasks are trained, as weft.RunOptions takes it
+    _rule, _kind = _row.metadata["rule"], {"type": JSON_TYPES[_row.metadata["rule"].kind]}
+    SUBMISSION["properties"][_row.name] = {
+        **({} if _rule.parse is not None else _kind),
+        "description": _row.metadata["shell"]["help"],
+    }
 
 
 def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> FastAPI:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
+from weft.core.run_options import Placement, RunOptions, refuse_misplaced
 from weft.core.sweep import Sweep, tasks_in
 from weft.core.task import Task
 from weft.core.wording import option
@@ -172,17 +173,27 @@ class Client:
         deadline: float | None = None,
         time_limit: float | None = None,
         user: str | None = None,
+        ranks: int = 1,
+        placement: Placement = Placement(),  # noqa: B008
+        options: RunOptions = RunOptions(),  # noqa: B008
+        **misplaced: Any,
     ) -> list[dict[str, Any]]:
         """Queue a task, or every task of a sweep, all or none; returns them as the server shows them.
 
         ``key``: the same key queues the same work only once, so a submission can be repeated safely. ``after``:
-        tasks that must be done before. ``budget``: bytes that each task may take. ``deadline``: seconds since 1970.
-        ``time_limit``: seconds that each task may run in all, after which it is ended.
+        tasks that must be done before. ``deadline``: seconds since 1970. ``time_limit``: seconds that each task may
+        run in all, after which it is ended. ``budget`` (bytes that each task may take), ``ranks``, ``placement`` and
+        ``options`` are those of :func:`weft.run`.
         """
+        if not isinstance(options, RunOptions):
+            raise InputError(f"options={options!r} must be a weft.RunOptions(...)")
+        refuse_misplaced(misplaced, "submit")
         tasks = tasks_in(work, "submit")
-        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after)}
-        limits = {"budget": budget, "deadline": deadline, "time_limit": time_limit}
-        body |= _checked(priority=priority, key=key, user=user, **limits)
+        options = options.with_keywords(budget=budget, ranks=ranks, placement=placement)
+        plain = options.for_queue
+        options.check_tasks(tasks)
+        body: dict[str, Any] = {"tasks": [given_settings(task) for task in tasks], "after": task_ids(after), **plain}
+        body |= _checked(priority=priority, key=key, user=user, deadline=deadline, time_limit=time_limit)
         return self._json("POST", "/api/tasks", body)["tasks"]
 
     def infer(

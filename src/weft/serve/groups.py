@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from weft.core.event import finite
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan
+from weft.core.run_options import RunOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.report.plan_report import group_plan
@@ -38,6 +40,7 @@ from weft.serve.state import (
     is_suspect,
     own_names,
     queued_task,
+    run_options_of,
     runs_users_code,
     take_over,
     unchanged,
@@ -97,7 +100,7 @@ class GroupEndings:
             worker.kill(unfit)
         elif active.users_code:
             worker.renew()
-        elif message.get("kind") == "unexpected":
+        elif message.get("kind") in ("unexpected", "gone"):
             worker.kill("is replaced after an error that is no fault of its task")
         if broke_device(message) and self._pool.shares_faults:  # workers that run a group report it themselves
             for idle in self._pool.idle_workers(worker.device):
@@ -105,7 +108,8 @@ class GroupEndings:
         if "error" not in message:
             active.took = message.get("took")
             outcomes = list(message["members"].values())
-            if len(outcomes) == 1 and outcomes[0].get("status") == "finished" and active.running.kind == "training":
+            trained_alone = len(outcomes) == len(active.running.places) == 1 and active.running.kind == "training"
+            if trained_alone and outcomes[0].get("status") == "finished":
                 metrics = outcomes[0]["metrics"]
                 trained = float(metrics.get("epochs_run", 0)) * float(metrics.get("seconds_per_epoch", 0.0))
                 self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
@@ -168,7 +172,8 @@ class GroupEndings:
         """Queue a task again that ran on a device that broke; the second time it has failed."""
         plan = dict(self._state.db.get(name).plan or {})
         first = not plan.get(SUSPECT)
-        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD)
+        ranks = max(Counter(active.running.places).values())  # of one device
+        whole = int(self._pool.task_bytes(active.group.device) / SAFETY_THRESHOLD / ranks)
         plan |= {SUSPECT: True, "alone": True, "bytes": max(int(plan.get("bytes", 0)), whole)}
         reason = f"{error}; it is tried once more with the device to itself" if first else error
         self._state.fail(active, name, reason, first, plan)
@@ -415,6 +420,15 @@ class Groups:
             self._state.why |= {task.id: "waits for a free worker" for task in tasks}
             return
         chosen = without_twins(tasks)
+        plan = self._plan_of(chosen, start.bytes)
+        if plan is not None and len(plan.members) < len(chosen):  # the others are no part of the group: they come later
+            chosen = [task for task in chosen if task.id in plan.members]
+            draft = GroupDraft(SAFETY_THRESHOLD, Interference())
+            for task in chosen:
+                draft.add(queued_task(task, start.start_seconds))
+            group = draft.footprint(time.time())
+            start = replace(start, bytes=group.bytes, seconds=group.seconds, utilisation=min(group.demand, 1.0))
+            self._state.dirty = True
         alone = len(chosen) == 1
         name = uuid.uuid4().hex[:12]
         group = Group(
@@ -428,7 +442,7 @@ class Groups:
             why=start.why,
             started=time.time(),
         )
-        self.launch(group, worker, chosen, start.utilisation)
+        self.launch(group, worker, chosen, start.utilisation, plan, devices=start.devices)
 
     def launch(
         self,
@@ -436,10 +450,13 @@ class Groups:
         worker: WorkerProcess,
         tasks: Sequence[QueueTask],
         utilisation: float,
+        plan: Plan | None,
         cancelled: Sequence[QueueTask] = (),
+        devices: tuple[str, ...] = (),
     ) -> bool:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed.
 
+        ``devices``: of a sharded task, the device of every rank. The worker starts the other ranks as its children.
         False, and nothing was started, if a task has changed since the decision.
         """
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
@@ -478,6 +495,7 @@ class Groups:
                 start_seconds=0.0 if infers else min(self._state.setup_of(group.device), group.seconds),
                 turn_seconds=mean_turn(queued_task(task).turn_seconds for task in claimed),
                 users=tuple(task.user for task in claimed),
+                devices=devices,
             ),
             heard=time.monotonic(),
             alone_until=time.monotonic() + ALONE_SECONDS if any(map(is_suspect, claimed)) else 0.0,
@@ -489,7 +507,7 @@ class Groups:
             },
         )
         for other in self._state.active.values():
-            if other.group.device == group.device:
+            if set(other.running.places) & set(active.running.places):
                 other.shared = active.shared = True
         self._state.active[group.id] = active
         worker.group = group.id
@@ -522,23 +540,31 @@ class Groups:
             worker.send(
                 "run",
                 **common,
-                plan=None if cancelled or split else self._plan_of(members, group.bytes),
+                plan=None if plan is None or cancelled or split or devices else plan.to_dict(),
+                devices=[device.partition("@")[0] for device in devices],
                 tasks=[worker_settings(task) for task in members],
-                checkpoint_every=self._state.options.checkpoint_seconds,
+                options={
+                    "checkpoint_every": self._state.options.checkpoint_seconds,
+                    **members[0].spec.get("options", {}),
+                },
                 split=split,
                 cancel=[task.id for task in cancelled],
             )
         return True
 
-    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
-        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
+    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> Plan | None:
+        """The plan of the first of ``members`` and of those that share its group.
+
+        None if the worker has to make it: after a restart, or of a user's model.
+        """
         runnable = self._state.runnable.get(estimate_key(members[0].spec))
         if runnable is None:
             return None
         try:
             tasks = [Task.from_dict(worker_settings(member)) for member in members]
             stats, alone = GraphStats.from_dict(runnable["stats"]), Plan.from_dict(runnable["plan"])
-            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(runnable["machine"])).to_dict()
+            options, machine = RunOptions.of(**run_options_of(members[0].spec)), Machine.from_dict(runnable["machine"])
+            return group_plan(tasks, stats, alone, total_bytes, machine, options)
         except InputError:
             return None  # the worker says what is wrong
 
@@ -623,7 +649,11 @@ class Groups:
         gone = [*known_tasks(self._state.db, [task.id for task in preempted.paused]), *preempted.gone]
         again = replace(group, state="running", device=start.device, worker=worker.name, ended=None, started=now)
         again = replace(again, seconds=start.seconds)  # of the epochs that remain
-        if self.launch(again, worker, preempted.present, start.utilisation, gone):
+        members = sorted((*preempted.present, *gone), key=lambda task: group.members.index(task.id))
+        plan = None if gone else self._plan_of(members, group.bytes)
+        if plan is not None and len(plan.members) < len(members):
+            plan = None  # its folder says how it began
+        if self.launch(again, worker, preempted.present, start.utilisation, plan, gone):
             del self._state.resumable[group.id]
         else:
             self._state.why |= {task.id: WAITS for task in preempted.present}

@@ -53,6 +53,7 @@ class ServeOptions:
 
     ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``, all GPUs or all
     processors. ``workers``: groups that may run at once on each, ``inference_workers`` of them for inference alone.
+    ``fuse``: whether the policy trains tasks as one group that can be (None: backfill does, the others do not).
     ``budget``: bytes per device for all groups (None: what is free).
     ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
@@ -72,6 +73,7 @@ class ServeOptions:
     workers: int = 1
     inference_workers: int = 0
     policy: str = DEFAULT_POLICY
+    fuse: bool | None = None
     budget: int | None = None
     models: tuple[str, ...] = ()
     graphs: Path | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from weft.serve.state import (
     SupervisorState,
     estimate_key,
     is_inference,
+    planned_for_more,
+    run_options_of,
     runs_users_code,
     unchanged,
     unless_lost,
@@ -39,7 +41,7 @@ CHANGED = (
     "its graph or its model was written anew since it began; it goes on from its checkpoint with what is there now, so "
     "its numbers are of both: cancel it and submit it again to train on the new one alone"
 )
-HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds")
+HISTORY = ("from", "failures", "memory_errors", "suspect_of_death", "deaths", "ran_seconds", "mode")
 SOON_DONE = 0.3  # seconds: a withdrawn estimate most likely ends by itself within them
 
 
@@ -70,6 +72,14 @@ class TaskPlanner:
         self._noted_changes: dict[str, int] = {}  # attempts of tasks that go on with files that have changed
         self._to_learn: deque[Mapping[str, Any]] = deque(maxlen=MOST_TO_LEARN)
 
+    @property
+    def _devices(self) -> int:
+        """How many devices of one host a sharded task can have; 0 on the GPUs of a cluster."""
+        names = self._state.options.device_names()
+        if any(name.startswith("cuda") and "@" in name for name in names):
+            return 0
+        return max(Counter(name.partition("@")[2] for name in names).values())
+
     def plan_queued(self) -> None:
         """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
         plans: list[tuple[str, Mapping[str, Any]]] = []
@@ -83,7 +93,8 @@ class TaskPlanner:
                 self._state.records.append((task.id, "note", {"message": CHANGED}))
             key = estimate_key(task.spec)
             estimate = self._estimates.get(key)
-            if estimate is not None and unchanged(estimate.get("files")):
+            known = estimate is not None and unchanged(estimate.get("files"))
+            if known and not planned_for_more(estimate, self._pool.task_room()):
                 plans += self._within_limits(task, history_of(task.plan) | dict(estimate))
             else:
                 unknown.append((task, key))
@@ -115,8 +126,9 @@ class TaskPlanner:
         if self._plannings[-1].users_code:
             self.note()
         planner.group = task.id
-        bounds, kind = task.spec.get("budget") is None, "inference" if is_inference(task) else "training"
-        planner.send("plan", id=task.id, device=device, task=worker_settings(task), bounds=bounds, kind=kind)
+        kind, options = "inference" if is_inference(task) else "training", run_options_of(task.spec)
+        send = {"device": device, "task": worker_settings(task), "options": options, "room": self._pool.task_room()}
+        planner.send("plan", id=task.id, **send, kind=kind, devices=self._devices)
 
     def note(self, ends: bool = False) -> None:
         """Write down which tasks with users' code are planned, for the next server, should this one die of them.
@@ -204,6 +216,11 @@ class TaskPlanner:
     def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
         limit, plan = task.spec.get("budget"), with_seconds_left(self._state.db, task, plan)
+        ranks = plan.get("ranks", 1)
+        if ranks > 1 and self._devices == 0:
+            why = f"ranks={ranks}: a worker on a node of the cluster sees one GPU; use weft run --on ray, or one host"
+            unless_lost(self._state.db.refuse, task.id, why)
+            return []
         if limit is None:
             return [(task.id, plan)]
         if plan.get("guess"):

@@ -875,6 +875,7 @@ _LISTED = f"""json_object(
     'after', json(after), 'attempts', attempts,
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
+    'how', coalesce(json_extract(plan, '$.why'), ''),
     'metric', {_METRIC},
     'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
 )"""

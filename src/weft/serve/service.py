@@ -15,7 +15,7 @@ from typing import Any, Literal
 from weft.core.errors import WeftError
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
-from weft.serve.state import COUNTERS, is_late
+from weft.serve.state import COUNTERS, is_late, run_options_of
 from weft.serve.submissions import OPERATOR, THE_OPERATOR, BadRequestError, HiddenPaths, Registry, read_request
 from weft.serve.supervisor import Supervisor
 
@@ -126,6 +126,7 @@ class QueueService:
         events = self._db.last_events(task, STATES, MOST_CHANGES)
         changes = [{"time": event.time, "state": event.kind, **self._hidden.data(event.data)} for event in events]
         known = {"estimate": self._hidden.data(shown.plan), "result": shown.result, "changes": changes}
+        known["options"] = run_options_of(shown.spec)
         return {**self.shown(shown), **known}
 
     def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
@@ -227,6 +228,7 @@ class QueueService:
             "bytes": plan.get("bytes"),
             "seconds": plan.get("seconds"),
             "why": self._hidden.text(why),
+            "how": self._hidden.text(str(plan.get("why", ""))),
             "error": task.error and self._hidden.text(task.error),
             "score": metrics.get(f"val_{metric}") if metric else None,
             "metric": metric,

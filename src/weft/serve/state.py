@@ -80,7 +80,9 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
         # One user's code shares no process with another user's tasks: it may end it, hang or change it.
         join_key=f"{join_key} of {task.user}" if join_key and runs_users_code(task) else join_key,
         fusable=not (infers or plan.get("alone") or task.spec.get("budget") is not None or has_checkpoint),
+        structure=str(plan.get("structure", "")),
         shared_bytes=0 if infers else min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
+        common_bytes=0 if infers else min(int(plan.get(name, 0)) for name in ("common_bytes", "shared_bytes", "bytes")),
         utilisation=share * float(plan.get("utilisation", 1.0)) * (epochs / seconds if seconds > 0 else 1.0),
         arrival=task.created,
         user=task.user,
@@ -91,6 +93,7 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0, share: float = 1.0)
         attempts=int(plan.get("failures", 0)),
         start_seconds=setup_seconds,
         turn_seconds=float(plan.get("turn_seconds", 0.0)),
+        ranks=1 if infers else int(plan.get("ranks", 1)),
     )
 
 
@@ -131,9 +134,15 @@ def runs_users_code(task: QueueTask) -> bool:
 
 
 def worker_settings(task: QueueTask) -> dict[str, Any]:
-    """A task as a worker gets it: named by its id, with the path of its graph."""
-    path = task.spec.get("graph_path")
-    return {**task.spec["task"], **({"graph": path} if path else {}), "name": task.id}
+    """A task as a worker gets it: named by its id, with the path of its graph and the mode that was planned."""
+    path, mode = task.spec.get("graph_path"), (task.plan or {}).get("mode")
+    found = {**({"graph": path} if path else {}), **({"mode": mode} if mode else {})}
+    return {**task.spec["task"], **found, "name": task.id}
+
+
+def planned_for_more(plan: Mapping[str, Any], room: int | None) -> bool:
+    """Whether a plan needs more than the ``room`` that a task has now, and was made where there was more."""
+    return room is not None and plan["bytes"] > room < plan.get("room", math.inf)
 
 
 def own_names(tasks: Sequence[QueueTask]) -> dict[str, str | None]:
@@ -152,13 +161,16 @@ def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
     return list(chosen.values())
 
 
-def estimate_key(spec: Mapping[str, Any]) -> str:
-    """The key of a task's estimate: tasks of one key need the same memory and time.
+def run_options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of :class:`weft.RunOptions` that a task was submitted with, its budget among them, by name."""
+    budget = {} if spec.get("budget") is None else {"budget": spec["budget"]}
+    return {**spec.get("options", {}), **budget}
 
-    Without a byte budget of its own a bound on its bytes will do, so that is another estimate.
-    """
+
+def estimate_key(spec: Mapping[str, Any]) -> str:
+    """The key of a task's estimate: tasks of one key need the same memory and time."""
     settings = {key: value for key, value in spec["task"].items() if key not in FREE_OF_COST}
-    settings[""] = [spec.get("budget") is None, spec.get("kind", "training"), spec.get("graph_path")]
+    settings[""] = [run_options_of(spec), spec.get("kind", "training"), spec.get("graph_path")]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
@@ -209,12 +221,17 @@ class ActiveGroup:
     @property
     def had(self) -> float:
         """Device-seconds of each of its members so far."""
-        return self.seconds * self.running.utilisation / max(len(self.members), 1)
+        return self.seconds * self._share
 
     @property
     def will_have(self) -> float:
         """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
-        return max(self.had, self.group.seconds * self.running.utilisation / max(len(self.members), 1))
+        return max(self.had, self.group.seconds * self._share)
+
+    @property
+    def _share(self) -> float:
+        """How many devices each of its members keeps busy."""
+        return self.running.utilisation * len(self.running.places) / max(len(self.members), 1)
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""

@@ -16,17 +16,17 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import InputError, SpecError, WeftError
 from weft.core.models import BUILT_IN
+from weft.core.run_options import RunOptions, options_of
 from weft.core.settings import Rule, is_reference
 from weft.core.sweep import varies
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
-from weft.core.units import parse_bytes
 from weft.core.wording import option
 from weft.serve.queue_db import QueueTask, Submission
 
@@ -104,24 +104,12 @@ LONGEST_TEXT = 200
 LONGEST_USER = 100
 
 
-def queue_bytes(value: Any, name: str) -> int:
-    """Bytes that the queue can hold; see :func:`weft.core.units.parse_bytes`."""
-    try:
-        amount = parse_bytes(value, name)
-    except OverflowError:
-        amount = LARGEST + 1
-    if amount > LARGEST:
-        raise SpecError(f"{option(name, value)} is more memory than there is; write it like 24GiB")
-    return amount
-
-
 OPTION_RULES = {
     "priority": Rule(int, low=-1000, high=1000, described="a whole number from -1000 to 1000"),
     "max_attempts": Rule(int, low=1, high=20, described="a whole number from 1 to 20"),
     "deadline": Rule(float, low=0, below=1e12, described="a time in seconds since 1970, such as time.time() + 3600"),
     "time_limit": Rule(float, above=0, below=1e12, described="a number of seconds above 0"),
     "latency_target": Rule(float, above=0, high=86_400, described="a number of seconds above 0 and at most 86,400"),
-    "budget": Rule(int, parse=queue_bytes),
     "key": Rule(str, described=f"a text of 1 to {LONGEST_TEXT} characters"),
 }
 
@@ -262,7 +250,9 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
+RUN_OPTIONS = tuple(row.name for row in options_of("run"))
 FIELDS = ("task", "tasks", "infer", "after", "user", *(name for name in OPTION_RULES if name != "latency_target"))
+FIELDS += tuple(row.name for row in options_of("queue"))
 DOWNLOADED = ("planetoid", "ogb", "pyg")
 PUBLISHED = ("cora", "citeseer", "pubmed")  # graphs that are downloaded by their bare names
 
@@ -393,7 +383,7 @@ def read_request(
 
 def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> list[Submission]:
     """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
-    unknown = sorted(set(body) - set(FIELDS))
+    unknown = sorted(set(body) - {*FIELDS, *RUN_OPTIONS})
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
     after = body.get("after") or []
@@ -413,6 +403,7 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
         if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
             raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
         specs = [_spec(task, registry) for task in tasks]
+    options = _run_options(body, specs)
     after = tuple(dict.fromkeys(after))
     if len(specs) * len(after) > MOST_DEPENDENCIES:
         what = f"{len(specs):,} tasks that each wait for {len(after):,} others"
@@ -420,7 +411,8 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
         raise BadRequestError(f"{what} are too many; {most}: name fewer tasks in after, such as the last of a chain")
     key, priority, attempts = (_option(body, name) for name in ("key", "priority", "max_attempts"))
     # max_attempts is kept as it was sent: the number of the task rises when it is paused or its server ends.
-    limits = {name: _option(body, name) for name in ("budget", "deadline", "time_limit")} | {"max_attempts": attempts}
+    limits = {name: _option(body, name) for name in ("deadline", "time_limit")} | {"max_attempts": attempts}
+    limits |= {"budget": options.pop("budget", None), "options": options or None}
     limits = {name: value for name, value in limits.items() if value is not None}
     return [
         Submission(
@@ -434,6 +426,21 @@ def read_submissions(body: Mapping[str, Any], registry: Registry, user: str, fin
         )
         for number, spec in enumerate(specs)
     ]
+
+
+def _run_options(body: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of a run in a request, checked as :func:`weft.run` checks them for its tasks."""
+    given = {name: body[name] for name in RUN_OPTIONS if body.get(name) is not None}
+    try:
+        options = RunOptions.of(**given)
+        plain = options.for_queue
+        if given.keys() - {"budget"}:
+            if body.get("infer") is not None:
+                raise SpecError(f"{option(*next(iter(given.items())))} is for trainings; leave it out")
+            options.check_tasks([Task.from_dict(spec["task"]) for spec in specs])
+    except InputError as error:
+        raise BadRequestError(str(error)) from None
+    return plain
 
 
 def _spec(task: Any, registry: Registry) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from weft.serve.state import (
     is_inference,
     is_late,
     is_suspect,
+    planned_for_more,
     queued_task,
     raised_priorities,
     records_of,
@@ -72,7 +73,7 @@ class Scheduler:
 
     def __init__(self, state: SupervisorState, pool: WorkerPool, groups: Groups) -> None:
         self._state, self._pool, self._groups = state, pool, groups
-        self.policy: Policy = find_policy(state.options.policy)
+        self.policy: Policy = find_policy(state.options.policy, state.options.fuse)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
         self._user_seconds: dict[str, float] = {}
 
@@ -94,6 +95,9 @@ class Scheduler:
         for name, reason in decision.refuse.items():
             if name in groups:
                 self._groups.take_apart(groups[name], reason)
+            elif name in self._known and self._can_plan_smaller(self._known[name]):
+                unless_lost(self._state.db.unplan, name)
+                self._state.dirty = True
             else:
                 unless_lost(self._state.db.refuse, name, reason)
         for preempted in decision.preempt:
@@ -121,6 +125,10 @@ class Scheduler:
             if name != PLANNER and worker.group and worker.fetched != needs:  # it prepares that while it trains
                 worker.fetched = needs
                 worker.send("prefetch", **needs)
+
+    def _can_plan_smaller(self, task: QueueTask) -> bool:
+        """Whether a task that does not fit has not begun, and was planned when there was more room."""
+        return not task.attempts and planned_for_more(task.plan or {}, self._pool.task_room())
 
     def _limit_to_suspect(
         self, groups: dict[str, Preempted], ready: list[QueueTask]
@@ -368,7 +376,8 @@ class Supervisor(threading.Thread):
         for worker in self.pool.workers.values():
             held[worker.device] += worker.bytes if worker.name != PLANNER else 0
         for active in self.state.active.values():
-            estimated[active.group.device] += active.group.bytes
+            for device in active.running.places:
+                estimated[device] += active.group.bytes
         for device in self.pool.room:
             self._samples.append({"time": now, "device": device, "bytes": held[device], "estimate": estimated[device]})
         return {
@@ -380,7 +389,12 @@ class Supervisor(threading.Thread):
                 for w in self.pool.workers.values()
             ],
             "running": [
-                {**asdict(active.group), "epoch": active.epoch, "held": active.worker.bytes}
+                {
+                    **asdict(active.group),
+                    "epoch": active.epoch,
+                    "held": active.worker.bytes,
+                    "devices": active.running.places,
+                }
                 for active in self.state.active.values()
             ],
             "samples": list(self._samples),

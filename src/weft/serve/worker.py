@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -43,9 +43,10 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event, finite
 from weft.core.files import write_json
-from weft.core.run_options import CHECKPOINT_SECONDS, RunOptions
+from weft.core.run_options import RunOptions, options_of
 from weft.core.startup import leave_out_of_collections
 from weft.core.task import Task
+from weft.dist.peer_memory import RankLostError
 from weft.engine.control import Control
 from weft.engine.result import RESULT
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
@@ -70,6 +71,7 @@ def clocks() -> dict[str, float]:
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
 WARM_UP_AFTER = 0.2
+DECIDED = tuple(row.name for row in options_of("plan"))  # by a plan
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -194,8 +196,10 @@ class Worker:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
             make = inference_estimate if message.get("kind") == "inference" else estimate_of
             loading = partial(self._channel.say, "loading", id=message["id"])
-            bounds = message.get("bounds", True)
-            return {"plan": make(task, device, store=self._kept.store, bounds=bounds, loading=loading)}
+            options = RunOptions.of(**message.get("options", {}))
+            room = {"room": message.get("room"), "devices": message.get("devices", 1)}
+            estimate = make(task, device, options, **room, store=self._kept.store, loading=loading)
+            return {"plan": estimate}
         except WeftError as error:
             return {"error": str(error)}
         except (Exception, SystemExit) as error:  # a user's model may raise anything
@@ -216,6 +220,8 @@ class Worker:
             return {"error": str(error), "kind": "memory"}
         except DivergedError as error:
             return {"error": str(error), "kind": "diverged", "members": _diverged(message, folder)}
+        except RankLostError as error:
+            return {"error": str(error), "kind": "gone"}
         except WeftError as error:
             return {"error": str(error), "kind": "unexpected" if isinstance(error, TrainingError) else "failed"}
         except KeyboardInterrupt:
@@ -234,7 +240,7 @@ class Worker:
         from weft.planner.report.plan_report import report_to_run
         from weft.serve.worker_memory import byte_limit
 
-        tasks = [Task.from_dict(task) for task in message["tasks"]]
+        tasks, devices = [Task.from_dict(task) for task in message["tasks"]], tuple(message.get("devices", ()))
         ready = self._prepared.ready(tasks, folder)
         drop_damaged(folder)
         for split in message.get("split", ()):
@@ -242,6 +248,11 @@ class Worker:
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
+        given = {**message.get("options", {}), **({"ranks": len(devices)} if devices else {})}
+        if len(tasks) == 1:
+            given.pop("prune", None)  # a group of one has nobody to be compared with
+        if message.get("plan") is not None:  # it was made with them
+            given = {name: value for name, value in given.items() if name not in DECIDED}
         options: dict[str, Any] = {
             "device": self.device,
             "out": folder,
@@ -250,7 +261,7 @@ class Worker:
             "on_event": self._listener(message["group"]),
             "control": control,
             "budget": message.get("budget"),
-            "options": RunOptions(checkpoint_every=message.get("checkpoint_every", CHECKPOINT_SECONDS)),
+            "options": RunOptions.of(**given),
         }
         work: Any = tasks[0] if len(tasks) == 1 else tasks
         if message.get("plan") is not None:
@@ -258,7 +269,7 @@ class Worker:
         self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
         limit = byte_limit(self.device, message.get("limit"))
         try:
-            with limit, sharing(self._kept.store) as took:
+            with limit, sharing(self._kept.store) as took, _ranks_on(devices):
                 result = _when_unlocked(lambda: run(work, **options))
         finally:
             self._prepared.drop_used()
@@ -288,6 +299,14 @@ class Worker:
 
     def _listener(self, group: str) -> Callable[[Event], None]:
         return lambda event: self._channel.say("event", group=group, event=event.to_dict())
+
+
+def _ranks_on(devices: tuple[str, ...]) -> AbstractContextManager[None]:
+    if not devices:
+        return nullcontext()
+    from weft.dist.launch import ranks_on  # torch.distributed, which one rank does without
+
+    return ranks_on(devices)
 
 
 def _outcome(result: Any, folder: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from weft.core.errors import WeftError
 from weft.core.gpus import renumbered, without_gpus
 from weft.core.host_memory import cpu_count
 from weft.core.units import show_bytes
+from weft.sched.admission import SAFETY_THRESHOLD
 from weft.serve.processes import computing, give_way, held_bytes
 from weft.serve.state import SupervisorState
 
@@ -486,6 +487,10 @@ class WorkerPool:
         room = self.room[device]
         return room - self._state.options.reserved_of(room, self.beside[device])
 
+    def task_room(self) -> int | None:
+        """Bytes that one task may be predicted to take, the safety margin left out; None before a worker is ready."""
+        return int(max(map(self.task_bytes, self.room)) / SAFETY_THRESHOLD) if self.room else None
+
     def idle_workers(self, device: str) -> list[WorkerProcess]:
         """The workers of ``device`` that can take a group."""
         names = sorted(name for name, w in self.workers.items() if w.device == device and name != PLANNER)
@@ -532,7 +537,8 @@ class WorkerPool:
             held = held_bytes(pids)  # seconds, of many children
             worker.weigh_at = begin + WATCH_SHARE * (time.monotonic() - begin)
             worker.idle_bytes = held if worker.idle_bytes < 0 else worker.idle_bytes
-            if held - worker.idle_bytes > active.group.bytes + self._state.options.overrun_bytes:
+            ranks = len(active.running.places)  # which are among them
+            if held - worker.idle_bytes > ranks * (active.group.bytes + self._state.options.overrun_bytes):
                 worker.bytes, most = held - worker.idle_bytes, show_bytes(active.group.bytes)
                 worker.kill(f"out of memory: held {show_bytes(worker.bytes)}, more than its {most} and the margin")
 

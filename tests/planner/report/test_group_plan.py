@@ -14,10 +14,10 @@ from weft.planner.report.plan_report import group_plan, report_to_run
 HOW = {"device": "cpu", "progress": False}
 
 
-def planned(tasks, total_bytes=1 << 30):
+def planned(tasks, total_bytes=1 << 30, **options):
     stats, machine = Graphs().stats(tasks[0]), find_machine("cpu")
     alone = weft.plan(tasks[0], machine=machine).plans[0]
-    made = group_plan(tasks, stats, alone, total_bytes, machine)
+    made = group_plan(tasks, stats, alone, total_bytes, machine, weft.RunOptions(**options))
     sent = json.loads(json.dumps(finite(made.to_dict()), allow_nan=False))
     return made, report_to_run(sent, machine)
 
@@ -37,9 +37,19 @@ def test_tasks_of_one_kind_are_one_stack():
     assert [one.history for one in found] == [one.history for one in expected]
 
 
-def test_different_tasks_on_a_graph_train_concurrently():
+def test_different_tasks_on_a_graph_share_a_group_as_in_a_run():
     tasks = [weft.Task(graph="demo", model=m, hidden=8, epochs=2, name=m) for m in ("gcn", "sage")]
-    made, report = planned(tasks)
-    assert made.join == "concurrent"
+    assert planned(tasks)[0].members == ("gcn",)  # on a CPU one operator runs at a time
+    made, report = planned(tasks, weave=True)
+    assert (made.join, made.members) == ("woven", ("gcn", "sage"))
     assert Plan.from_dict(made.to_dict()).stacks == made.stacks
     assert {one.status for one in weft.run(report, **HOW)} == {"finished"}
+
+
+def test_different_tasks_on_a_gpu_train_concurrently():
+    tasks = [weft.Task(graph="demo", model=m, hidden=8, epochs=2, name=m) for m in ("gcn", "sage")]
+    stats, machine = Graphs().stats(tasks[0]), find_machine("h200")
+    alone = weft.plan(tasks[0], machine=machine).plans[0]
+    made = group_plan(tasks, stats, alone, 1 << 30, machine)
+    assert (made.join, made.stack_members) == ("concurrent", ((0,), (1,)))
+    assert made.stack_members == weft.plan(tasks, machine=machine).plans[0].stack_members

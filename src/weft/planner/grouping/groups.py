@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.core.compatibility import GROUP_KEY_NAMES, group_key
 from weft.core.errors import SpecError
@@ -23,7 +23,7 @@ from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, size_in_words
+from weft.planner.grouping.limits import GroupLimits, MemoryOf, Size, fitting_size, size_in_words
 from weft.planner.grouping.stacks import StackDraft, by_structure, cut_stacks, padded, padding_reason
 from weft.planner.placement import stages_of, why_this_mode
 
@@ -80,7 +80,7 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     """Put bundles into groups, largest load first, each into the first (for weaving: most similar) that it fits."""
     if len(bundles) == 1:
         return [(bundles, [])]
-    if not (limits.device == "cuda" if limits.weave is None else limits.weave):
+    if not _stacks_share(limits):
         where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "weave=False"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
     # Weaving is for weave=True alone: shared launches gain nothing over streams (four GCNs of 2 to 4 layers on the
@@ -111,6 +111,16 @@ def shared_groups(bundles: list[StackDraft], limits: GroupLimits) -> Shared:
     for joined, _ in groups:
         joined.sort(key=lambda b: b.positions[0])
     return groups
+
+
+def _stacks_share(limits: GroupLimits) -> bool:
+    """Whether stacks of different structure share a group on this device: concurrent on a GPU, or woven on request."""
+    return limits.device == "cuda" if limits.weave is None else limits.weave
+
+
+def may_share(task: Task, limits: GroupLimits) -> bool:
+    """Whether tasks of other structure may share a group with ``task``."""
+    return _stacks_share(limits) and _trains_alone(StackDraft([task], [0], Size(1, "")), limits) is None
 
 
 def _trains_alone(bundle: StackDraft, limits: GroupLimits) -> str | None:
@@ -193,14 +203,37 @@ def plan_as_one_group(
     if len(_by_group_key(listed, stats)) > 1:
         raise SpecError("tasks that share a step must agree in " + ", ".join(GROUP_KEY_NAMES))
     limits = GroupLimits(stats, device, machine, weave=weave)
-    positions = list(range(len(listed)))
-    bundles = []
-    for alike in by_structure(listed, positions):
-        for inside, why in padded(listed, alike, limits):
-            members = [listed[position] for position in inside]
+    return _plan(listed, list(range(len(listed))), _whole_stacks(listed, limits), [], limits)
+
+
+def plan_with_first(
+    tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool | None = None
+) -> Plan:
+    """One plan for the first of ``tasks`` and those of the others that share its group; stacks are not cut.
+
+    The other tasks are left out: a queue starts them later.
+    """
+    listed = list(tasks)
+    _check_names(listed)
+    if len(by_structure(listed, list(range(len(listed))))) == 1:
+        return plan_as_one_group(listed, stats, device, machine, weave=False)
+    limits = GroupLimits(stats, device, machine, weave=weave)
+    stacks = [replace(stack, size=fitting_size(stack.tasks[0], limits)) for stack in _whole_stacks(listed, limits)]
+    groups = shared_groups(stacks, limits)
+    joined, why = next(group for group in groups if any(0 in stack.positions for stack in group[0]))
+    members = sorted(position for stack in joined for position in stack.positions)
+    return _plan(listed, members, joined, why, limits)
+
+
+def _whole_stacks(tasks: list[Task], limits: GroupLimits) -> list[StackDraft]:
+    """A stack for every structure, or for widths of it that are not padded to one; none is cut."""
+    stacks = []
+    for alike in by_structure(tasks, list(range(len(tasks)))):
+        for inside, why in padded(tasks, alike, limits):
+            members = [tasks[position] for position in inside]
             reasons = [*why, *padding_reason(members, limits)]
-            bundles.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
-    return _plan(listed, positions, bundles, [], limits)
+            stacks.append(StackDraft(members, inside, Size(len(inside), ""), reasons))
+    return stacks
 
 
 def _check_names(tasks: Sequence[Task]) -> None:

@@ -24,7 +24,8 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.core.version import __version__
-from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.cost.inductor import whether_to_compile
+from weft.planner.grouping.groups import plan_with_first
 from weft.planner.report.plan_text import explain
 
 FORMAT, VERSION = "weft plan", 1
@@ -221,16 +222,33 @@ def _check_members(report: PlanReport) -> None:
 # ---- The plan of one group, from a scheduler to a worker
 
 
-def group_plan(tasks: Sequence[Task], stats: GraphStats, alone: Plan, total_bytes: int, machine: Machine) -> Plan:
-    """The plan of ``tasks`` as one group, executable elsewhere; ``alone`` is the plan of one of them by itself.
+def group_plan(
+    tasks: Sequence[Task],
+    stats: GraphStats,
+    alone: Plan,
+    total_bytes: int,
+    machine: Machine,
+    options: RunOptions = RunOptions(),  # noqa: B008
+) -> Plan:
+    """The plan of the first of ``tasks`` and of those that share its group, as a run with ``options`` groups them.
 
-    The cost of a group of several is not predicted beyond ``total_bytes``, which admission has set aside for it.
+    ``alone`` is the plan of the first by itself. The plan is executable elsewhere. The cost of a group of several is
+    not predicted beyond ``total_bytes``, which admission has set aside for it.
     """
     if len(tasks) == 1:
         return replace(alone, members=(tasks[0].label,), tasks=tuple(tasks), graph=stats.fingerprint())
-    made = plan_as_one_group(tasks, stats, alone.device, machine=machine, weave=False)
-    cost = {"total_bytes": total_bytes}
-    return replace(made, tasks=tuple(tasks), graph=stats.fingerprint(), cost=cost, mode=alone.mode, stages=alone.stages)
+    made = plan_with_first(tasks, stats, alone.device, machine, weave=options.weave)
+    compiled, _ = whether_to_compile(options.compile, None, 0, made.device, made.join)
+    divided = {"division": alone.division, "phases": alone.phases} if len(made.stack_members) == 1 else {}
+    return replace(
+        made,
+        tasks=tuple(task for task in tasks if task.label in made.members),
+        graph=stats.fingerprint(),
+        cost={"total_bytes": total_bytes},
+        compiled=compiled and alone.mode == "full",
+        placement=alone.placement,
+        **divided,
+    )
 
 
 def report_to_run(data: Mapping[str, Any], machine: Machine) -> PlanReport:
