@@ -86,10 +86,24 @@ def test_a_graph_beyond_one_gpu_is_planned_as_ranks_train_it(tmp_path, capsys, m
     assert found["64"]["bytes_per_rank"] < 30 * 2**30
 
 
-def test_sampled_training_over_ranks_is_not_predicted(tmp_path, capsys, monkeypatch):
-    code, words = planned(tmp_path, capsys, monkeypatch, "--gpus", "4", "--set", "train.mode=sampled", spec=LARGE)
-    assert code == 2
-    assert "sampled training over 4 ranks is not predicted" in words
+PRODUCTS = (
+    'graph = "shape:ogbn-products"\n[model]\nname = "sage"\nhidden = 256\nlayers = 3\n'
+    '[train]\nmode = "sampled"\nfanout = [15, 10, 5]\nbatch = 1024\n'
+)
+
+
+def test_sampled_training_is_predicted_for_several_gpus_with_what_is_assumed(tmp_path, capsys, monkeypatch):
+    found = {}
+    for gpus in ("2", "4", "8"):
+        code, several = planned(tmp_path, capsys, monkeypatch, "--gpus", gpus, spec=PRODUCTS)
+        assert code in (0, None)
+        (found[gpus],) = several["sharding"]
+        assert several["groups"][0]["plan"]["mode"] == "sampled"
+        assert "360 GB/s" in found[gpus]["assumes"]
+        assert "NVLink" in found[gpus]["assumes"]
+    assert found["2"]["batch_nodes"] > found["4"]["batch_nodes"] > found["8"]["batch_nodes"]
+    assert found["2"]["bytes_per_rank"] > found["8"]["bytes_per_rank"]
+    assert found["2"]["epoch_seconds"] > found["8"]["epoch_seconds"] > found["8"]["overlapped_seconds"]
 
 
 @pytest.mark.parametrize("places", [{"features": "cached"}, {"topology": "host"}, {"cache": "10KiB"}])

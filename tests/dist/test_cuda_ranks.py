@@ -52,6 +52,7 @@ CASES = [
     case("gcn, fetched", task("gcn"), way="fetched"),
     case("weights, fetched", task("gcn"), graph="weighted", way="fetched"),
     case("directed", task("gin", "directed", norm="batch"), graph="directed"),
+    case("relations", task("rgcn")),
     case("stacked", *(task("gcn", seed=seed, dropout=0.2 * seed) for seed in range(3))),
 ]
 EMPTY = {1: (0, 60), 2: (0, 60, 60), 3: (0, 0, 7, 60), 4: (0, 25, 25, 26, 60)}
@@ -104,6 +105,16 @@ def test_two_runs_have_the_same_bits():
             here.gather_objects(None)
     for first, second in zip(*runs, strict=True):
         assert torch.equal(first["weights"], second["weights"])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sampled_sweeps_have_the_numbers_of_one_rank(ranks):
+    settings = {"hidden": 8, "epochs": 5, "dropout": 0.0, "mode": "sampled", "fanout": [3, 2], "batch": 10}
+    sweep = weft.Sweep(tiny_graph(), model=["sage", "gcn", "rgcn"], lr=[0.05, 0.01], seed=[0, 1], **settings)
+    found, expected = (weft.run(sweep, ranks=count, device="cuda:0") for count in (ranks, 1))
+    for mine, theirs in zip(found, expected, strict=True):
+        for name in ("loss", "val_loss"):
+            assert mine.history[name] == pytest.approx(theirs.history[name], rel=1e-3), mine.name
 
 
 def grow(ranks: Ranks) -> list[float]:

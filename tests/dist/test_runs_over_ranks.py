@@ -56,6 +56,38 @@ def test_a_sweep_over_two_ranks(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"bases": 2}, {"graph": tiny_graph(sparse=True), "bases": 2}], ids=["plain", "bases", "sparse"]
+)
+def test_relations_over_ranks(changes):
+    one = task(model="rgcn", **changes)
+    assert_same(weft.run(one, ranks=3, device="cpu"), weft.run(one, device="cpu"))
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "sampled", "fanout": [3, 2], "batch": 7}], ids=["full", "sampled"])
+def test_splits_over_ranks(mode):
+    graph = tiny_graph().random_splits(3, 0.4, 0.3)
+    one = task(graph=graph, split="all", dropout=0.0, epochs=4, **mode)
+    found, expected = weft.run(one, ranks=2, device="cpu"), weft.run(one, device="cpu")
+    assert [result.task.split for result in found] == [0, 1, 2]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine, theirs)
+    if not mode:  # in another order of the nodes batches are others
+        second, order = task(graph=graph, split=1, dropout=0.0, epochs=4), weft.RunOptions(order="degree")
+        assert_same(weft.run(second, ranks=2, device="cpu", options=order), expected[1])
+
+
+def test_a_saved_plan_is_run_over_ranks_in_its_groups(tmp_path):
+    sweep = weft.Sweep("demo", model=["gcn", "sage"], hidden=8, epochs=3, dropout=0.0, lr=[0.05, 0.01])
+    path = tmp_path / "plan.json"
+    path.write_text(weft.plan(sweep, machine="cpu").to_json())
+    planned = weft.read(path)
+    found, expected = weft.run(planned, ranks=2, device="cpu"), weft.run(planned, device="cpu")
+    assert {result.plan.members for result in found} == {plan.members for plan in planned.plans}
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine, theirs)
+
+
 def test_three_ranks_write_a_checkpoint_that_two_and_one_resume(tmp_path):
     one = task(model="gin", norm="batch", epochs=16)
     control = weft.Control()

@@ -11,45 +11,61 @@ from tests.dist.mixing import MeanOfBlock, OverBlocks
 from tests.graphs_for_tests import tiny_graph
 from weft.batches.sampled import source_for
 from weft.batches.sharded import ShardedSampling
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist import launch
 from weft.dist.launch import start_ranks
-from weft.dist.ranks import Ranks, Route
+from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardGraph
-from weft.ops.sampling.reference import make_clock, sample_torch
+from weft.dist.spread import Spread
 from weft.runtime.group import GroupRun
 
 EPOCHS, BOUNDS = 5, {2: (0, 37, 60), 3: (0, 20, 20, 60)}
+CASES = {  # whether edges have weights, model and neighbours per hop
+    "gcn": (False, "gcn", [3, 2]),
+    "sage": (False, "sage", [4, 2]),
+    "gin": (False, "gin", [2, -1]),
+    "gat": (False, "gat", [3, 3]),
+    "rgcn": (False, "rgcn", [4, 2]),
+    "gcn with weights": (True, "gcn", [3, 2]),
+}
 TASKS = {
     name: Task(
-        graph="tiny", model=name, hidden=8, epochs=EPOCHS, lr=0.05, dropout=0.0, mode="sampled", fanout=fanout, batch=7
+        graph="tiny", model=model, hidden=8, epochs=EPOCHS, lr=0.05, dropout=0.0, mode="sampled", fanout=fanout, batch=7
     )
-    for name, fanout in (("gcn", [3, 2]), ("sage", [4, 2]), ("gin", [2, -1]), ("gat", [3, 3]))
+    for name, (_, model, fanout) in CASES.items()
 }
 
 
 def outcome(group: GroupRun) -> tuple[torch.Tensor, torch.Tensor]:
     updates = group.advance(EPOCHS)
-    return torch.tensor([update.rows for update in updates]), group.stacks[0].state.flat.clone()
+    return torch.tensor([update.rows for update in updates]), group.stacks[0].state.flat.cpu().clone()
 
 
-def alone(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    task = TASKS[name]
-    return outcome(
-        GroupRun([task], tiny_graph(), Plan((task.label,), mode="sampled"), CPU, make_source=source_for(task))
-    )
+def alone(name: str, device: torch.device = CPU) -> tuple[torch.Tensor, torch.Tensor]:
+    task, graph = TASKS[name], tiny_graph(weighted=CASES[name][0])
+    plan = Plan((task.label,), mode="sampled", device=device.type)
+    return outcome(GroupRun([task], graph, plan, device, make_source=source_for(task)))
 
 
 def train(ranks: Ranks) -> list[tuple[torch.Tensor, torch.Tensor]]:
     torch.set_num_threads(1)
-    graph, found = ShardGraph(tiny_graph(), BOUNDS[ranks.ranks], ranks), []
-    for task in TASKS.values():
+    found = []
+    for name, task in TASKS.items():
+        graph = ShardGraph(tiny_graph(weighted=CASES[name][0]), BOUNDS[ranks.ranks], ranks)
         source = ShardedSampling(ranks, tuple(task.fanouts), task.batch, task.batch_seed)
-        found.append(outcome(GroupRun([task], graph, Plan((task.label,), mode="sampled"), CPU, make_source=source)))
+        plan = Plan((task.label,), mode="sampled", device=ranks.device.type)
+        found.append(outcome(GroupRun([task], graph, plan, ranks.device, make_source=source)))
     ranks.gather_objects(None)
     return found
+
+
+def assert_like_one_rank(found: list[tuple[torch.Tensor, torch.Tensor]], device: torch.device = CPU) -> None:
+    for name, (rows, weights) in zip(TASKS, found, strict=True):
+        expected_rows, expected_weights = alone(name, device)
+        torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+        torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(("ranks", "one_host"), [(2, None), (3, None), (2, False)], ids=["2", "3", "2 machines"])
@@ -60,37 +76,50 @@ def test_the_numbers_of_one_rank(ranks, one_host, monkeypatch):
     with start_ranks(ranks, CPU, train, timeout=120) as here:
         assert here.one_host is (one_host is None)
         found = train(here)
-    for name, (rows, weights) in zip(TASKS, found, strict=True):
-        expected_rows, expected_weights = alone(name)
-        torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
-        torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-5, msg=name)
+    assert_like_one_rank(found)
 
 
-def ask(ranks: Ranks) -> bool:
-    """Rows and lists of nodes of all ranks, asked for in any order, some twice, by one rank not at all."""
-    graph = tiny_graph()
-    bounds = BOUNDS[ranks.ranks]
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_share_a_gpu_have_the_numbers_of_one(ranks):
+    device = torch.device("cuda:0")
+    with start_ranks(ranks, device, train, timeout=240) as here:
+        found = train(here)
+    assert_like_one_rank(found, device)
+
+
+def read(ranks: Ranks) -> bool:
+    """Rows of all ranks, at ids in any order, some twice, by one rank not at all."""
+    bounds, device = BOUNDS[ranks.ranks], ranks.device
     low, high = bounds[ranks.rank], bounds[ranks.rank + 1]
-    ids = torch.tensor([59, 0, 36, 37, 5, 5, 20])[: 0 if ranks.rank == 1 else None]
-    route = Route(ids, bounds, ranks)
-    same = torch.equal(route.rows(graph.x[low:high]), graph.x[ids])
-    clock, indptr = make_clock(1, 2, 3), graph.adj.indptr
-    own = (indptr[low : high + 1] - indptr[low]).int()
-    columns = graph.adj.indices[int(indptr[low]) : int(indptr[high])]
-
-    def answer(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = sample_torch(own, columns, rows, 3, clock, 1, first=low)
-        return found.indptr, found.sources
-
-    found, expected = route.lists(answer), sample_torch(indptr, graph.adj.indices, ids, 3, clock, 1)
-    same &= torch.equal(found.indptr, expected.indptr) and torch.equal(found.sources, expected.sources)
+    ids = torch.tensor([59, 0, 36, 37, 5, 5, 20], device=device)[: 0 if ranks.rank == 1 else None]
+    same = True
+    for table in (torch.randn(60, 5, generator=torch.manual_seed(1)).to(device), torch.arange(60, device=device)):
+        spread = Spread(table[low:high], bounds, ranks)
+        same &= torch.equal(spread[ids], table[ids]) and torch.equal(spread.here, table[low:high])
+        if spread.in_reach and ids.numel():  # ids behind the first two are no nodes
+            padded, count = torch.cat([ids[:2], ids.new_full((3,), 1 << 30)]), torch.tensor([2], device=device)
+            same &= torch.equal(spread.rows(padded, count)[:2], table[ids[:2]])
     return all(ranks.gather_objects(bool(same)))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_routes(ranks):
-    with start_ranks(ranks, CPU, ask, timeout=120) as here:
-        assert ask(here)
+@pytest.mark.parametrize(("ranks", "one_host"), [(2, None), (3, None), (3, False)], ids=["2", "3", "3 machines"])
+def test_rows_that_are_spread_over_ranks(ranks, one_host, monkeypatch):
+    if one_host is False:
+        plain = launch.RankAddress
+        monkeypatch.setattr(launch, "RankAddress", lambda *given, **more: plain(*given, False, **more))
+    with start_ranks(ranks, CPU, read, timeout=120) as here:
+        assert read(here)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_that_are_spread_over_ranks_of_a_gpu():
+    with start_ranks(3, torch.device("cuda:0"), read, timeout=240) as here:
+        assert read(here)
 
 
 def test_a_sampled_run_over_ranks():
@@ -101,18 +130,50 @@ def test_a_sampled_run_over_ranks():
     assert found.history["val_loss"] == pytest.approx(expected.history["val_loss"], rel=1e-4)
 
 
+def test_a_sampled_sweep_over_ranks_shares_batches():
+    settings = {"hidden": 8, "epochs": 3, "dropout": 0.0, "mode": "sampled", "fanout": [3, 2], "batch": 10}
+    sweep = weft.Sweep(tiny_graph(), model=["sage", "gin"], lr=[0.05, 0.01], seed=[0, 1], **settings)
+    found, expected = weft.run(sweep, ranks=2, device="cpu"), weft.run(sweep, device="cpu")
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=1e-4)
+        assert mine.history["val_loss"] == pytest.approx(theirs.history["val_loss"], rel=1e-4)
+
+
+def test_a_sampled_run_over_ranks_is_resumed_within_an_epoch(tmp_path):
+    settings = {"graph": tiny_graph(), "hidden": 8, "epochs": 6, "dropout": 0.0, "mode": "sampled", "fanout": [3, 2]}
+    task, control = weft.Task(model="sage", batch=5, **settings), weft.Control()
+
+    def leave(event):
+        if event.kind == "progress":
+            control.preempt()
+
+    part = weft.run(task, ranks=2, device="cpu", out=tmp_path / "run", control=control, on_event=leave)
+    assert part.status == "preempted"
+    resumed = weft.run(task, ranks=2, device="cpu", out=tmp_path / "run", resume=True)
+    assert resumed.history == weft.run(task, ranks=2, device="cpu").history
+
+
+class OneSubgraph(OverBlocks):
+    """Takes the same edges in every layer."""
+
+    def forward(self, x, adj):
+        return super().forward(x, adj)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"norm": "batch"}, "batch norm does not go with sampled training over ranks"),
-        ({"weighted": True}, "edge weights"),
+        ({"model": OneSubgraph}, "needs a model that takes a block per layer"),
+        ({"model": "rgcn", "fanout": [{"each": 2}, {"each": 2}]}, "fan-outs per relation are sampled on one rank"),
     ],
 )
 def test_what_it_cannot_do_is_one_sentence(changes, words):
-    graph = tiny_graph(weighted=changes.pop("weighted", False))
-    task = weft.Task(graph=graph, model="gcn", hidden=8, epochs=2, mode="sampled", fanout=[2, 2], batch=8, **changes)
-    with pytest.raises((SpecError, WeftError), match=words):
-        weft.run(task, ranks=2)
+    given = {"model": "gcn", "epochs": 2, "mode": "sampled", "fanout": [2, 2], "batch": 8, **changes}
+    if isinstance(given["model"], str):
+        given["hidden"] = 8
+    with pytest.raises(SpecError, match=words):
+        weft.run(weft.Task(graph=tiny_graph(), **given), ranks=2, device="cpu")
 
 
 def test_a_users_module_over_blocks_has_the_numbers_of_one_rank_or_is_refused():

@@ -116,12 +116,19 @@ class TritonHops:
     def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`; ``expand`` must be "all"."""
         assert expand == "all", "the local subgraph is sampled hop by hop"
-        hops, trimmed = self.padded(seeds, fanouts, clock), []
-        sizes = torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops]).tolist()
-        for hop, (rows, nodes, edges) in zip(hops, sizes, strict=True):
-            picked = None if hop.edges is None else hop.edges[:edges]
-            trimmed.append(Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes]))
-        return trimmed
+        hops = self.padded(seeds, fanouts, clock)
+        return [trimmed(hop, *size) for hop, size in zip(hops, hop_sizes(hops).tolist(), strict=True)]
+
+
+def hop_sizes(hops: Sequence[DeviceHop]) -> Tensor:
+    """The numbers of rows, nodes and edges of padded hops ``[hops, 3]``, on the device."""
+    return torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops])
+
+
+def trimmed(hop: DeviceHop, rows: int, nodes: int, edges: int) -> Hop:
+    """A padded hop of so many rows, nodes and edges without its padding."""
+    picked = None if hop.edges is None else hop.edges[:edges]
+    return Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes])
 
 
 COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution
@@ -213,23 +220,10 @@ class NeighbourSampler:
 
     @property
     def full_degrees(self) -> tuple[Tensor, Tensor]:
-        """``(D^-1/2 [N], degree [N])`` of the whole graph, D with the added loops, where batches are made.
-
-        Edges are read in chunks. A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
-        """
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
         if self._full is None:
-            adj = self.adj
-            total, loops = (make(adj.num_rows, device=adj.device) for make in (torch.zeros, torch.ones))
-            for rows, edges, of in edge_chunks(adj, adj.device):
-                value = (of != adj.indices[edges]).float()
-                if adj.weight is not None:
-                    weight, is_loop = adj.weight[edges].float(), value == 0
-                    loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
-                    value *= weight
-                total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
-            scale = (total + loops).rsqrt()
-            scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
-            self._full = scale.to(self.device), adj.indptr.diff().long().to(self.device)
+            scale, degree = gcn_degrees(self.adj)
+            self._full = scale.to(self.device), degree.to(self.device)
         return self._full
 
     def _reordered(self, values: Tensor) -> Tensor:
@@ -350,6 +344,24 @@ class NeighbourSampler:
         scale, degree = self.full_degrees
         rows = hop.nodes[: block.num_dst]
         return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
+
+
+def gcn_degrees(adj: Adjacency, first: int = 0) -> tuple[Tensor, Tensor]:
+    """``(D^-1/2 [N], degree [N])`` of the rows of ``adj``, of which the first is node ``first``, D with added loops.
+
+    Edges are read in chunks. A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
+    """
+    total, loops = (make(adj.num_rows, device=adj.device) for make in (torch.zeros, torch.ones))
+    for rows, edges, of in edge_chunks(adj, adj.device):
+        value = (of + first != adj.indices[edges]).float()
+        if adj.weight is not None:
+            weight, is_loop = adj.weight[edges].float(), value == 0
+            loops[rows] = loop_weights(of[is_loop] - rows.start, weight[is_loop], rows.stop - rows.start)
+            value *= weight
+        total[rows] = row_sums(value, adj.indptr[rows.start : rows.stop + 1].long() - edges.start)
+    scale = (total + loops).rsqrt()
+    scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+    return scale, adj.indptr.diff().long()
 
 
 def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:

@@ -1,21 +1,37 @@
-"""Shard: the batches of one rank of several: its own rows of the graph, all of them in every step."""
+"""Shard: the batches of one rank of several: its own rows of the graph, or its part of sampled batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.batches.block import Block
-from weft.batches.sampler import SeedBatch, SeedOrder, torch_hops
+from weft.batches.sampled import DeviceSeeds
+from weft.batches.sampler import (
+    Hop,
+    SeedOrder,
+    TritonHops,
+    gcn_degrees,
+    hop_sizes,
+    is_plain,
+    torch_hops,
+    trimmed,
+)
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import InputError, SpecError
-from weft.dist.ranks import Ranks, Route
+from weft.core.settings import Hop as Fanout
+from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
-from weft.ops.sampling.reference import HopSample, make_clock, sample_torch
+from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, SpreadGraph
+from weft.dist.spread import Spread
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.compact_triton import DeviceHop
+from weft.ops.sampling.reference import sample_torch
 
 
 class Shard(FullGraph):
@@ -27,20 +43,22 @@ class Shard(FullGraph):
         if not isinstance(graph, ShardGraph):
             raise InputError(f"graph {graph.name!r} is not a shard; make one with ShardGraph(graph, bounds, ranks)")
         self.reduce = RankReduce(ranks, graph.first_row, graph.num_nodes)  # type: ignore[assignment]
-        share = torch.tensor([graph.train.numel() / max(graph.num_train, 1)], device=graph.device)
+        share = torch.full((1,), graph.train_share(), device=graph.device)
         self.batch = replace(self.batch, share=share, shape="shard")
 
 
 # ---- ShardedSampled: data-parallel sampled training; ranks share every batch, and the graph is spread over their
 # memories.
 #
-# A rank has the in-edges, features and labels of its own nodes. It takes its part of a batch's seeds, asks the owners
-# of
-# nodes for their sampled neighbours, hop by hop, then for features, and trains on its part; gradients are summed over
-# ranks. A node's draws depend on the node and the batch alone, so every seed has the neighbourhood that it has on one
-# rank, and the sum of the gradients is that of the whole batch.
+# A rank has the in-edges, features and labels of its own nodes. It takes its part of a batch's seeds, samples their
+# neighbourhoods hop by hop from the edges of all ranks, reads features of all ranks, and trains on its part; gradients
+# are summed over ranks. A node's draws depend on the node and the batch alone, so every seed has the neighbourhood that
+# it has on one rank, and the sum of the gradients is that of the whole batch.
 #
-# Shapes: n own nodes, S seeds of this rank's part of a batch, M nodes of it, F features.
+# On a GPU the next batch is sampled and read on a stream of its own while the current one trains, and while its
+# gradients are summed: no rank waits for another to make a batch.
+#
+# Shapes: N nodes, n own nodes, S seeds of this rank's part of a batch, M nodes of it, F features.
 
 
 @dataclass(frozen=True)
@@ -48,13 +66,29 @@ class ShardedSampling:
     """Makes the sources of a rank: neighbours per hop, seeds per batch of all ranks together, the seed of all draws."""
 
     ranks: Ranks
-    fanout: tuple[int, ...]
+    fanout: tuple[Fanout, ...]
     batch: int
     seed: int = 0
 
     def __call__(self, request: SourceRequest) -> ShardedSampled:
         """The source of a stack."""
         return ShardedSampled(request, self)
+
+
+@dataclass(frozen=True)
+class PartOfBatch:
+    """This rank's ``seeds [S]`` of a batch of ``whole`` seeds, and on a GPU what is on its way for them.
+
+    ``hops`` and features ``x`` are padded; ``sizes`` are the true ones, on the host once ``ready``.
+    """
+
+    seeds: Tensor
+    clock: Tensor
+    whole: int
+    hops: Sequence[DeviceHop] = ()
+    x: Tensor | None = None
+    sizes: Tensor | None = None
+    ready: Any = None
 
 
 class ShardedSampled(Shard):
@@ -65,62 +99,107 @@ class ShardedSampled(Shard):
     def __init__(self, request: SourceRequest, sampling: ShardedSampling) -> None:
         super().__init__(request, sampling.ranks)
         graph = request.graph
-        assert isinstance(graph.adj, ShardedAdjacency)
-        if graph.device.type != "cpu":
-            raise SpecError("sampled training over ranks runs on CPU ranks; give device='cpu', or one rank on a GPU")
+        assert isinstance(graph, ShardGraph)
         if request.subgraph:
             raise SpecError(
-                "sampled training over ranks needs a model that takes a block per layer; train it on one rank"
+                "sampled training over ranks needs a model that takes a block per layer: in one subgraph for all "
+                "layers a node also has edges that were sampled for the seeds of other ranks; train it on one rank"
             )
-        if graph.adj.weight is not None:
-            raise InputError(
-                f"graph {graph.name!r} has edge weights, which sampled training over ranks does not read yet"
-            )
-        self._rows = rows = graph.adj.forward
-        self._ranks, self._sampling, self._bounds = sampling.ranks, sampling, self._rows.exchange.bounds
-        self._x = request.x if isinstance(request.x, Tensor) else request.x.to_dense()
-        train = torch.cat(self._ranks.gather_objects(request.graph.train + self._rows.low))
+        if not all(isinstance(fanout, int) for fanout in sampling.fanout):
+            raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
+        self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
+        self._own_x = request.x
+        train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)
         self._order = SeedOrder(train, sampling.batch, sampling.seed)
+        self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
-        # ``(D^-1/2, degree) [n, 2]`` of own nodes in the whole graph, D with the added loops.
-        here = rows.rows()
-        other = (here != rows.columns.long()).float()
-        total = torch.ones(rows.high - rows.low).index_add_(0, here - rows.low, other)
-        self._degrees = torch.stack((total.rsqrt(), rows.indptr.diff().float()), 1)
+
+    @cached_property
+    def _data(self) -> SpreadGraph:
+        return self._shard.spread
+
+    @cached_property
+    def _x(self) -> Spread:
+        """The features as the model takes them."""
+        spread, x = self._data.x, self._own_x
+        if spread is not None and x is spread.here:
+            return spread
+        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._data.bounds, self._ranks)
+
+    @cached_property
+    def _degrees(self) -> tuple[Tensor, Tensor]:
+        """``(D^-1/2 [N], degree [N])`` of all nodes."""
+        assert isinstance(self._shard.adj, ShardedAdjacency)
+        rows = self._shard.adj.forward
+        own = Adjacency(rows.indptr, rows.columns, self._data.bounds[-1], weight=rows.weight)
+        scale = torch.cat(self._ranks.gather_objects(gcn_degrees(own, rows.low)[0].cpu()))
+        return scale.to(self._device), self._data.indptr.diff().long()
+
+    @cached_property
+    def _hops(self) -> TritonHops | None:
+        """The sampler of a GPU that reaches the edges of all ranks; None: hop by hop in torch."""
+        data = self._data
+        if not (data.columns.in_reach and self._x.in_reach and is_plain(self._sampling.fanout)):
+            return None
+        edges = data.weight is not None or data.relation is not None
+        lists = data.columns.lists(data.indptr)
+        return TritonHops(data.indptr, lists.indices, self._device, edges=edges, cached=lists)
+
+    @cached_property
+    def _stream(self) -> Any:
+        return torch.cuda.Stream(self._device)
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """This rank's parts of the batches of ``epoch`` from ``first`` on."""
-        yield from map(self._part, self._order.epoch(epoch, first))
+        """This rank's parts of the batches of ``epoch`` from ``first`` on; the next one is begun before one is used."""
+        begun: PartOfBatch | None = None
+        for number in range(first, self.steps_per_epoch):
+            following = self._begin(epoch, number)
+            if begun is not None:
+                yield self._finished(begun)
+            begun = following
+        if begun is not None:
+            yield self._finished(begun)
 
-    def _part(self, batch: SeedBatch) -> Batch:
-        whole = batch.seeds.numel()
-        low, high = (whole * rank // self._ranks.ranks for rank in (self._ranks.rank, self._ranks.rank + 1))
-        seeds = batch.seeds[low:high].to(torch.int32)
-        clock = make_clock(self._sampling.seed, batch.epoch, batch.batch)
-        hops = torch_hops(self._sample, seeds, self._sampling.fanout, clock, "all")
-        route = Route(hops[-1].nodes, self._bounds, self._ranks)
-        x, degrees = route.rows(self._x), route.rows(self._degrees)
-        blocks = []
-        for hop in reversed(hops):  # the nodes of a hop are the first of those of the last one
-            count, rows = hop.nodes.numel(), hop.indptr.numel() - 1
-            scale, degree = degrees[:count, 0].contiguous(), degrees[:rows, 1].long()
-            blocks.append(Block(hop.indptr, hop.indices, count, gcn_scale=scale, degree=degree).adjacency())
-        y = Route(seeds, self._bounds, self._ranks).rows(self._graph.y)
-        return Batch(
-            x,
-            tuple(blocks),
-            y,
-            torch.arange(seeds.numel()),
-            torch.tensor([seeds.numel() / whole]),
-            of_epoch=torch.tensor([whole / self._order.seeds.numel()]),
-        )
+    def _begin(self, epoch: int, number: int) -> PartOfBatch:
+        if self._hops is None:
+            return self._part(epoch, number)
+        # Memory of a batch that has been trained on is used again here: not before that training is over.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            part = self._part(epoch, number)
+            hops = self._hops.padded(part.seeds, self._sampling.fanout, part.clock)
+            sizes = hop_sizes(hops).to("cpu", non_blocking=True)
+            x = self._x.rows(hops[-1].nodes, hops[-1].num_nodes)
+            return replace(part, hops=hops, x=x, sizes=sizes, ready=self._stream.record_event())
 
-    def _sample(self, nodes: Tensor, fanout: int, clock: Tensor, hop: int) -> HopSample:
-        """Neighbours of any nodes, sampled by the ranks that own them."""
-        rows = self._rows
+    def _part(self, epoch: int, number: int) -> PartOfBatch:
+        seeds, clock = self._seeds.of(epoch, number)
+        whole, rank, ranks = seeds.numel(), self._ranks.rank, self._ranks.ranks
+        return PartOfBatch(seeds[whole * rank // ranks : whole * (rank + 1) // ranks], clock, whole)
 
-        def answer(own: Tensor) -> tuple[Tensor, Tensor]:
-            sample = sample_torch(rows.indptr, rows.columns, own, fanout, clock, hop, first=rows.low)
-            return sample.indptr, sample.sources
+    def _finished(self, part: PartOfBatch) -> Batch:
+        seeds, data = part.seeds, self._data
+        if part.sizes is None:
+            sample = partial(sample_torch, data.indptr, data.columns)
+            hops = torch_hops(sample, seeds, self._sampling.fanout, part.clock, "all")
+            x = self._x[hops[-1].nodes]
+        else:
+            part.ready.synchronize()
+            torch.cuda.current_stream(self._device).wait_event(part.ready)
+            hops = [trimmed(hop, *sizes) for hop, sizes in zip(part.hops, part.sizes.tolist(), strict=True)]
+            assert part.x is not None
+            x = part.x[: hops[-1].nodes.numel()]
+        blocks = tuple(self._block(hop) for hop in reversed(hops))
+        rows = torch.arange(seeds.numel(), device=self._device)
+        shares = (seeds.numel() / part.whole, part.whole / self._order.seeds.numel())
+        share, of_epoch = (torch.full((1,), number, device=self._device) for number in shares)
+        return Batch(x, blocks, data.y[seeds], rows, share, of_epoch=of_epoch)
 
-        return Route(nodes, self._bounds, self._ranks).lists(answer)
+    def _block(self, hop: Hop) -> Adjacency:
+        nodes, data = hop.nodes.long(), self._data
+        values = {"weight": data.weight, "relation": data.relation}
+        picked = {name: None if spread is None else spread[hop.edges] for name, spread in values.items()}
+        scale, degree = self._degrees
+        full = {"gcn_scale": scale[nodes], "degree": degree[nodes[: hop.indptr.numel() - 1]]}
+        relations = self._graph.num_relations
+        return Block(hop.indptr, hop.indices, nodes.numel(), **picked, **full, num_relations=relations).adjacency()

@@ -65,14 +65,19 @@ class Batch:
 
     @cached_property
     def edge_index(self) -> Tensor:
-        """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""
-        adj = self._own_block()
-        return remember(torch.stack([adj.indices.long(), adj.rows().long()]), adj)
+        """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take.
+
+        Over ranks converted layers take the adjacency behind it. The tensor has the edges between own nodes: a module
+        that computes with it has other numbers if the nodes are divided otherwise, and is refused for that.
+        """
+        adj = self._only_block()
+        edges = torch.stack([adj.indices.long(), adj.rows().long()])
+        return remember(edges[:, adj.indices < adj.num_rows] if adj.spans_ranks else edges, adj)
 
     @cached_property
     def adj_t(self) -> Tensor:
         """The adjacency as a sparse tensor ``[N, N]`` of torch, rows are destinations: what PyG's layers take too."""
-        adj = self._own_block()
+        adj = self._only_block()
         dtype = torch.float64 if self.x.dtype == torch.float64 else torch.float32
         values = torch.ones(adj.num_edges, dtype=dtype, device=adj.device) if adj.weight is None else adj.weight
         with warnings.catch_warnings():
@@ -96,15 +101,6 @@ class Batch:
     def edge_attr(self) -> Tensor | None:
         """Features of the edges ``[E]`` or ``[E, D]``, in the same order."""
         return self._only_block().edge_attr
-
-    def _own_block(self) -> Adjacency:
-        adj = self._only_block()
-        if adj.spans_ranks:
-            raise InputError(
-                "a model that takes edge_index aggregates by itself and would miss the nodes of other ranks; "
-                "train it on one rank, or write it over weft.nn layers"
-            )
-        return adj
 
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):

@@ -321,15 +321,6 @@ class RunOptions(_Options):
                 for name in ("batch_seed", "feature_norm"):
                     if name in task.given:
                         raise SpecError(f"{where}{name} has no effect on batches=, which the loader makes")
-            if self.ranks > 1 and task.traits is not None and task.traits.relational:
-                raise SpecError(
-                    f"{where}{task.model} trains on one rank, not on ranks={self.ranks}: shards have no relations"
-                )
-            if self.ranks > 1 and task.split:
-                raise SpecError(
-                    f"{where}split={task.split} trains on one rank, not on ranks={self.ranks}; give the graph with "
-                    f"that split alone, graph.split({task.split})"
-                )
 
 
 def refuse_misplaced(keywords: Mapping[str, Any], caller: str) -> None:

@@ -17,7 +17,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.run_options import ORDERS
 from weft.dist.partition import row_offsets
 from weft.graph.graph import Graph
-from weft.graph.labels import SPLITS
+from weft.graph.labels import Split
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
@@ -79,7 +79,9 @@ def new_ids(order: Tensor) -> Tensor:
 def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     """``graph`` on the host with its nodes renumbered: node ``order[i]`` becomes node i."""
     new_id = new_ids(order)
-    splits = {name: new_id[getattr(graph, name)].sort().values for name in SPLITS}
+    several = [
+        Split(*(new_id[ids].sort().values for ids in graph.split_rows(number))) for number in range(graph.num_splits)
+    ]
     x = graph.x
     if isinstance(x, SparseFeatures):
         matrix, degree = x.matrix, x.matrix.degrees()[order]
@@ -94,8 +96,9 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
         x = x[order]
     y = None if graph.y is None else graph.y[order]
     adj = reordered(graph.adj, order)
-    counts = {"num_classes": graph.num_classes, "num_relations": graph.num_relations}
-    return Graph(adj, x, y, **splits, relation=adj.relation, numbers=graph.regression, name=graph.name, **counts)
+    counts = {"num_classes": graph.num_classes, "num_relations": graph.num_relations, "numbers": graph.regression}
+    more = several if len(several) > 1 else ()
+    return Graph(adj, x, y, *several[0], relation=adj.relation, name=graph.name, several=more, **counts)
 
 
 def reordered(adj: Adjacency, order: Tensor) -> Adjacency:

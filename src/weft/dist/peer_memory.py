@@ -42,15 +42,19 @@ class PeerMemory:
         self._parts: list[list[Tensor]] = []
         self._size = 0
 
-    def _allocate(self, num_bytes: int) -> list[Tensor]:
-        """``num_bytes`` of every rank as uint8, in the order of the ranks."""
+    def allocate(self, num_bytes: int) -> list[Tensor]:
+        """``num_bytes`` of every rank as uint8, in the order of the ranks; all ranks call this, with the same number.
+
+        They go with the last tensor over them.
+        """
         raise NotImplementedError
 
     def reserve(self, num_bytes: int) -> None:
         """Have slots of at least ``num_bytes``; all ranks call this together, with the same number."""
         if num_bytes > self._size:
             size = -(-num_bytes // self.unit) * self.unit
-            self._parts = [list(whole.split(size)) for whole in self._allocate(SLOTS * size)]
+            self.close(together=True)  # a heap of fixed size has room for the new slots only after that
+            self._parts = [list(whole.split(size)) for whole in self.allocate(SLOTS * size)]
             self._size = size
 
     def slot(self, rank: int, which: int) -> Tensor:
@@ -100,7 +104,8 @@ class SharedFiles(PeerMemory):
         super().__init__()
         self._rank, self._gather = rank, gather
 
-    def _allocate(self, num_bytes: int) -> list[Tensor]:
+    def allocate(self, num_bytes: int) -> list[Tensor]:
+        """See :meth:`PeerMemory.allocate`."""
         path = shared_folder() / f"weft-{uuid.uuid4().hex}"
         here = map_shared(path, num_bytes, create=True)
         wholes = [
@@ -123,10 +128,10 @@ class CudaIpc(PeerMemory):
         super().__init__()
         self._rank, self._ranks, self._gather, self._device = rank, ranks, gather, device
 
-    def _allocate(self, num_bytes: int) -> list[Tensor]:
+    def allocate(self, num_bytes: int) -> list[Tensor]:
+        """See :meth:`PeerMemory.allocate`."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        self.close(together=True)
         here = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         torch.cuda.synchronize(self._device)
         # One handle per peer, and None for this rank, which must not open its own.
@@ -187,10 +192,10 @@ class Symmetric(PeerMemory):
                     f"process ({_first_line(error)}); start another process, or leave it out"
                 ) from None
 
-    def _allocate(self, num_bytes: int) -> list[Tensor]:
+    def allocate(self, num_bytes: int) -> list[Tensor]:
+        """See :meth:`PeerMemory.allocate`."""
         import torch.distributed as dist
 
-        self.close(together=True)  # a heap of fixed size has room for the new slots only after that
         try:
             here: Tensor = _torch_module().empty(num_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:

@@ -5,9 +5,11 @@ Collectives go through torch.distributed: gloo for CPU ranks and for ranks that 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,8 +22,15 @@ from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.dist.exchange import GatheredStaging, Staging
-from weft.dist.peer_memory import Barrier, PeerMemory, RankLostError, SharedFiles, check_peers, peer_memory_for
-from weft.ops.sampling.reference import HopSample
+from weft.dist.peer_memory import (
+    Barrier,
+    PeerMemory,
+    RankLostError,
+    SharedFiles,
+    check_peers,
+    peer_memory_for,
+    shared_folder,
+)
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
 
@@ -113,6 +122,26 @@ class Ranks:
             return GatheredStaging(self.rank, self.ranks, self.all_gather)
         return Staging(self.rank, self.ranks, self.memory, self.barrier)
 
+    def spread(self, part: Tensor) -> list[Tensor] | None:
+        """Every rank's ``part [n, ...]`` where this rank can read it; all ranks call this together.
+
+        None if they cannot share memory: on several machines, or CPU ranks without room in the folder for it.
+        """
+        row_bytes = math.prod(part.shape[1:]) * part.element_size()
+        free = math.inf if self.device.type == "cuda" else shutil.disk_usage(shared_folder()).free
+        counts, rooms = zip(*self.gather_objects((part.shape[0], free)), strict=True)
+        size = -(-max(max(counts) * row_bytes, 1) // self.memory.unit) * self.memory.unit
+        if not self.one_host or self.ranks * size > min(rooms):
+            return None
+        wholes = self.memory.allocate(size)
+        parts = [
+            whole[: count * row_bytes].view(part.dtype).view(count, *part.shape[1:])
+            for whole, count in zip(wholes, counts, strict=True)
+        ]
+        parts[self.rank].copy_(part)
+        self.barrier.wait()
+        return parts
+
     # ---- objects -------------------------------------------------------------------------------------
 
     def share(self, value: Any) -> Any:
@@ -153,59 +182,3 @@ class Ranks:
             raise RankLostError(
                 f"{who}; the run cannot continue (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
             ) from None
-
-
-# ---- Routes
-#
-# All ranks request at the same time, each its own ids; ranks without any request none. One route serves several
-# requests for the same ids. Also between machines.
-#
-# Shapes: M ids requested here, A ids that other ranks request of this one, n nodes of this rank, F numbers of a row.
-
-
-class Route:
-    """The way of the global ``ids [M]`` to the ranks that own them; ``bounds``: node ranges of the ranks."""
-
-    def __init__(self, ids: Tensor, bounds: Sequence[int], ranks: Ranks) -> None:
-        self._ranks = ranks
-        ids = ids.long()
-        owner = torch.searchsorted(torch.tensor(bounds[1:]), ids, right=True)
-        self._order = torch.sort(owner, stable=True).indices
-        self._requests = torch.bincount(owner, minlength=ranks.ranks).tolist()
-        counts = exchange(torch.tensor(self._requests), [1] * ranks.ranks, [1] * ranks.ranks, ranks)
-        self._requested = counts.tolist()
-        remote = exchange(ids[self._order], self._requests, self._requested, ranks)
-        self.requested = remote - bounds[ranks.rank]  # rows of this rank that other ranks request [A]
-
-    def rows(self, table: Tensor) -> Tensor:
-        """Rows ``[M, F]`` (or numbers ``[M]``) of what every rank has as ``table [n, F]``, in the order of the ids."""
-        received = exchange(table.index_select(0, self.requested), self._requested, self._requests, self._ranks)
-        out = torch.empty_like(received)
-        out[self._order] = received
-        return out
-
-    def lists(self, answer: Callable[[Tensor], tuple[Tensor, Tensor]]) -> HopSample:
-        """A list of numbers per id; its owner answers: ``answer(rows [A])`` gives offsets ``[A+1]`` and numbers."""
-        indptr, values = answer(self.requested)
-        counts = indptr.diff().long()
-        sizes = exchange(counts, self._requested, self._requests, self._ranks)
-        parts = [int(part.sum()) for part in counts.split(self._requested)]
-        there = [int(part.sum()) for part in sizes.split(self._requests)]
-        received = exchange(values, parts, there, self._ranks)
-        mine = torch.empty_like(sizes)
-        mine[self._order] = sizes
-        offsets = torch.zeros(mine.numel() + 1, dtype=torch.int64)
-        torch.cumsum(mine, 0, out=offsets[1:])
-        arrived = torch.cumsum(sizes, 0) - sizes  # where the list of the i-th sorted id begins
-        shift = torch.repeat_interleave(offsets[:-1][self._order] - arrived, sizes)
-        out = torch.empty_like(received)
-        out[torch.arange(received.numel()) + shift] = received
-        return HopSample(offsets.to(torch.int32), out, None)
-
-
-def exchange(values: Tensor, give: Sequence[int], get: Sequence[int], ranks: Ranks) -> Tensor:
-    """Send ``give[q]`` rows of ``values`` to rank q, in order; what the others send here, ``get[q]`` rows of each."""
-    received = values.new_empty((sum(get), *values.shape[1:]))
-    with ranks.losses_named():
-        dist.all_to_all_single(received, values.contiguous(), list(get), list(give))
-    return received

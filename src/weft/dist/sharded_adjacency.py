@@ -15,6 +15,7 @@ Shapes: n own nodes, h remote nodes, E edges of the own rows, H heads, D feature
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -29,13 +30,15 @@ from weft.dist.exchange import Collective, Exchange, Staging, make_halo
 from weft.dist.partition import own_rows, own_rows_of_transpose, row_offsets, to_block
 from weft.dist.ranks import Ranks
 from weft.dist.shard_csr import shard_csr, tiled_csr
+from weft.dist.spread import Spread
 from weft.graph.graph import Graph
-from weft.graph.labels import SPLITS
+from weft.graph.labels import Split
 from weft.graph.sparse_features import SparseFeatures
 from weft.ops.attention.gat import attention_torch, coefficient_mask, take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
 from weft.ops.csr.adjacency import Adjacency, loop_weights, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
+from weft.ops.csr.relation_slots import RelationSlots, make_relation_slots
 from weft.ops.launch.backend import rate_and_clock, use_triton
 from weft.ops.sharded.sharded_spmm import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
 from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
@@ -219,6 +222,12 @@ class ShardedAdjacency(Adjacency):
 
         return self.derived("block", build)
 
+    def make_relation_slots(self) -> RelationSlots:
+        """The slots of own rows, whose means read remote rows."""
+        assert self.relation is not None
+        slots = make_relation_slots(self.block().related(self.relation, self.num_relations))
+        return replace(slots, means=ExtendedRows(slots.means, self.forward.exchange))
+
     # ---- aggregations ----------------------------------------------------------------------------------
 
     def _check(self, what: str, rows: int) -> None:
@@ -346,18 +355,55 @@ class ShardedAdjacency(Adjacency):
         return coefficient_mask(rate, clock, site, self.num_edges, heads, self.first_edge)
 
 
+class ExtendedRows(Adjacency):
+    """A plain matrix over own and remote nodes that takes own rows alone: it reads those of remote nodes."""
+
+    def __init__(self, plain: Adjacency, exchange: Exchange) -> None:
+        super().__init__(plain.indptr, plain.indices, plain.num_cols, row_scale=plain.row_scale)
+        self._plain, self._exchange = plain, exchange
+
+    def mean(self) -> ExtendedRows:
+        """The mean over rows."""
+        return self.derived("mean", lambda: ExtendedRows(self._plain.mean(), self._exchange))
+
+    def spmm(self, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+        """See :func:`weft.ops.spmm`; ``x [..., n, F]``."""
+        return ops.spmm(self._plain, self._exchange.extend(x), weight, reduce)
+
+
+@dataclass(frozen=True)
+class SpreadGraph:
+    """A graph as every rank reads it for sampling: row offsets ``indptr [N+1]`` here, the rest with its owners.
+
+    ``columns``, ``weight`` and ``relation`` are over edges, ``x`` (None if sparse) and ``y`` over nodes. ``bounds``:
+    nodes of the ranks.
+    """
+
+    bounds: tuple[int, ...]
+    indptr: Tensor
+    columns: Spread
+    weight: Spread | None
+    relation: Spread | None
+    x: Spread | None
+    y: Spread
+
+
 class ShardGraph(Graph):
     """Rows ``bounds[rank]`` to ``bounds[rank + 1]`` of ``whole`` on the rank's device; ids of splits are local.
 
     It may have no nodes at all. ``stats()`` is the summary of the whole graph; ``first_row``: the global id of its
-    first node; ``num_train``: training nodes of all ranks.
+    first node.
     """
 
     def __init__(self, whole: Graph, bounds: Sequence[int], ranks: Ranks) -> None:
         device, low, high = ranks.device, bounds[ranks.rank], bounds[ranks.rank + 1]
         adj = ShardedAdjacency.of(whole.adj, bounds, ranks.staging, ranks.gather_objects, device)
-        ids = {name: getattr(whole, name) for name in SPLITS}
-        splits = {name: (part[(part >= low) & (part < high)] - low).to(device) for name, part in ids.items()}
+
+        def own(split: Split) -> Split:
+            return Split(*((part[(part >= low) & (part < high)] - low).to(device) for part in split))
+
+        several = [whole.split_rows(number) for number in range(whole.num_splits)]
+        self._num_train = [split.train.numel() for split in several]  # of all ranks
         x = whole.x
         if isinstance(x, SparseFeatures):
             indptr, indices, weight, first = own_rows(x.matrix, low, high)
@@ -368,9 +414,21 @@ class ShardGraph(Graph):
         elif x is not None:
             x = x[low:high].to(device)
         y = None if whole.y is None else whole.y[low:high].to(device)
-        super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
-        self._stats = whole.stats()
-        self.first_row, self.num_train = low, whole.train.numel()
+        of_edges = slice(adj.first_edge, adj.first_edge + adj.num_edges)
+        relation = None if whole.relation is None else whole.relation[of_edges].to(device)
+        super().__init__(
+            adj,
+            x,
+            y,
+            *own(several[0]),
+            relation=relation,
+            name=whole.name,
+            num_classes=whole.num_classes,
+            num_relations=whole.num_relations,
+            several=[own(split) for split in several] if len(several) > 1 else (),
+            numbers=whole.regression,
+        )
+        self._stats, self._ranks, self.first_row = whole.stats(), ranks, low
         # The rows of this rank if every rank gives the later half of its nodes to the next one, or, if there are very
         # few, if the last rank has all; all ranks call it.
         few = bounds[-1] < 4 * ranks.ranks
@@ -384,3 +442,35 @@ class ShardGraph(Graph):
         """Itself: it was made on the device of its rank."""
         self.adj.to(device)
         return self
+
+    def split(self, number: int) -> ShardGraph:
+        """The same rows with one of the splits."""
+        chosen = copy(self)
+        chosen.train, chosen.val, chosen.test = self.split_rows(number)
+        chosen._several, chosen._num_train = (), [self._num_train[number]]
+        chosen.divided_otherwise = lambda: self.divided_otherwise().split(number)
+        return chosen
+
+    def train_share(self, number: int = 0) -> float:
+        """The share of the training nodes of a split that this rank has."""
+        return self.split_rows(number).train.numel() / max(self._num_train[number if self._several else 0], 1)
+
+    @cached_property
+    def spread(self) -> SpreadGraph:
+        """The graph where peers read it; all ranks make it together. Features of this rank lie there from then on."""
+        assert isinstance(self.adj, ShardedAdjacency)
+        rows, ranks = self.adj.forward, self._ranks
+        degrees = torch.cat(ranks.gather_objects(rows.indptr.diff().cpu())).to(self.device)
+        indptr = torch.zeros(degrees.numel() + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(degrees, 0, out=indptr[1:])
+        bounds = rows.exchange.bounds
+        edges = indptr[list(bounds)].tolist()
+
+        def of_edges(values: Tensor | None) -> Spread | None:
+            return None if values is None else Spread(values, edges, ranks)
+
+        x = Spread(self.x, bounds, ranks) if isinstance(self.x, Tensor) else None
+        self.x = self.x if x is None else x.here
+        columns, y = Spread(rows.columns, edges, ranks), Spread(self.y, bounds, ranks)
+        indptr = indptr.to(offset_dtype(edges[-1]))
+        return SpreadGraph(bounds, indptr, columns, of_edges(rows.weight), of_edges(self.relation), x, y)

@@ -30,7 +30,13 @@ from weft.engine.graphs import HOST, Graphs, with_all_splits
 from weft.engine.home import seconds_to_compile
 from weft.engine.machine import Given, find_machine, load_calibration
 from weft.ops.csr.adjacency import Adjacency
-from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
+from weft.planner.cost.sharding import (
+    ShardingEstimate,
+    estimate_sampled_sharding,
+    estimate_sharding,
+    link_of,
+    task_part,
+)
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
 from weft.planner.division.ways import Way, batch_bytes
@@ -258,8 +264,18 @@ def shard_groups(
     estimates = []
     for index, group in enumerate(report.groups):
         tasks: tuple[Task, ...] = group.plan.tasks
+        counted = {
+            "parameters": sum(parameters[task.label] for task in tasks),
+            "fixed_bytes": report.machine.context_bytes + report.machine.workspace_bytes,
+        }
         if group.plan.mode == "sampled":
-            raise SpecError(f"task {tasks[0].label!r}: sampled training over {ranks} ranks is not predicted yet")
+            tasks = tuple(in_mode(task, "sampled") for task in tasks)
+            parts = [task_part(task, ranks) for task in tasks]
+            eager = replace(group.plan, replay=False, compiled=False, placement=None, division=None, tasks=())
+            part = estimator.as_planned(parts, eager).cost
+            stats = estimator.stats(tasks[0])
+            estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
+            continue
         effect = None if effects is None else effects[index]
         estimate = estimate_sharding(
             tasks,
@@ -267,8 +283,7 @@ def shard_groups(
             estimator.stats(tasks[0]),
             ranks,
             link,
-            parameters=sum(parameters[task.label] for task in tasks),
-            fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
+            **counted,
             first_once=group.plan.first_layer == "once",
             halo=None if effect is None else effect.halo_nodes,
             remote_edges=None if effect is None else effect.remote_edges,

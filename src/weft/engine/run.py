@@ -138,7 +138,7 @@ def run(
             here = stack.enter_context(
                 start_ranks(options.ranks, spread, train_as_rank, arguments, peers=options.peers)
             )
-            job = ShardedJob(tasks, here, events, folder, options, control)
+            job = ShardedJob(tasks, here, events, folder, options, control, report)
         return _train(work, job, events, folder, resume)
 
 
@@ -185,10 +185,6 @@ def _limit_of_plan(report: PlanReport, options: RunOptions) -> int | None:
         # A plan has the name of a policy of the user's own, not the object.
         if name != "budget" and not hasattr(value, "choose"):
             raise SpecError(f"{name}={value!r}: plan {report.name!r} has decided that already; give it to weft.plan")
-    if options.ranks > 1:
-        raise SpecError(
-            f"ranks={options.ranks}: a plan that was written for one device runs on one rank; give the spec itself"
-        )
     limits = [limit for limit in (options.budget, report.plans[0].budget) if limit is not None]
     return min(limits, default=None)
 

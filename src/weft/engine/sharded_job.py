@@ -22,6 +22,7 @@ from weft.batches.source import MakeSource
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Progress
 from weft.core.keyed_store import KeyedStore
+from weft.core.placement import on_device
 from weft.core.plan import Plan
 from weft.core.run_options import RunOptions
 from weft.core.settings import SHARDED_KERNELS
@@ -37,6 +38,7 @@ from weft.engine.home import machine_folder
 from weft.engine.job import Job
 from weft.engine.machine import machine_of
 from weft.engine.process_state import Needs, process_state
+from weft.engine.result import Result
 from weft.engine.session import Save, Session
 from weft.graph.graph import Graph
 from weft.ops.sharded.sharded_spmm import ShardedLaunch
@@ -48,6 +50,7 @@ from weft.planner.kernel_tuner import (
     search_for,
 )
 from weft.planner.partition import split_by_edges
+from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 
@@ -171,18 +174,21 @@ class ShardedJob(Job):
         folder: RunFolder | None,
         options: RunOptions,
         control: Control | None = None,
+        report: PlanReport | None = None,
     ) -> None:
         self._ranks = ranks
         self._shards: dict[Any, ShardGraph] = {}
-        super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options, control)
+        super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options, control, report)
 
     # ---- what rank 0 knows ---------------------------------------------------------------------------
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         found = None
         if self._ranks.rank == 0:
-            tasks = list(self._tasks.values())
-            plain = saved or [(str(position), plan) for position, plan in enumerate(self._planner.groups(tasks), 1)]
+            planned = self._planned.plans if self._planned is not None else None
+            if not saved and planned is None:
+                planned = self._planner.groups(list(self._tasks.values()))
+            plain = saved or [(str(number), replace(plan, tasks=())) for number, plan in enumerate(planned or (), 1)]
             found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
         self._resuming, groups = self._ranks.share(found)
         return list(groups)
@@ -200,6 +206,9 @@ class ShardedJob(Job):
             compiled=False,
             row_order="by_length",
             threads=None,
+            placement=on_device(plan.device),
+            division=None,
+            stages=(),
             shards=count,
             why=(*kept, why),
         )
@@ -209,6 +218,13 @@ class ShardedJob(Job):
         return self._ranks.share(found) if self._resuming else None
 
     # ---- training ------------------------------------------------------------------------------------
+
+    def train(self, resume: bool) -> list[Result]:
+        """See :meth:`Job.train`. Memory of peers is open no longer than that: they may end before this rank."""
+        try:
+            return super().train(resume)
+        finally:
+            self._shards.clear()
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
         key = graph_key(tasks[0])
@@ -222,7 +238,10 @@ class ShardedJob(Job):
             assert isinstance(adj, ShardedAdjacency)
             if is_worth_tuning(adj, shard.stats().num_edges):
                 self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device)))
-        return super()._make_group(tasks, self._shards[key], plan, checkpoint)
+        shard = self._shards[key]
+        if tasks[0].sampled:
+            _ = shard.spread  # before the features are anywhere else
+        return super()._make_group(tasks, shard, plan, checkpoint)
 
     def _source(self, task: Task, plan: Plan) -> MakeSource:
         """The whole graph in every step, or parts of sampled batches."""

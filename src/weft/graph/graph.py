@@ -406,6 +406,10 @@ class Graph:
             )
         return self._several[number]
 
+    def train_share(self, number: int = 0) -> float:
+        """The share of the training nodes of split ``number`` that this process has: all, unless ranks share them."""
+        return 1.0
+
     def split(self, number: int) -> Graph:
         """The same graph with one of its splits, sharing everything else."""
         if not self._several and number == 0:

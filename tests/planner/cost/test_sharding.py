@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.core.cost import Cost
@@ -12,6 +14,7 @@ from weft.planner.cost.sharding import (
     HOST_MEMORY,
     INFINIBAND,
     NVLINK4,
+    estimate_sampled_sharding,
     estimate_sharding,
     exchange_widths,
     link_of,
@@ -72,6 +75,32 @@ def test_widths_by_layer():
     assert exchange_widths(TASK, STATS, first_once=True) == ([64, 40], [64, 40])
     gat = Task(graph="big", model="gat", hidden=64, heads=8, layers=2)
     assert exchange_widths(gat, STATS) == ([72, 48], [48])
+
+
+SAMPLED = Task(graph="big", model="sage", hidden=64, layers=2, mode="sampled", fanout=[10, 5], batch=1000)
+TRAINED = replace(STATS, num_train=100_000)
+BATCHES = replace(COST, phases={"forward": 0.4, "evaluation": 0.1}, training_bytes=3 * 10**9)
+
+
+def sampled(ranks, link=NVLINK4):
+    """Over ranks, if an epoch takes as long with smaller batches."""
+    return estimate_sampled_sharding([SAMPLED], BATCHES, BATCHES, TRAINED, ranks, link, parameters=20_000)
+
+
+def test_one_rank_of_sampled_training_is_one_device():
+    one = sampled(1)
+    assert one.link_seconds == 0.0
+    assert one.halo_nodes == 0
+    assert one.speed_up == pytest.approx(1.0)
+
+
+def test_ranks_of_sampled_training_share_steps_and_read_while_they_train():
+    found = [sampled(ranks) for ranks in (2, 4, 8)]
+    assert found[0].batch_nodes > found[1].batch_nodes > found[2].batch_nodes > 0
+    assert all(one.epoch_seconds > one.overlapped_seconds for one in found)
+    assert all(1.0 < one.overlapped_speed_up <= one.ranks for one in found)
+    assert sampled(4, INFINIBAND).link_seconds > found[1].link_seconds
+    assert "360 GB/s into every rank" in str(found[1])
 
 
 def test_links_and_mistakes():

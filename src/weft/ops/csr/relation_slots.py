@@ -110,12 +110,12 @@ def slot_arrays(adj: Adjacency, pairs: int, existing: Tensor | None = None) -> S
     starts = torch.searchsorted(pair_key, numbers(relations + 1) * rows)  # first pair of every relation
     per_relation = (starts.diff() + size - 1) // size
     chunk_starts = torch.cat([per_relation.new_zeros(1), per_relation.cumsum(0)])
-    relation_of_pair = (pair_key // rows).clamp(max=relations)
+    relation_of_pair = (pair_key // max(rows, 1)).clamp(max=relations)
     slot = chunk_starts[relation_of_pair] * size + numbers(pairs) - starts[relation_of_pair]
     slot = torch.where(pair_key < beyond, slot, chunks * size)
     every_slot = numbers(chunks * size + 1)
     slot_of_edge = torch.cat([slot, slot.new_full((1,), chunks * size)])[pair_of_edge]
-    row_of_pair = torch.where(pair_key < beyond, pair_key % rows, rows)
+    row_of_pair = torch.where(pair_key < beyond, pair_key % max(rows, 1), rows)
     by_row, pair_order = torch.sort(row_of_pair, stable=True)
     chunk_relation = torch.searchsorted(chunk_starts[1:].contiguous(), numbers(chunks), right=True)
     by_edge, by_pair = offset_dtype(adj.num_edges), offset_dtype(pairs)

@@ -10,6 +10,7 @@ Shapes: N nodes, E edges, S seeds, K fan-out, P sampled edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,7 +161,7 @@ def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
 
 def sample_torch(
     indptr: Tensor,
-    indices: Tensor,
+    indices: Any,
     seeds: Tensor,
     fanout: int,
     clock: Tensor,
@@ -168,19 +169,18 @@ def sample_torch(
     *,
     replace: bool = False,
     weight: Tensor | None = None,
-    first: int = 0,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of every seed.
 
     ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``seeds [S]``, ``clock [3]`` = (seed, epoch, batch),
     ``weight [E]`` not negative (neighbours of weight 0 are never drawn). ``replace`` draws ``fanout`` neighbours
-    independently; a fan-out of -1 takes all of them once, whatever their weights. ``first``: the node that row 0 is, if
-    these are some rows of a larger matrix: draws go by nodes.
+    independently; a fan-out of -1 takes all of them once, whatever their weights. Of ``indices`` only the picked ones
+    are read, so that it may be anything with values at ids, such as an array that lies with several ranks.
     """
     check_fanout(fanout, replace, weight is not None)
     seeds = seeds.long()
     start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
-    streams = node_streams(hop_key(clock, hop), seeds + first)
+    streams = node_streams(hop_key(clock, hop), seeds)
     if fanout == FULL:
         edges, counts = all_edges(start, degree)[1], degree
     elif weight is not None:

@@ -12,6 +12,7 @@ Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +54,11 @@ LARGEST_FANOUT = 1024  # picks of a row that fit into registers; beyond, the ref
 
 @dataclass(frozen=True)
 class CachedLists:
-    """Neighbour lists of some nodes on the device, in front of a graph in host memory.
+    """Neighbour lists of some nodes on the device, in front of a graph in host memory, or of all on several devices.
 
-    ``indices [C]`` int32: the lists one after another; ``starts [N]`` int32: where that of a node begins, -1 where there
-    is none; ``read [2]`` int64 counts lists that were read, and those that were here.
+    ``indices [C]`` int32: the lists one after another; ``starts [N]`` int32 or int64: where that of a node begins,
+    counted from the first of ``indices``, -1 where there is none; ``read [2]`` int64 counts lists that were read, and
+    those that were here.
     """
 
     indices: Tensor
@@ -67,6 +69,19 @@ class CachedLists:
     def bytes(self) -> int:
         """Of the device."""
         return sum(t.numel() * t.element_size() for t in (self.indices, self.starts))
+
+
+def spread_lists(parts: Sequence[Tensor], bounds: Sequence[int], indptr: Tensor) -> CachedLists:
+    """The lists between ``indptr [N+1]`` of an array whose ranges ``bounds`` lie in several ``parts``, no list in two.
+
+    A list begins at a distance from the part with the lowest address, which may be far behind the end of that part.
+    """
+    first = min((part for part in parts if part.numel()), key=Tensor.data_ptr, default=parts[0])
+    distances = [(part.data_ptr() - first.data_ptr()) // first.element_size() for part in parts]
+    begin, ends = indptr[:-1].long(), torch.tensor(bounds[1:], device=indptr.device)
+    owner = torch.searchsorted(ends, begin, right=True).clamp_(max=len(parts) - 1)  # of empty lists at the end
+    shifts = torch.tensor(distances, device=begin.device) - torch.tensor(bounds[:-1], device=begin.device)
+    return CachedLists(first, begin + shifts[owner], torch.zeros(2, dtype=torch.int64, device=begin.device))
 
 
 @dataclass(frozen=True)

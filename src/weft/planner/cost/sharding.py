@@ -12,6 +12,14 @@ over the ranks (an order that keeps neighbours together does better). Then, for 
 - compute of one device is divided by G; launches are not.
 
 Bytes: values per node and edge are divided by G, weights and optimizer state are replicated, staging has two slots.
+
+Sampled training has as many steps as on one device, each with 1/G of the batch's seeds on a rank:
+
+- a rank's step takes what a step with so many seeds takes on one device, launched kernel by kernel;
+- of the features and edges that its part of a batch reads, 1 - 1/G come over the link, while the batch before trains;
+- gradients are summed after every step: two barriers;
+- an evaluation is that of the whole graph: compute divided by G, and one exchange per layer;
+- a rank has all row offsets, where lists begin, degrees and a table of labels: some 36 bytes per node.
 """
 
 from __future__ import annotations
@@ -21,15 +29,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.core.batch_sizes import expected_batch
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
+from weft.planner.placement import steps_per_epoch
+from weft.planner.transfers import row_bytes
 
 REPLICATED = ("weight", "state", "rounding")  # kinds of value that every rank has in full
 FLOAT = 4
+PER_NODE = 36  # bytes of what every rank has of all nodes to sample
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,12 @@ class RankLink:
     bytes_per_second: float
     barrier_seconds: float
     source: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.bytes_per_second / 1e9:.3g} GB/s into every rank at once and {show_seconds(self.barrier_seconds)} "
+            f"per wait ({self.source}), neighbours spread evenly over the ranks"
+        )
 
 
 NVLINK4 = RankLink("nvlink", 450e9 * 0.8, 1.5e-5, "data sheet of NVLink 4 (450 GB/s each way), 80 % of it assumed")
@@ -71,6 +89,9 @@ class ShardingEstimate:
     ``remote_edges``: share of the edges. ``halo_nodes``: remote nodes that a rank reads. ``link_bytes`` and
     ``link_seconds``: into one rank per epoch, barriers included. ``epoch_seconds``: exchanges before aggregations, as
     ranks run today; ``overlapped_seconds``: if exchanges were hidden behind aggregations of local edges altogether.
+    Of sampled training, ``halo_nodes``: nodes of other ranks in a rank's part of a batch, of ``batch_nodes``;
+    ``epoch_seconds``: every batch is read before it trains, ``overlapped_seconds``: while the one before trains.
+    ``assumes``: what is known of the link, and from where.
     """
 
     ranks: int
@@ -83,6 +104,8 @@ class ShardingEstimate:
     epoch_seconds: float
     overlapped_seconds: float
     single_seconds: float
+    assumes: str = ""
+    batch_nodes: int = 0
 
     @property
     def speed_up(self) -> float:
@@ -99,12 +122,16 @@ class ShardingEstimate:
         return {**asdict(self), "speed_up": self.speed_up, "overlapped_speed_up": self.overlapped_speed_up}
 
     def __str__(self) -> str:
+        read, hidden = "remote nodes per rank", "exchanges overlap with local work"
+        if self.batch_nodes:
+            read = f"of {self.batch_nodes:,} nodes of a rank's part of a batch are remote"
+            hidden = "the next batch is read while one trains"
         return (
             f"{self.ranks} ranks over {self.link}: {show_bytes(self.bytes_per_rank)} per rank, "
-            f"{self.halo_nodes:,} remote nodes per rank ({self.remote_edges:.0%} of the edges); "
+            f"{self.halo_nodes:,} {read} ({self.remote_edges:.0%} of the edges); "
             f"{show_bytes(self.link_bytes)} and {show_seconds(self.link_seconds)} on the link per epoch; "
             f"epoch {show_seconds(self.epoch_seconds)}, {self.speed_up:.2f}x one device "
-            f"({self.overlapped_speed_up:.2f}x if exchanges overlap with local work)"
+            f"({self.overlapped_speed_up:.2f}x if {hidden}); assumes {self.assumes}"
         )
 
 
@@ -183,4 +210,56 @@ def estimate_sharding(
         epoch_seconds=launches + compute + link_seconds,
         overlapped_seconds=launches + compute + link_seconds - hidden,
         single_seconds=cost.epoch_seconds,
+        assumes=str(link),
     )
+
+
+def estimate_sampled_sharding(
+    tasks: Sequence[Task],
+    cost: Cost,
+    part: Cost,
+    stats: GraphStats,
+    ranks: int,
+    link: RankLink,
+    *,
+    parameters: int = 0,
+    fixed_bytes: int = 0,
+) -> ShardingEstimate:
+    """One epoch of sampled ``tasks``, which share batches, over ``ranks``.
+
+    ``cost``: of the same on one device; ``part``: of them with the seeds that a rank has of a batch, with a step for
+    each such batch, evaluated on the whole graph.
+    """
+    task, away = tasks[0], 1.0 - 1.0 / ranks
+    seeds = min(task_part(task, ranks).batch, max(stats.num_train, 1))
+    batch, steps = expected_batch(stats, task.fanouts, seeds), steps_per_epoch(task, stats)
+    evaluation = part.phases.get("evaluation", 0.0)
+    step = (part.epoch_seconds - evaluation) / steps_per_epoch(task_part(task, ranks), stats)
+    read = away * (batch.nodes * row_bytes(task, stats) + FLOAT * sum(batch.edges))
+    widths = [exchange_widths(each, stats)[0] for each in tasks]
+    exchanged = FLOAT * remote_nodes(stats, ranks) * sum(map(sum, widths)) / task.eval_every
+    moved = steps * (read + FLOAT * parameters * (ranks - 1)) + exchanged
+    waits = (2 * steps + max(map(len, widths)) / task.eval_every) * link.barrier_seconds if ranks > 1 else 0.0
+    link_seconds = moved / link.bytes_per_second + waits
+    compute = steps * step + evaluation / ranks
+    held = sum(part.bytes.get(kind, 0) for kind in ("graph", "input"))
+    working = max(part.training_bytes - held, (part.peak_bytes - held) // ranks, 0)
+    return ShardingEstimate(
+        ranks=ranks,
+        link=link.name,
+        remote_edges=away,
+        halo_nodes=round(away * batch.nodes),
+        bytes_per_rank=fixed_bytes + held // ranks + PER_NODE * stats.num_nodes + working,
+        link_bytes=round(moved),
+        link_seconds=link_seconds,
+        epoch_seconds=compute + link_seconds,
+        overlapped_seconds=compute + link_seconds - steps * min(read / link.bytes_per_second, step),
+        single_seconds=cost.epoch_seconds,
+        assumes=str(link),
+        batch_nodes=round(batch.nodes),
+    )
+
+
+def task_part(task: Task, ranks: int) -> Task:
+    """``task`` with the seeds that a rank has of every batch."""
+    return task.with_values(batch=-(-task.batch // ranks))

@@ -390,6 +390,8 @@ class StackLoss:
         parts = [([tasks[index] for index in part.positions], part.split.train) for part in splits.parts]
         by_split = [objective_of_stack(some, graph, device, train) for some, train in parts]
         self.objectives = by_split or [self.objective]
+        shares = [graph.train_share(tasks[part.positions[0]].split or 0) for part in splits.parts]
+        self._shares = [torch.full((1,), share, device=device) for share in shares]
 
     def __call__(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows."""
@@ -398,7 +400,7 @@ class StackLoss:
 
         def of_split(number: int, part: Any) -> Tensor:
             rows = self._splits.parts[number].split.train
-            return self._by(self.objectives[number], part, replace(batch, rows=rows))
+            return self._by(self.objectives[number], part, replace(batch, rows=rows, share=self._shares[number]))
 
         return self._splits.compute(output, of_split)
 

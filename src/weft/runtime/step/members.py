@@ -25,7 +25,7 @@ from weft.core.wording import option
 from weft.graph.graph import Graph
 from weft.graph.sparse_features import SparseFeatures
 from weft.nn.epilogue import BatchNorm, Dropout, LayerNorm
-from weft.nn.pyg.convert import possible_swaps, restore, swap
+from weft.nn.pyg.convert import Swaps, possible_swaps, restore, swap
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.process import DTYPES, same_draws
 from weft.runtime.modules.build import as_written, build_model, copy_module, is_compiled
@@ -37,6 +37,7 @@ from weft.runtime.modules.settings import (
     check_edges,
     given_of_edges,
     model_errors,
+    parameters_of,
     unread_edges,
 )
 from weft.runtime.modules.state import (
@@ -263,7 +264,7 @@ class Members:
     ``initial``: weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch, which the stack takes over;
     ``findings``: what calls before training have shown; ``plain_output``: whether the model returns one tensor;
     ``rebuilds``: whether a copy would not follow its own weights, so that the module is built anew instead;
-    ``converted``: which of its layers of PyG are converted, None for built-in models and over ranks; ``made_dense``:
+    ``converted``: which of its layers of PyG are converted, None for built-in models; ``made_dense``:
     whether sparse features are, since the model does not take them; of stacks, ``alone``: a step and evaluation of one
     by itself, and ``alone_seconds``: the least that those took on a CPU.
     """
@@ -539,8 +540,9 @@ class Members:
 
     def _convert(self, models: Sequence[nn.Module], sparse: bool) -> None:
         """Convert layers of PyG in all modules; ``sparse``: features then stay so in a dry run, which tries nothing."""
-        inputs, requested = self.inputs, self.task.convert is True
-        if not self.is_users or self.task.convert is False or self.source.reduce.ranks > 1:
+        inputs, requested, ranks = self.inputs, self.task.convert is True, self.source.reduce.ranks
+        over_ranks = ranks > 1 and takes_edges(self.model)
+        if not self.is_users or (self.task.convert is False if ranks == 1 else not over_ranks):
             return
         sampled = inputs.device.type == "cuda" and not self.source.constant
         here = conversion_of(self.model, requested, sampled)
@@ -548,6 +550,8 @@ class Members:
             here = Converted(note="not converted: its layers get adj_t, and not edge_index" if requested else None)
         self.converted = here if inputs.converted is None else inputs.converted
         possible = possible_swaps(self.model, draws=requested)
+        if over_ranks:
+            self._check_all_converted(possible, ranks)
         for name, kind in self.converted.layers.items():
             if possible.layers.get(name) != kind:
                 why = possible.kept.get(name, f"there is {possible.layers.get(name, 'none')} now")
@@ -568,6 +572,24 @@ class Members:
         self.notes.extend([] if self.converted.note is None else [self.converted.note])
         if sparse and self.converted.layers:
             self.source = self.source_of(dense=self.made_dense)
+
+    def _check_all_converted(self, possible: Swaps, ranks: int) -> None:
+        """A :class:`SpecError` for a module that takes edge_index and has anything but converted layers of PyG.
+
+        Only those see the edges from nodes of other ranks.
+        """
+        assert self.converted is not None
+        style, attributed = call_style(self.model), self.inputs.graph.stats().edge_features is not None
+        reasons = ["it takes adj_t"] if style == "transposed" else []
+        reasons += ["convert=False"] if self.task.convert is False else list(possible.kept.values())
+        reasons += [] if self.converted.layers else [self.converted.note or "it has no layers of PyG"]
+        if attributed and (style == "data" or "edge_attr" in parameters_of(self.model)):
+            reasons = ["shards have no edge_attr"]
+        if reasons:
+            raise SpecError(
+                f"task {self.task.label!r}: model {self.task.model_name} takes edge_index and would miss the nodes of "
+                f"other ranks ({reasons[0]}); train it on one rank, not {ranks}, or write it over weft.nn layers"
+            )
 
     def _checked_layout(self, tasks: Sequence[Task], models: list[nn.Module]) -> Layout:
         decaying = next((task for task in tasks if task.weight_decay), tasks[0])

@@ -293,6 +293,8 @@ class Preflight:
         members, converted = self._members, self._members.converted
         if converted is None or not converted.layers or not members.sparse or members.made_dense:
             return
+        if members.source.reduce.ranks > 1:  # ranks might decide differently
+            return
         if not members.source.constant or not takes_edges(members.model):
             return
         if members.inputs.converted is not None:  # as the run did that is resumed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from weft.ops.sampling.paper_triton import (
 )
 from weft.ops.sampling.reference import make_clock, sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
-from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton, spread_lists
 
 NONE = SEEDS[:0]
 
@@ -199,3 +201,22 @@ def test_lists_on_the_device(dtype):
         here = torch.isin(SEEDS.long(), held).repeat_interleave(plain.indptr.diff().long())
         assert torch.equal(mine.trimmed().sources, plain.sources + shift * here)
         assert cached.read.tolist() == [SEEDS.numel(), int(torch.isin(SEEDS.long(), held).sum())]
+
+
+@pytest.mark.parametrize("cuts", [(0, 25, 60), (0, 25, 25, 40, 60), (0, 60, 60)])
+def test_lists_in_the_memory_of_several_ranks(cuts):
+    indptr, indices = random_csr()
+    bounds = indptr[list(cuts)].tolist()
+    held = [indices[low:high].clone() for low, high in pairwise(bounds)]
+    for parts in (held, [part.clone() for part in reversed(held)][::-1]):  # in any order of their addresses
+        lists = spread_lists(parts, bounds, indptr)
+        compactor = Compactor(60, torch.device("cpu"), block=8)
+        mine = sample_hops_triton(indptr, lists.indices, SEEDS, [5, 3], CLOCK, compactor, edges=True, cached=lists)
+        compactor = Compactor(60, torch.device("cpu"), block=8)
+        plain = sample_hops_triton(indptr, indices, SEEDS, [5, 3], CLOCK, compactor, edges=True)
+        for hop, expected in zip(mine, plain, strict=True):
+            edges, nodes = int(expected.indptr[-1]), int(expected.num_nodes)
+            assert torch.equal(hop.indptr, expected.indptr)
+            assert torch.equal(hop.indices[:edges], expected.indices[:edges])
+            assert torch.equal(hop.edges[:edges], expected.edges[:edges])
+            assert torch.equal(hop.nodes[:nodes], expected.nodes[:nodes])
