@@ -27,7 +27,6 @@ from weft.sched.admission import Policy, Tasks
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, MachineState, QueueDecision, QueuedTask, RunningGroup
 from weft.sched.simulator import SimulatedGroup, Simulation, TaskRun
-from weft.sched.task_queue import TaskQueue
 from weft.serve.options import ServeOptions
 from weft.serve.queue_db import ENDED, STATES, QueueDB, QueueError, QueueTask, Submission
 from weft.serve.state import queued_task
@@ -124,18 +123,6 @@ class Hold:
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
         """Everything waits."""
         return QueueDecision(rest="held until all tasks are planned")
-
-
-@dataclass(frozen=True)
-class Unfused:
-    """``policy``, to which no task may be fused with another."""
-
-    policy: Policy
-
-    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> QueueDecision:
-        """What ``policy`` decides about tasks that are not fused."""
-        alone = TaskQueue.of([replace(task, fusable=False) for task in tasks], running)
-        return self.policy.schedule(alone, running, machine)
 
 
 @dataclass(frozen=True)
@@ -286,11 +273,11 @@ class QueueServer:
 
     def run_arriving(self, name: str, arrivals: Sequence[Arrival], seconds: float, fuse: bool = True) -> QueueRun:
         """Submit each of ``arrivals`` at its second, in order, and run them by the policy called ``name``."""
-        policy, left = find_policy(name), deque(sorted(arrivals, key=lambda one: one.at))
+        left = deque(sorted(arrivals, key=lambda one: one.at))
         ids: dict[str, str] = {}  # of tasks, by label
         labels: dict[str, str] = {}
         errors, begin = self.supervisor.state.counters["memory_errors"], time.time()
-        self._decide_by(policy if fuse else Unfused(policy))
+        self._decide_by(find_policy(name, fuse))
         try:
             while left:
                 now, due = time.time() - begin, []
