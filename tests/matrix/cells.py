@@ -20,8 +20,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,10 @@ SECONDS = 120.0
 
 class Fault(AssertionError):
     """A cell that neither has the numbers of the plain run nor is refused in one sentence."""
+
+
+class EndedFirst(Exception):
+    """A task was done before its worker was killed: it needs more epochs."""
 
 
 @dataclass(frozen=True, order=True)
@@ -159,6 +163,10 @@ class Matrix:
             self._try(cell)
         except WeftError as error:
             return self._sentence(str(error))
+        except Fault:
+            raise
+        except Exception as error:
+            raise Fault(f"a traceback: {type(error).__name__}: {error}") from error
         return SAME
 
     def _sentence(self, text: str) -> str:
@@ -236,21 +244,28 @@ class Matrix:
         return self._server
 
     def _queue(self, cell: Cell) -> tuple[list[History], int]:
-        client, epochs = weft.Client(self.server.url), QUEUED_EPOCHS if cell.killed else EPOCHS
-        options = {"ranks": 2} if cell.place.startswith("2 ranks") else {}
+        if not cell.killed:
+            return self._queued(cell, EPOCHS), EPOCHS
+        for epochs in (QUEUED_EPOCHS, 4 * QUEUED_EPOCHS, 16 * QUEUED_EPOCHS):
+            with suppress(EndedFirst):
+                return self._queued(cell, epochs), epochs
+        raise Fault("it ended before its worker was killed")
+
+    def _queued(self, cell: Cell, epochs: int) -> list[History]:
+        client, options = weft.Client(self.server.url), {"ranks": 2} if cell.place.startswith("2 ranks") else {}
         names = [task["id"] for task in submit(client, work_of(cell, self.graph, epochs), options)]
         if cell.killed:
-            self._kill_worker(client, names)
+            self._kill_worker(names)
         tasks = self._ended(names)
         for task in tasks:
             if task.state != "done":
                 trained = any(event["kind"] == "progress" for event in self._events(task.id))
                 raise Fault(f"failed while it trained: {task.error}") if trained else WeftError(str(task.error))
         if cell.killed and max(task.attempts for task in tasks) < 2:
-            raise Fault("it ended before its worker was killed")
-        return [client.result(name)["history"] for name in names], epochs
+            raise EndedFirst
+        return [client.result(name)["history"] for name in names]
 
-    def _kill_worker(self, client: weft.Client, names: Sequence[str]) -> None:
+    def _kill_worker(self, names: Sequence[str]) -> None:
         """Kill the worker that trains one of ``names``, after its first checkpoint."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
@@ -258,11 +273,10 @@ class Matrix:
                 tasks = [queue.get(name) for name in names]
             if all(task.state in ENDED for task in tasks):
                 return
-            if any(event["kind"] == "checkpoint" for name in names for event in self._events(name)):
-                groups = [one for one in client.state()["workers"] if one["group"]]
-                for one in groups[:1]:
+            for task in tasks:
+                if task.worker and any(event["kind"] == "checkpoint" for event in self._events(task.id)):
                     with suppress(ProcessLookupError):
-                        os.kill(one["pid"], signal.SIGKILL)
+                        os.kill(int(task.worker.rpartition("/")[2]), signal.SIGKILL)  # it ends with the process's id
                         return
             time.sleep(0.01)
         raise Fault(f"no checkpoint within {SECONDS:.0f} s")
@@ -334,16 +348,6 @@ def submit(client: weft.Client, work: weft.Task | weft.Sweep, options: dict[str,
 
 
 # ---- Processes
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _in_a_process(target: Callable[..., None], *given: Any) -> str:

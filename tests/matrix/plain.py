@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import weft
 from tests.behaviour.plain_loop import seed_all
 from weft.batches import NeighbourSampler, SeedOrder
+from weft.batches.block import local_adjacency
 
 
 def first_weights(task: weft.Task, graph: weft.Graph) -> nn.Module:
@@ -46,13 +47,17 @@ def losses(task: weft.Task, graph: weft.Graph) -> list[float]:
 
 def batches(task: weft.Task, graph: weft.Graph, epoch: int) -> Any:
     """Features, edges as the model takes them, rows of the loss and their labels, per step of an epoch."""
-    by_edges = task.traits is None and task.model.endswith(":Pyg")
+    users, by_edges = task.traits is None, task.model.endswith(":Pyg")
     if not task.sampled:
         yield graph.x, graph.edge_index() if by_edges else graph.adj, graph.train, graph.y[graph.train]
         return
-    how = {"subgraph": True, "degrees": "sampled"} if by_edges else {"degrees": "full"}
+    how = {"subgraph": True, "degrees": "sampled"} if users else {"degrees": "full"}  # a user's module: one subgraph
     sampler = NeighbourSampler(graph, task.fanouts, seed=task.batch_seed, **how)
     for one in SeedOrder(graph.train, task.batch, task.batch_seed).epoch(epoch):
         batch = sampler.sample(one.seeds, one.epoch, one.batch)
         x, y = graph.x[batch.input_nodes.long()], graph.y[one.seeds.long()]
-        yield x, batch.edge_index if by_edges else batch.blocks, slice(0, y.numel()), y
+        if users:
+            edges = batch.edge_index if by_edges else local_adjacency(batch)
+        else:
+            edges = tuple(block.adjacency() for block in batch.blocks)
+        yield x, edges, slice(0, y.numel()), y

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tests.matrix.cells import CELLS, KINDS, MODES, PLACES, SAME, Cell, Fault, Matrix, recorded
@@ -23,8 +23,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
 MARKED = re.compile(r"<!-- matrix -->\n.*?<!-- end of the matrix -->", re.DOTALL)
 
 
-def try_cells(cells: Iterable[Cell]) -> dict[str, str]:
-    """The outcome of each, by cell; that of a fault begins with ``FAULT``."""
+def try_cells(cells: Iterable[Cell], keep: Callable[[str, str], None] = lambda *_: None) -> dict[str, str]:
+    """The outcome of each, by cell, which ``keep`` is given too; that of a fault begins with ``FAULT``."""
     found = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Matrix(Path(folder)) as matrix:
         for cell in cells:
@@ -33,6 +33,7 @@ def try_cells(cells: Iterable[Cell]) -> dict[str, str]:
                 found[str(cell)] = matrix.outcome(cell)
             except Fault as fault:
                 found[str(cell)] = f"FAULT: {fault}"
+            keep(str(cell), found[str(cell)])
             print(f"{time.monotonic() - begin:6.1f} s  {cell}: {found[str(cell)]}", flush=True)
     return found
 
@@ -64,6 +65,15 @@ def text_of(outcomes: Mapping[str, str]) -> str:
     return "\n".join(lines).strip()
 
 
+def keep(cell: str, outcome: str) -> None:
+    """Put an outcome on record; a cell with a fault has none."""
+    found = recorded(RECORD) if RECORD.exists() else {}
+    found.pop(cell, None)
+    found |= {} if outcome.startswith("FAULT") else {cell: outcome}
+    ordered = {str(one): found[str(one)] for one in CELLS if str(one) in found}
+    RECORD.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def written(document: str, outcomes: Mapping[str, str]) -> str:
     """``document`` with the table between its markers."""
     if not MARKED.search(document):
@@ -74,16 +84,16 @@ def written(document: str, outcomes: Mapping[str, str]) -> str:
 def main() -> None:
     """Try what was chosen, and write."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--try", nargs="*", default=[], dest="words", help="all, or words of the cells to try")
+    parser.add_argument("--try", nargs="*", default=[], dest="words", help="all, missing, or words of the cells to try")
     words = parser.parse_args().words
-    chosen = [cell for cell in CELLS if "all" in words or any(word in str(cell) for word in words)]
-    outcomes = recorded(RECORD) if RECORD.exists() else {}
-    if chosen:
-        outcomes |= try_cells(chosen)
-    faults = {cell: outcome for cell, outcome in outcomes.items() if outcome.startswith("FAULT")}
-    kept = {str(cell): outcomes[str(cell)] for cell in CELLS if str(cell) in outcomes.keys() - faults.keys()}
-    RECORD.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), kept), encoding="utf-8")
+    known = recorded(RECORD) if RECORD.exists() else {}
+    chosen = [
+        cell
+        for cell in CELLS
+        if "all" in words or ("missing" in words and str(cell) not in known) or any(word in str(cell) for word in words)
+    ]
+    faults = {cell: one for cell, one in try_cells(chosen, keep).items() if one.startswith("FAULT")}
+    DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), recorded(RECORD)), encoding="utf-8")
     if faults:
         sys.exit("\n".join(f"{cell}: {outcome}" for cell, outcome in faults.items()))
 
