@@ -222,7 +222,13 @@ class QueueServer:
                     worker.group = f"warm-{self._warmed}"
                     settings = {**left[worker.name].pop(0), "name": worker.group}
                     folder = self._folder / "warm" / worker.group
-                    worker.send("run", group=worker.group, tasks=[settings], out=str(folder), checkpoint_every=600.0)
+                    worker.send(
+                        "run",
+                        group=worker.group,
+                        tasks=[settings],
+                        out=str(folder),
+                        options={"checkpoint_every": 600.0},
+                    )
             time.sleep(0.005)
         try:
             self._until(lambda: not any(one.group for one in there()), WARM_GRACE, "to finish warming up")

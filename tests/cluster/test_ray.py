@@ -15,6 +15,7 @@ from tests.serve.serving import Queue
 from weft.cli.main import main
 from weft.cluster.ray import run_on_ray
 from weft.core.errors import SpecError
+from weft.serve.queue_db import Submission
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.rest, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -69,6 +70,36 @@ def test_the_command_shows_a_cluster_as_it_shows_one_machine(cluster, tmp_path, 
     assert "s: finished (4 finished); best settings hidden=" in err
     assert "best: hidden=" in out
     assert "{" not in out
+
+
+def test_ranks_of_one_node_have_the_numbers_of_a_run(cluster, tmp_path):
+    task, options = weft.Task("demo", model="gcn", hidden=8, epochs=20), weft.RunOptions(device="cpu", ranks=2)
+    events = []
+    found = run_on_ray(task, "ray", options=options, out=tmp_path / "run", on_event=events.append)
+    assert found.status == "finished"
+    assert found.history["loss"] == pytest.approx(weft.run(task, device="cpu").history["loss"], rel=2e-3, abs=2e-4)
+    assert len({event.data["node"] for event in events if "begins" in event.data.get("message", "")}) == 1
+    with pytest.raises(SpecError, match=f"ranks={CPUS + 1}: no node of the cluster has {CPUS + 1} CPUs"):
+        run_on_ray(task, "ray", options=weft.RunOptions(device="cpu", ranks=CPUS + 1), out=tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_sharded_task_of_a_queue_trains_on_one_node(cluster, tmp_path):
+    from weft.cluster.ray import device_names, nodes_of
+
+    work = Queue(tmp_path, devices=device_names(nodes_of(ray)), workers=1)
+    try:
+        task = {"graph": "demo", "model": "gcn", "hidden": 8, "epochs": 20}
+        [name] = [one.id for one in work.db.submit_many([Submission({"task": task, "options": {"ranks": 2}})])]
+        work.supervisor.wake()
+        [done] = work.wait([name], 150)
+        assert done.state == "done", done.error
+        [group] = [one for one in work.db.groups() if name in one.members]
+        assert f"2 ranks on {group.device}" in group.why
+        expected = weft.run(weft.Task(**task), device="cpu").history["loss"]
+        assert work.history(name)["loss"] == pytest.approx(expected, rel=2e-3, abs=2e-4)
+    finally:
+        work.close()
 
 
 def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):

@@ -74,6 +74,26 @@ def test_a_share_has_a_device_of_its_own_while_there_are_enough():
         needs(share, nodes[:1], "cpu")
 
 
+def test_ranks_take_the_devices_of_one_node():
+    share = Share("1", (), 1 << 30, PLAN)
+    gpus = [RayNode(name, 64 << 30, 4, "h200", cpus=32) for name in "ab"]
+    assert needs(share, gpus, "cuda", ranks=4) == {"num_cpus": 1, "num_gpus": 4}
+    with pytest.raises(SpecError, match="ranks=8: no node of the cluster has 8 GPUs, and ranks share one node"):
+        needs(share, gpus, "cuda", ranks=8)
+    nodes = [RayNode("a", 8 << 30, cpus=2), RayNode("b", 8 << 30, cpus=4)]
+    assert needs(share, nodes, "cpu", ranks=3) == {"num_cpus": 4, "memory": 3 << 30}
+    with pytest.raises(SpecError, match="ranks=5: no node of the cluster has 5 CPUs"):
+        needs(share, nodes, "cpu", ranks=5)
+    with pytest.raises(SpecError, match=r"takes 5\.00 GiB per rank; the largest node"):
+        needs(Share("1", (), 5 << 30, PLAN), nodes, "cpu", ranks=2)
+
+
+def test_a_share_over_ranks_is_as_large_as_one_rank():
+    report = weft.plan(weft.Task("shape:pubmed", model="gcn", hidden=512, epochs=3, mode="full"), machine="cpu")
+    [whole], [rank] = shares_of(report, 3), shares_of(report, 3, ranks=2)
+    assert 0 < rank.num_bytes < whole.num_bytes
+
+
 def test_addresses():
     for wrong in ("slurm", "ray://", "ray:/x"):
         with pytest.raises(SpecError, match="must be 'ray' or"):

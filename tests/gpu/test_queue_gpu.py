@@ -55,10 +55,21 @@ def test_ranks_share_the_gpu_and_go_on_after_one_of_them_is_killed(queue):
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
     [done] = queue.wait([task.id], 300.0)
-    assert (done.state, done.attempts) == ("done", 2), done.error
+    assert done.state == "done", done.error
+    assert done.attempts in (2, 3)  # under MPS a process that is killed may break the GPU for the others
     assert 0 < done.result["peak_bytes"] <= 1.15 * done.plan["bytes"]
     alone = weft.run(weft.Task(**settings), device="cuda:0", progress=False)
     assert queue.history(task.id)["loss"] == pytest.approx(alone.history["loss"], rel=1e-3, abs=1e-4)
+
+
+def test_structures_on_one_graph_share_a_group_and_have_the_numbers_they_have_alone(queue):
+    shape = {"graph": "shape:pubmed", "epochs": 20, "hidden": 16}
+    settings = [{**shape, "model": model} for model in ("gcn", "sage", "gin")]
+    names = queue.train_together(*settings, seconds=300.0)
+    assert set(queue.group_of(names[0]).members) == set(names)
+    for name, one in zip(names, settings, strict=True):
+        alone = weft.run(weft.Task(**one), device="cuda", progress=False)
+        assert queue.history(name)["val_loss"] == alone.history["val_loss"]
 
 
 def test_mps_runs_where_it_is_installed(queue):

@@ -55,6 +55,25 @@ class Queue:
         self.supervisor.wake()
         return [task.id for task in found]
 
+    def train_together(self, *settings, options=None, seconds: float = 90.0) -> list[str]:
+        """Queue tasks, each as a submission of its own, that all become ready at one time; their ids, once done."""
+        [gate] = self.submit({"epochs": 1, "hidden": 4, "seed": time.time_ns()})
+        self.db.pause(gate)
+        specs = [{"task": one, **({"options": options} if options else {})} for one in settings]
+        names = [self.db.submit(Submission(spec, after=(gate,))).id for spec in specs]
+        self.supervisor.wake()
+        self.until(lambda: all(self.db.get(name).state == "planned" for name in names), seconds)
+        self.db.resume(gate)
+        self.supervisor.wake()
+        done = self.wait(names, seconds)
+        assert [task.state for task in done] == ["done"] * len(names), [task.error for task in done]
+        return names
+
+    def group_of(self, name: str):
+        """The group that a task which is done was trained in."""
+        self.until(lambda: not self.db.groups("running"))
+        return next(group for group in self.db.groups("ended") if name in group.members)
+
     def wait(self, names, seconds: float = 90.0):
         """The tasks, once all have ended."""
         self.until(lambda: all(self.db.get(name).state in ENDED for name in names), seconds)

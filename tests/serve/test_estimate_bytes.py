@@ -12,7 +12,7 @@ from weft.engine.estimator import Estimator
 from weft.engine.graphs import Graphs
 from weft.engine.inference import one_epoch
 from weft.engine.machine import find_machine, load_calibration
-from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.grouping.groups import plan_as_one_group, plan_with_first
 from weft.sched.device_plan import GroupDraft
 from weft.sched.interference import Interference
 from weft.sched.queue_state import QueuedTask
@@ -58,10 +58,11 @@ def bounded(task, estimator):
 
 def set_aside(tasks, estimator, estimate):
     """Bytes of a group before the safety margin, as the default policy counts them."""
-    draft = GroupDraft(1.0, Interference())
+    draft, common = GroupDraft(1.0, Interference()), estimator.machine.context_bytes
     for task in tasks:
         size, shared = estimate(task, estimator)
-        draft.add(QueuedTask(task.label, size, 1.0, shared_bytes=shared, join_key="k"))
+        more = {"join_key": "k", "structure": join_key(task), "common_bytes": min(common, shared)}
+        draft.add(QueuedTask(task.label, size, 1.0, shared_bytes=shared, **more))
     return draft.footprint(0.0).bytes
 
 
@@ -79,6 +80,21 @@ def test_a_fused_group_has_what_its_dry_run_finds(group, machine):
         assert aside >= needed, f"{estimate.__name__}: {aside / needed:.3f} of it"
         if known.device == "cuda":  # the context is there once
             assert aside < needed + 0.5 * len(tasks) * known.context_bytes
+
+
+@pytest.mark.parametrize("machine", ["h200", "a100-80g", "v100-32g"])
+def test_a_group_of_several_structures_has_what_its_dry_run_finds(machine):
+    estimator = estimator_of(machine)
+    known = estimator.machine
+    models = ["gcn", "gcn", "sage", "gin", "gat"]
+    tasks = [weft.Task(graph="demo", model=model, hidden=16, layers=2 + (place == 1), epochs=20, name=f"t{place}")
+             for place, model in enumerate(models)]  # fmt: skip
+    plan = plan_with_first(tasks, estimator.stats(tasks[0]), known.device, machine=known)
+    assert (plan.join, len(plan.stack_members)) == ("concurrent", 5)
+    needed = estimator.together(tasks, plan).cost.total_bytes
+    for estimate in (predicted, bounded):
+        aside = set_aside(tasks, estimator, estimate)
+        assert aside >= needed, f"{estimate.__name__}: {aside / needed:.3f} of it"
 
 
 @pytest.mark.parametrize("machine", MACHINES)

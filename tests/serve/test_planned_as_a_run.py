@@ -14,7 +14,7 @@ from tests.serve.test_supervisor import same
 from weft.core.run_options import RunOptions
 from weft.serve.queue_db import Submission
 
-WIDE = {"graph": "shape:cora", "model": "gcn", "hidden": 256, "layers": 2, "epochs": 3}
+WIDE = {"graph": "shape:pubmed", "model": "gin", "hidden": 256, "layers": 4, "epochs": 2}
 SAMPLED = {"graph": "demo", "model": "sage", "hidden": 8, "epochs": 4, "mode": "sampled", "batch": 64, "fanout": [4, 4]}
 
 
@@ -43,8 +43,9 @@ def test_the_budget_of_a_server_samples_what_that_of_a_run_samples(server, tmp_p
     plain = weft.run(weft.Task(**WIDE), budget=whole_bytes() - 1, device="cpu", progress=False)
     assert plain.plan.mode == "sampled"
     spec = tmp_path / "wide.toml"
-    lines = [f"{key} = {json.dumps(value)}" for key, value in WIDE.items()]
-    spec.write_text("\n".join(lines))
+    model = {"name": WIDE["model"], "hidden": WIDE["hidden"], "layers": WIDE["layers"]}
+    lines = [f"graph = {json.dumps(WIDE['graph'])}", "[model]", *(f"{k} = {json.dumps(v)}" for k, v in model.items())]
+    spec.write_text("\n".join([*lines, "[train]", f"epochs = {WIDE['epochs']}"]))
     name = shell(server, "submit", str(spec), "--wait").split()[0]
     client = weft.Client(server.url)
     assert same(client.result(name)["history"], plain.history)
@@ -72,7 +73,7 @@ def test_a_task_samples_within_a_budget_of_its_own(tmp_path):
 
 def test_what_does_not_fit_sampled_either_is_refused_with_what_it_needs(server):
     client = weft.Client(server.url)
-    [task] = client.submit(weft.Task(**{**WIDE, "hidden": 4096}))
+    [task] = client.submit(weft.Task(**{**WIDE, "hidden": 512}))
     [ended] = client.wait([task])
     assert ended["state"] == "failed"
     assert "needs" in ended["error"]
@@ -98,35 +99,13 @@ def test_a_server_that_starts_again_with_less_plans_anew(tmp_path):
 # ---- groups ---------------------------------------------------------------------------------------------------
 
 
-def group_of(queue, name):
-    queue.until(lambda: not queue.db.groups("running"))
-    return next(group for group in queue.db.groups("ended") if name in group.members)
-
-
-def hold(queue, *settings, options=None):
-    """Queue tasks while the only worker is busy, each as a submission of its own; their ids."""
-    [busy] = queue.submit({**TASK, "epochs": 1_000_000})
-    queue.until(lambda: queue.db.get(busy).state == "running")
-    names = []
-    for one in settings:
-        spec = {"task": one, **({"options": options} if options else {})}
-        names += [task.id for task in queue.db.submit_many([Submission(spec)])]
-    queue.supervisor.wake()
-    queue.until(lambda: all(queue.db.get(name).state == "planned" for name in names))
-    queue.db.cancel(busy)
-    queue.supervisor.wake()
-    done = queue.wait(names)
-    assert [task.state for task in done] == ["done"] * len(names), [task.error for task in done]
-    return names
-
-
 @pytest.mark.long
 def test_two_structures_on_a_graph_share_a_group_and_have_their_own_numbers(tmp_path):
     """Woven as asked, on a CPU: there stacks of different structure share a group by no other way."""
     settings = [{**TASK, "layers": layers, "hidden": 8, "seed": layers} for layers in (2, 3)]
     with opened(tmp_path) as queue:
-        names = hold(queue, *settings, {**settings[0], "seed": 9}, options={"weave": True})
-        assert set(group_of(queue, names[0]).members) == set(names)
+        names = queue.train_together(*settings, {**settings[0], "seed": 9}, options={"weave": True})
+        assert set(queue.group_of(names[0]).members) == set(names)
         result = json.loads((queue.options.runs / queue.db.get(names[0]).result["folder"] / "result.json").read_text())
         assert result["plan"]["join"] == "woven"
         for name, one in zip(names, settings, strict=False):
@@ -141,16 +120,16 @@ def test_structures_that_are_too_different_are_trained_one_after_another(tmp_pat
     report = weft.plan(tasks, machine="cpu", options=RunOptions(weave=True))
     assert len(report.groups) == 2
     with opened(tmp_path) as queue:
-        names = hold(queue, *settings, options={"weave": True})
-        assert [len(group_of(queue, name).members) for name in names] == [1, 1]
+        names = queue.train_together(*settings, options={"weave": True})
+        assert [len(queue.group_of(name).members) for name in names] == [1, 1]
 
 
 def test_sampled_tasks_with_one_sampling_share_batches_across_submissions(tmp_path):
     settings = [{**SAMPLED, "seed": seed} for seed in range(3)]
     with opened(tmp_path) as queue:
-        names = hold(queue, *settings, {**SAMPLED, "batch": 32})
-        assert set(group_of(queue, names[0]).members) == set(names[:3])
-        assert group_of(queue, names[3]).members == (names[3],)
+        names = queue.train_together(*settings, {**SAMPLED, "batch": 32})
+        assert set(queue.group_of(names[0]).members) == set(names[:3])
+        assert queue.group_of(names[3]).members == (names[3],)
         together = weft.run([weft.Task(**one, name=name) for name, one in zip(names, settings, strict=False)],
                             device="cpu", progress=False)  # fmt: skip
         for result in together:
@@ -159,12 +138,12 @@ def test_sampled_tasks_with_one_sampling_share_batches_across_submissions(tmp_pa
 
 def test_a_server_may_train_every_task_by_itself(tmp_path):
     with opened(tmp_path, fuse=False) as queue:
-        names = hold(queue, *({**TASK, "seed": seed} for seed in range(3)))
-        assert [group_of(queue, name).members for name in names] == [(name,) for name in names]
+        names = queue.train_together(*({**TASK, "seed": seed} for seed in range(3)))
+        assert [queue.group_of(name).members for name in names] == [(name,) for name in names]
 
 
 @pytest.mark.parametrize("policy", ["lmcf", "bmc", "base", "sequential", "mps"])
 def test_other_policies_fuse_where_asked(tmp_path, policy):
     with opened(tmp_path, fuse=True, policy=policy) as queue:
-        names = hold(queue, *({**TASK, "seed": seed} for seed in range(3)))
-        assert set(group_of(queue, names[0]).members) == set(names)
+        names = queue.train_together(*({**TASK, "seed": seed} for seed in range(3)))
+        assert set(queue.group_of(names[0]).members) == set(names)

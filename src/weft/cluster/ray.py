@@ -236,7 +236,7 @@ def needs(share: Share, nodes: list[RayNode], device: str, shares: int = 1, rank
     task as many threads as it reserved. Raises SpecError if no node has as much.
     """
     takes = f"share {share.key} takes {show_bytes(share.num_bytes)}{' per rank' if ranks > 1 else ''}"
-    if max(node.gpus if device.startswith("cuda") else node.cpus for node in nodes) < ranks:
+    if max(node.gpus if device.startswith("cuda") else node.cpus for node in nodes) < ranks > 1:
         kind = "GPUs" if device.startswith("cuda") else "CPUs"
         raise SpecError(f"ranks={ranks}: no node of the cluster has {ranks} {kind}, and ranks share one node")
     if device.startswith("cuda"):

@@ -20,7 +20,8 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
     ``KB``, ``MB``, ``GB``, ``TB`` are powers of 1000; ``KiB`` ... and the bare letters are powers of 1024.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        amount = float(value) if abs(value) < MOST_BYTES or not math.isfinite(value) else MOST_BYTES
+        too_long = isinstance(value, int) and value.bit_length() > 1000  # for a float
+        amount = MOST_BYTES if too_long else float(value)
     else:
         found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
         if found is None:

@@ -124,7 +124,7 @@ def _fault_of(decision: QueueDecision, queue: TaskQueue, running: Sequence[Runni
             return f"starts {start.members[0]!r} of {ranks} ranks on {', '.join(start.places)}"
     devices = {device.name: device for device in machine.devices}
     used = Counter[str]()
-    for places in (each.places for each in (*running, *decision.start)):
+    for places in [*(group.places for group in running), *(start.places for start in decision.start)]:
         for name, count in Counter(places).items():
             used[name] += devices[name].workers_for(count) if name in devices else 1
     crowded = next((name for name, count in used.items() if name not in devices or count > devices[name].workers), None)

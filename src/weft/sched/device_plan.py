@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from weft.core.units import show_bytes
 from weft.sched.admission import needed_bytes
@@ -58,8 +59,13 @@ class Footprint:
         """What so many ranks take on ``device``, if this is what one takes."""
         if count == 1:
             return self
-        demands = {"demand": count * self.demand, "summed_demand": count * self.summed_demand}
-        return replace(self, bytes=count * self.bytes, workers=device.workers_for(count), **demands)
+        return replace(
+            self,
+            bytes=count * self.bytes,
+            demand=count * self.demand,
+            summed_demand=count * self.summed_demand,
+            workers=device.workers_for(count),
+        )
 
     @property
     def load(self) -> DeviceLoad:
@@ -298,6 +304,7 @@ class GroupDraft:
 
 JOIN_AT_LEAST = 8  # a group takes that many members if there are so many: a task of a stack costs the same from 8 on
 MAX_MEMBERS = 256  # of a group
+MOST_UNEQUAL = 4.0  # times as long: results of a group come when its last member ends
 
 
 def join_alike(
@@ -305,18 +312,15 @@ def join_alike(
 ) -> None:
     """Add queued tasks that can be fused with the first member, until one is not accepted.
 
-    Those of its structure first, shortest first; not those that are ``gone``.
+    Those of its structure first, shortest first, then others that take about as long; not those that are ``gone``.
     """
     first = draft.members[0]
     if not first.joinable:
         return
-
-    def candidates() -> Iterator[QueuedTask]:
-        for same in (True, False):
-            alike = (queue[name] for name in queue.by_join[first.join_key] if name not in gone and name != first.id)
-            yield from (task for task in alike if (task.structure == first.structure) == same)
-
-    for task in candidates():
+    low, high = first.seconds / MOST_UNEQUAL, first.seconds * MOST_UNEQUAL
+    alike = [queue[name] for name in queue.by_join[first.join_key] if name not in gone and name != first.id]
+    others = (task for task in alike if task.structure != first.structure and low <= task.seconds <= high)
+    for task in chain((task for task in alike if task.structure == first.structure), others):
         if task.kind != first.kind or not accepts(draft.with_one_more(task, now)):
             break
         draft.add(task)

@@ -27,7 +27,7 @@ from weft.engine.estimator import NONE, Estimator
 from weft.engine.graphs import Graphs, GraphStore
 from weft.engine.inference import one_epoch
 from weft.engine.machine import find_machine, load_calibration, machine_with
-from weft.engine.memory import base_bytes
+from weft.engine.memory import KERNELS, PROCESS
 from weft.engine.plan import report_on, shard_groups
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.cost.rule import rates_of, work
@@ -152,7 +152,7 @@ def over_ranks(report: PlanReport, task: Task, options: RunOptions, devices: int
             replace(options, ranks=ranks).check_tasks([task])
             one = shard_groups(whole, ranks)[0]
             size, seconds, known = one.bytes_per_rank, one.epoch_seconds, True
-        size += base_bytes() + cost.bytes.get("graph", 0) + cost.bytes.get("input", 0) if on_cpu else 0
+        size += PROCESS + KERNELS + cost.bytes.get("graph", 0) + cost.bytes.get("input", 0) if on_cpu else 0
         if not known or (not given and size > report.budget):
             continue
         why = f"{show_bytes(size)} on the device of each of {ranks} ranks"

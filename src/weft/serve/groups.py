@@ -425,7 +425,7 @@ class Groups:
             chosen = [task for task in chosen if task.id in plan.members]
             draft = GroupDraft(SAFETY_THRESHOLD, Interference())
             for task in chosen:
-                draft.add(queued_task(task, start.start_seconds))
+                draft.add(queued_task(task, start.start_seconds, self._pool.share_of(start.device)))
             group = draft.footprint(time.time())
             start = replace(start, bytes=group.bytes, seconds=group.seconds, utilisation=min(group.demand, 1.0))
             self._state.dirty = True
