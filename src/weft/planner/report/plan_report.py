@@ -239,7 +239,7 @@ def group_plan(
         return replace(alone, members=(tasks[0].label,), tasks=tuple(tasks), graph=stats.fingerprint())
     made = plan_with_first(tasks, stats, alone.device, machine, weave=options.weave)
     compiled, _ = whether_to_compile(options.compile, None, 0, made.device, made.join)
-    divided = {"division": alone.division, "phases": alone.phases} if len(made.stack_members) == 1 else {}
+    stacked = len(made.stack_members) == 1
     return replace(
         made,
         tasks=tuple(task for task in tasks if task.label in made.members),
@@ -247,7 +247,8 @@ def group_plan(
         cost={"total_bytes": total_bytes},
         compiled=compiled and alone.mode == "full",
         placement=alone.placement,
-        **divided,
+        division=alone.division if stacked else None,
+        phases=alone.phases if stacked else {},
     )
 
 
