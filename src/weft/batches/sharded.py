@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.batches.block import Block
-from weft.batches.sampled import DeviceSeeds
+from weft.batches.block import Block, PaddedAdjacency
+from weft.batches.sampled import DeviceBatch, DeviceSeeds, Fetched
 from weft.batches.sampler import (
     Hop,
     SeedOrder,
     TritonHops,
     gcn_degrees,
-    hop_sizes,
     is_plain,
     torch_hops,
-    trimmed,
 )
 from weft.batches.source import Batch, FullGraph, SourceRequest
 from weft.core.errors import InputError, SpecError
 from weft.core.settings import Hop as Fanout
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
-from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph, SpreadGraph
+from weft.dist.sharded_adjacency import ShardedAdjacency, ShardGraph
 from weft.dist.spread import Spread
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
@@ -55,8 +52,9 @@ class Shard(FullGraph):
 # are summed over ranks. A node's draws depend on the node and the batch alone, so every seed has the neighbourhood that
 # it has on one rank, and the sum of the gradients is that of the whole batch.
 #
-# On a GPU the next batch is sampled and read on a stream of its own while the current one trains, and while its
-# gradients are summed: no rank waits for another to make a batch.
+# On a GPU batches are padded, made and trained on by CUDA graphs, and the next one is sampled and read while one trains
+# and its gradients are summed: no rank waits for another to make a batch. Where that cannot be (edges with weights,
+# self loops, modules of a user's own, fan-outs of -1) batches have their true sizes, one after another.
 #
 # Shapes: N nodes, n own nodes, S seeds of this rank's part of a batch, M nodes of it, F features.
 
@@ -73,22 +71,6 @@ class ShardedSampling:
     def __call__(self, request: SourceRequest) -> ShardedSampled:
         """The source of a stack."""
         return ShardedSampled(request, self)
-
-
-@dataclass(frozen=True)
-class PartOfBatch:
-    """This rank's ``seeds [S]`` of a batch of ``whole`` seeds, and on a GPU what is on its way for them.
-
-    ``hops`` and features ``x`` are padded; ``sizes`` are the true ones, on the host once ``ready``.
-    """
-
-    seeds: Tensor
-    clock: Tensor
-    whole: int
-    hops: Sequence[DeviceHop] = ()
-    x: Tensor | None = None
-    sizes: Tensor | None = None
-    ready: Any = None
 
 
 class ShardedSampled(Shard):
@@ -108,37 +90,33 @@ class ShardedSampled(Shard):
         if not all(isinstance(fanout, int) for fanout in sampling.fanout):
             raise SpecError("fan-outs per relation are sampled on one rank; over ranks give one number per hop")
         self._shard, self._ranks, self._sampling, self._device = graph, sampling.ranks, sampling, graph.device
-        self._own_x = request.x
+        self._own_x, self._padding = request.x, request.padding and graph.adj.weight is None
         train = torch.cat(self._ranks.gather_objects(graph.train.cpu() + graph.first_row)).to(self._device)
         self._order = SeedOrder(train, sampling.batch, sampling.seed)
         self._seeds = DeviceSeeds(self._order, sampling.seed, self._device)
         self.steps_per_epoch = len(self._order)
 
     @cached_property
-    def _data(self) -> SpreadGraph:
-        return self._shard.spread
-
-    @cached_property
     def _x(self) -> Spread:
         """The features as the model takes them."""
-        spread, x = self._data.x, self._own_x
+        spread, x = self._shard.spread.x, self._own_x
         if spread is not None and x is spread.here:
             return spread
-        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._data.bounds, self._ranks)
+        return Spread(x if isinstance(x, Tensor) else x.to_dense(), self._shard.spread.bounds, self._ranks)
 
     @cached_property
     def _degrees(self) -> tuple[Tensor, Tensor]:
         """``(D^-1/2 [N], degree [N])`` of all nodes."""
         assert isinstance(self._shard.adj, ShardedAdjacency)
         rows = self._shard.adj.forward
-        own = Adjacency(rows.indptr, rows.columns, self._data.bounds[-1], weight=rows.weight)
+        own = Adjacency(rows.indptr, rows.columns, self._shard.spread.bounds[-1], weight=rows.weight)
         scale = torch.cat(self._ranks.gather_objects(gcn_degrees(own, rows.low)[0].cpu()))
-        return scale.to(self._device), self._data.indptr.diff().long()
+        return scale.to(self._device), self._shard.spread.indptr.diff().long()
 
     @cached_property
     def _hops(self) -> TritonHops | None:
         """The sampler of a GPU that reaches the edges of all ranks; None: hop by hop in torch."""
-        data = self._data
+        data = self._shard.spread
         if not (data.columns.in_reach and self._x.in_reach and is_plain(self._sampling.fanout)):
             return None
         edges = data.weight is not None or data.relation is not None
@@ -146,57 +124,65 @@ class ShardedSampled(Shard):
         return TritonHops(data.indptr, lists.indices, self._device, edges=edges, cached=lists)
 
     @cached_property
-    def _stream(self) -> Any:
-        return torch.cuda.Stream(self._device)
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether batches are padded, and the next one is made while one trains; the same on all ranks."""
+        assert isinstance(self._shard.adj, ShardedAdjacency)
+        rows, seeds = self._shard.adj.forward, self._order.seeds.numel()
+        smallest = min(self._order.batch_size, seeds % self._order.batch_size or seeds)
+        padded = self._padding and self._hops is not None and smallest >= self._ranks.ranks and self._degrees
+        return all(self._ranks.gather_objects(padded and not bool((rows.rows() == rows.columns).any())))
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """This rank's parts of the batches of ``epoch`` from ``first`` on; the next one is begun before one is used."""
-        begun: PartOfBatch | None = None
-        for number in range(first, self.steps_per_epoch):
-            following = self._begin(epoch, number)
-            if begun is not None:
-                yield self._finished(begun)
-            begun = following
-        if begun is not None:
-            yield self._finished(begun)
+        """This rank's parts of the batches of ``epoch`` from ``first`` on."""
+        yield from (self._part(epoch, number) for number in range(first, self.steps_per_epoch))
 
-    def _begin(self, epoch: int, number: int) -> PartOfBatch:
-        if self._hops is None:
-            return self._part(epoch, number)
-        # Memory of a batch that has been trained on is used again here: not before that training is over.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            part = self._part(epoch, number)
-            hops = self._hops.padded(part.seeds, self._sampling.fanout, part.clock)
-            sizes = hop_sizes(hops).to("cpu", non_blocking=True)
-            x = self._x.rows(hops[-1].nodes, hops[-1].num_nodes)
-            return replace(part, hops=hops, x=x, sizes=sizes, ready=self._stream.record_event())
-
-    def _part(self, epoch: int, number: int) -> PartOfBatch:
+    def _part(self, epoch: int, number: int) -> Batch:
         seeds, clock = self._seeds.of(epoch, number)
         whole, rank, ranks = seeds.numel(), self._ranks.rank, self._ranks.ranks
-        return PartOfBatch(seeds[whole * rank // ranks : whole * (rank + 1) // ranks], clock, whole)
-
-    def _finished(self, part: PartOfBatch) -> Batch:
-        seeds, data = part.seeds, self._data
-        if part.sizes is None:
-            sample = partial(sample_torch, data.indptr, data.columns)
-            hops = torch_hops(sample, seeds, self._sampling.fanout, part.clock, "all")
-            x = self._x[hops[-1].nodes]
-        else:
-            part.ready.synchronize()
-            torch.cuda.current_stream(self._device).wait_event(part.ready)
-            hops = [trimmed(hop, *sizes) for hop, sizes in zip(part.hops, part.sizes.tolist(), strict=True)]
-            assert part.x is not None
-            x = part.x[: hops[-1].nodes.numel()]
-        blocks = tuple(self._block(hop) for hop in reversed(hops))
-        rows = torch.arange(seeds.numel(), device=self._device)
-        shares = (seeds.numel() / part.whole, part.whole / self._order.seeds.numel())
+        seeds = seeds[whole * rank // ranks : whole * (rank + 1) // ranks]
+        shares = (seeds.numel() / whole, whole / self._order.seeds.numel())
         share, of_epoch = (torch.full((1,), number, device=self._device) for number in shares)
-        return Batch(x, blocks, data.y[seeds], rows, share, of_epoch=of_epoch)
+        rows = torch.arange(seeds.numel(), device=self._device)
+        part = Batch(self.batch.x, (), seeds, rows, share, of_epoch=of_epoch)
+        if not self.overlaps:
+            return self._sampled(seeds, clock, part)
+        varies, how = ("seeds", "clock", "share", "of_epoch"), {"fetch": self._fetch, "build": self._build}
+        given = {**vars(part), "shape": ("part", seeds.numel()), "varies": varies, **how}
+        return DeviceBatch(**given, seeds=seeds, clock=clock)
+
+    def _sampled(self, seeds: Tensor, clock: Tensor, part: Batch) -> Batch:
+        """The part of a batch in its true size."""
+        data = self._shard.spread
+        hops_of = self._hops or partial(torch_hops, partial(sample_torch, data.indptr, data.columns))
+        hops = hops_of(seeds, self._sampling.fanout, clock, "all")
+        blocks = tuple(self._block(hop) for hop in reversed(hops))
+        return replace(part, x=self._x[hops[-1].nodes], blocks=blocks, y=data.y[seeds])
+
+    def _fetch(self, batch: DeviceBatch, buffer: int) -> Fetched:
+        """Sample and read; nothing of it is read back by the host, and a CUDA graph has memory of its own for it."""
+        assert self._hops is not None
+        hops = self._hops.padded(batch.seeds, self._sampling.fanout, batch.clock)
+        return Fetched(tuple(hops), self._x.rows(hops[-1].nodes, hops[-1].num_nodes), self._shard.spread.y[batch.seeds])
+
+    def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
+        blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
+        return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share, of_epoch=batch.of_epoch)
+
+    def _padded(self, hop: DeviceHop) -> Adjacency:
+        data = self._shard.spread
+
+        def full() -> tuple[Tensor, Tensor]:
+            nodes = hop.nodes.clamp(0, data.bounds[-1] - 1).long()  # beyond the existing ones they hold anything
+            scale, degree = self._degrees
+            return scale[nodes], degree[nodes[: hop.indptr.numel() - 1]]
+
+        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=full)
+        if data.relation is None:
+            return block
+        return block.related(data.relation.rows(hop.edges, hop.indptr[-1:]), self._graph.num_relations)
 
     def _block(self, hop: Hop) -> Adjacency:
-        nodes, data = hop.nodes.long(), self._data
+        nodes, data = hop.nodes.long(), self._shard.spread
         values = {"weight": data.weight, "relation": data.relation}
         picked = {name: None if spread is None else spread[hop.edges] for name, spread in values.items()}
         scale, degree = self._degrees

@@ -180,10 +180,6 @@ class Estimator:
             self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
 
-    def as_planned(self, tasks: Sequence[Task], plan: Plan) -> Estimate:
-        """The estimate of ``tasks`` with all that ``plan`` says, also if a group of one would run otherwise."""
-        return self._estimate(self._captured(tasks, plan), tasks, plan)
-
     def alike(self, task: Task, tasks: int, placement: DataPlacement | None = None) -> Estimate:
         """The estimate of ``tasks`` tasks like ``task`` as one stack, computed from the step of two."""
         key = ("alike", self._key(task, placement or self.placement(task)), tasks)

@@ -38,7 +38,7 @@ from weft.engine.machine import basis_of, environment
 from weft.engine.memory import give_back_heap, memory_cap, memory_taken, move_in, move_out, watch_memory
 from weft.engine.process_state import FreeThreads, LoadSample, group_state, start_device
 from weft.engine.result import Result, model_code
-from weft.engine.run_planner import RunPlanner, check_here, check_same_groups, other_weights
+from weft.engine.run_planner import Progress, RunPlanner, check_here, check_same_groups, other_weights
 from weft.engine.session import Save, Session, members_of
 from weft.graph.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
@@ -241,8 +241,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
                 with clear_errors(tasks, self._device):
-                    if self._options.ranks == 1:  # the kernels of ranks are compiled by their launches
-                        self._planner.warm(tasks, plan, report_compiling)
+                    self._warm(tasks, plan, report_compiling)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
@@ -267,6 +266,10 @@ class Job:
             finally:
                 group.close()
         return []
+
+    def _warm(self, tasks: list[Task], plan: Plan, progress: Progress) -> None:
+        """Compile the kernels of a group."""
+        self._planner.warm(tasks, plan, progress)
 
     @contextmanager
     def _forms_of(self, graph: Graph) -> Iterator[None]:

@@ -271,9 +271,8 @@ def shard_groups(
         if group.plan.mode == "sampled":
             tasks = tuple(in_mode(task, "sampled") for task in tasks)
             parts = [task_part(task, ranks) for task in tasks]
-            eager = replace(group.plan, replay=False, compiled=False, placement=None, division=None, tasks=())
-            part = estimator.as_planned(parts, eager).cost
-            stats = estimator.stats(tasks[0])
+            of_rank = replace(group.plan, compiled=False, placement=None, division=None, tasks=())
+            part, stats = estimator.together(parts, of_rank).cost, estimator.stats(tasks[0])
             estimates.append(estimate_sampled_sharding(tasks, group.cost, part, stats, ranks, link, **counted))
             continue
         effect = None if effects is None else effects[index]

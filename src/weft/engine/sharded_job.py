@@ -194,15 +194,19 @@ class ShardedJob(Job):
         return list(groups)
 
     def _over_ranks(self, plan: Plan) -> Plan:
-        """The plan with one step after the other, uncaptured: ranks meet at barriers on the host inside of a step."""
-        count = self._ranks.ranks
-        why = f"{count} ranks with about as many edges each; steps run eagerly, since ranks wait for each other in them"
+        """The plan with one step after the other; ranks meet on the host inside of a step over the whole graph.
+
+        In sampled training they meet after a step has its gradients, which may be captured.
+        """
+        count, sampled = self._ranks.ranks, plan.mode == "sampled"
+        why = f"{count} ranks with about as many edges each; "
+        why += "gradients are summed" if sampled else "steps run eagerly, since ranks wait for each other in them"
         kept = tuple(reason for reason in plan.why if "ranks with about" not in reason)
         join = "stacked" if plan.join in ("concurrent", "in turn", "woven") else plan.join
         return replace(
             plan,
             join=join,
-            replay=False,
+            replay=plan.replay and sampled,
             compiled=False,
             row_order="by_length",
             threads=None,
@@ -218,6 +222,13 @@ class ShardedJob(Job):
         return self._ranks.share(found) if self._resuming else None
 
     # ---- training ------------------------------------------------------------------------------------
+
+    def _warm(self, tasks: list[Task], plan: Plan, progress: Any) -> None:
+        """Rank 0 compiles those of sampled steps for all; other kernels are compiled by their launches."""
+        if tasks[0].sampled:
+            if self._ranks.rank == 0:
+                super()._warm(tasks, plan, progress)
+            self._ranks.share(None)
 
     def train(self, resume: bool) -> list[Result]:
         """See :meth:`Job.train`. Memory of peers is open no longer than that: they may end before this rank."""
@@ -236,7 +247,8 @@ class ShardedJob(Job):
             shard = ShardGraph(graph, split_by_edges(graph.adj.indptr.cpu().numpy(), ranks.ranks).bounds, ranks)
             self._shards, adj = {key: shard}, shard.adj
             assert isinstance(adj, ShardedAdjacency)
-            if is_worth_tuning(adj, shard.stats().num_edges):
+            # Of sampled training only evaluations aggregate over ranks.
+            if not tasks[0].sampled and is_worth_tuning(adj, shard.stats().num_edges):
                 self._events.note(choose_launch(adj, tasks, ranks, machine_of(self._device)))
         shard = self._shards[key]
         if tasks[0].sampled:

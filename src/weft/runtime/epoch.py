@@ -28,6 +28,7 @@ NOT_CAPTURED = "{} eagerly: it could not be captured as a CUDA graph ({})"
 BUFFERS = 2  # of batches: one is trained on while the other is filled
 
 RunStack = Callable[[Stack, Callable[[], None]], None]
+OwnGradients = Sequence[tuple[Tensor, Tensor]]  # of every stack, on one of several ranks; none on one rank
 
 
 @dataclass
@@ -39,6 +40,7 @@ class BatchSlot:
     fetched: Any = None
     fetch: Replay | None = None
     train: Replay | None = None
+    own: OwnGradients = ()
 
 
 class OverlappedSteps:
@@ -54,18 +56,21 @@ class OverlappedSteps:
     trained on. Training and each buffer's fetching have memory pools of their own. The result is that of one step
     after another: a batch depends on its seeds and clock alone, and training on batches in their order.
 
-    ``step(batch)`` trains on a built batch and writes ``changed``; ``counters`` are written by fetching.
+    ``step(batch)`` trains on a built batch and writes ``changed``; ``counters`` are written by fetching. Over ranks it
+    computes gradients, which ``finish`` sums and updates by, outside of any CUDA graph.
     """
 
     def __init__(
         self,
-        step: Callable[[Batch], None],
+        step: Callable[[Batch], OwnGradients],
+        finish: Callable[[Batch, OwnGradients], None],
         changed: list[Tensor],
         counters: list[Tensor],
         device: torch.device,
         notes: list[str],
     ) -> None:
-        self._step, self._changed, self._counters, self._device = step, changed, counters, device
+        self._step, self._finish = step, finish
+        self._changed, self._counters, self._device = changed, counters, device
         self._stream = streams_of(device).fetching
         self._stream.wait_stream(torch.cuda.current_stream(device))  # graph and features may still be on their way
         self._full = [torch.cuda.Event() for _ in range(BUFFERS)]
@@ -132,7 +137,9 @@ class OverlappedSteps:
         if slot.train is None:
             # Kernels of training go before those of fetching, which wait for PCIe most of the time.
             # What is fetched eagerly is elsewhere every time, so it is also trained on eagerly.
-            step = partial(lambda slot: self._step(slot.batch.built(slot.fetched)), slot)
+            def step(slot: BatchSlot = slot) -> None:
+                slot.own = self._step(slot.batch.built(slot.fetched))
+
             slot.train = Replay(step, self._changed, record=False, stream=streams_of(self._device).urgent)
             if slot.fetch is not None and slot.fetch.recorded:
                 alike = [self._slots.get((slot.batch.shape, buffer)) for buffer in range(BUFFERS)]
@@ -140,6 +147,7 @@ class OverlappedSteps:
                 self._trainings.add(slot.train, warm=not warm)
             self._notes += [NOT_CAPTURED.format("the step runs", reason) for reason in self._trainings.reasons]
         slot.train()
+        self._finish(slot.batch, slot.own)
         self._trained[slot.buffer].record(stream)
 
 
@@ -174,9 +182,8 @@ class SteppedEpoch:
         if not self._record or not self.source.overlaps:
             return iter(batches)
         if self._overlapped is None:
-            self._overlapped = OverlappedSteps(
-                self._train_stacks, self._changed(), self.source.counters(), self.stacks[0].device, self._notes
-            )
+            counters, device = self.source.counters(), self.stacks[0].device
+            self._overlapped = OverlappedSteps(self._step, self._finish, self._changed(), counters, device, self._notes)
         return self._overlapped.fetch_ahead(batches)
 
     def _changed(self) -> list[Tensor]:
@@ -211,8 +218,22 @@ class SteppedEpoch:
         self._train_stacks(batch.prepared())
 
     def _train_stacks(self, batch: Batch) -> None:
+        self._finish(batch, self._step(batch))
+
+    def _step(self, batch: Batch) -> OwnGradients:
+        """A step of every stack; over ranks the gradients of this one alone."""
+        own: list[tuple[Tensor, Tensor]] = []
         for stack in self.stacks:
-            self._run_stack(stack, partial(stack.train_on, batch))
+            if self.source.reduce.ranks == 1:
+                self._run_stack(stack, partial(stack.train_on, batch))
+            else:
+                self._run_stack(stack, partial(lambda stack: own.append(stack.own_gradients(batch)), stack))
+        return own
+
+    def _finish(self, batch: Batch, own: OwnGradients) -> None:
+        """Sum gradients over ranks, and update; nothing on one rank."""
+        for stack, gradients in zip(self.stacks, own, strict=False):
+            self._run_stack(stack, partial(stack.train_on, batch, gradients))
 
 
 # ---- Stacks of users' modules that train slower than their members one after another, found by timing their steps.

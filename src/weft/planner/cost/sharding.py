@@ -15,7 +15,7 @@ Bytes: values per node and edge are divided by G, weights and optimizer state ar
 
 Sampled training has as many steps as on one device, each with 1/G of the batch's seeds on a rank:
 
-- a rank's step takes what a step with so many seeds takes on one device, launched kernel by kernel;
+- a rank's step takes what a step with so many seeds takes on one device, captured as there;
 - of the features and edges that its part of a batch reads, 1 - 1/G come over the link, while the batch before trains;
 - gradients are summed after every step: two barriers;
 - an evaluation is that of the whole graph: compute divided by G, and one exchange per layer;

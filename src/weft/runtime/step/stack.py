@@ -207,9 +207,12 @@ class Stack:
         """One epoch of a constant source: train, and record the outcome with an evaluation or without."""
         self.record(self.train_step(self.source.example()), evaluated)
 
-    def train_on(self, batch: Batch) -> None:
-        """One of several steps of an epoch: train, and count the step and its part of the epoch's loss."""
-        losses = self.train_step(batch)
+    def train_on(self, batch: Batch, own: tuple[Tensor, Tensor] | None = None) -> None:
+        """One of several steps of an epoch: train, and count the step and its part of the epoch's loss.
+
+        ``own``: what :meth:`own_gradients` gave, if they are there already.
+        """
+        losses = self.train_step(batch, own)
         self.state.epoch_loss.add_(losses * (batch.share if batch.of_epoch is None else batch.of_epoch))
         self.state.steps.add_(1)
 
@@ -219,9 +222,12 @@ class Stack:
         self.state.epoch_loss.zero_()
         self.record(losses, evaluated, steps=0)
 
-    def train_step(self, batch: Batch) -> Tensor:
+    def train_step(self, batch: Batch, own: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
-        losses, grad = (self.gradients if self.compiled is None else self.compiled[0])(self.state.flat, batch)
+        if own is not None:
+            losses, grad = self._summed(*own)
+        else:
+            losses, grad = (self.gradients if self.compiled is None else self.compiled[0])(self.state.flat, batch)
         before, self._without = self._without, self.forward.without_gradient
         if self._without != before and self._torch_optimizer is None:
             self._use_torchs().take_over(self.state, before)
@@ -275,7 +281,13 @@ class Stack:
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
-        losses, gradients = self.forward.gradients(flat, batch, self._loss, self._ones)
+        return self._summed(*self.forward.gradients(flat, batch, self._loss, self._ones))
+
+    def own_gradients(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses and gradients at the current weights, of this rank's rows alone: no rank waits for another."""
+        return self.forward.gradients(self.state.flat, batch, self._loss, self._ones)
+
+    def _summed(self, losses: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
         if self.source.reduce.ranks == 1:
             return losses, gradients
         summed = self.source.reduce.sum(torch.cat([losses[:, None], gradients], 1))  # over ranks, in one collective
